@@ -1,0 +1,37 @@
+# The two commands: `make demo` and `make test`. Both set everything up in .venv first.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+WORKERS ?= 2
+
+.PHONY: demo test test-zoo lint coverage figures setup clean
+
+demo: setup
+	$(BIN)/hope demo
+
+test: setup
+	$(BIN)/python -m pytest -n $(WORKERS)
+
+test-zoo: setup
+	$(BIN)/python -m pytest -n $(WORKERS) -m zoo
+
+lint: setup
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+coverage: setup
+	$(BIN)/python -m benchmarks.coverage
+
+setup: $(VENV)/.done
+
+# torch first, alone and exact: asked for by range it would bring gigabytes of CUDA along
+$(VENV)/.done: pyproject.toml constraints.txt
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --upgrade pip setuptools wheel -c constraints.txt
+	$(BIN)/python -m pip install --quiet -c constraints.txt torch==2.13.0
+	$(BIN)/python -m pip install --quiet -c constraints.txt --no-build-isolation -e '.[dev,torchvision,timm,transformers,onnx]'
+	touch $@
+
+clean:
+	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis

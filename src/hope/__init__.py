@@ -1,0 +1,35 @@
+"""HOPE: read a trained network as neurons and make it smaller, without data, without fine-tuning and without knobs."""
+
+from hope._version import __version__
+from hope.anatomy.anatomy import Anatomy
+from hope.errors import (
+    CheckpointMismatch,
+    DamagedFolder,
+    HopeError,
+    InvalidAction,
+    InvalidExample,
+    UnsupportedModel,
+)
+from hope.inspection import inspect
+from hope.surgery.actions import Evict, Merge, Prune
+from hope.surgery.operate import cut
+from hope.surgery.store import load
+from hope.surgery.store import save_run as save
+
+__all__ = [
+    "Anatomy",
+    "CheckpointMismatch",
+    "DamagedFolder",
+    "Evict",
+    "HopeError",
+    "InvalidAction",
+    "InvalidExample",
+    "Merge",
+    "Prune",
+    "UnsupportedModel",
+    "__version__",
+    "cut",
+    "inspect",
+    "load",
+    "save",
+]

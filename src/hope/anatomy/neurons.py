@@ -1,0 +1,338 @@
+"""From followed channels to neuron layers, streams, and what is left alone."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from math import prod
+
+import numpy as np
+
+from hope.anatomy.flow import Flow, Step
+from hope.anatomy.labels import Ids, Shape
+
+
+@dataclass(frozen=True, eq=False)
+class Slice:
+    """The places that neurons own along one dimension of one parameter or buffer.
+
+    Attributes:
+        tensor: name in the model's `state_dict` (or of a non-persistent buffer).
+        dim: the dimension to cut.
+        role: "out" (a filter), "in" (outgoing weights, the consumers' side) or "along" (BN numbers, biases,
+            depthwise filters, gates: whatever goes with the neuron).
+        index: (neurons, places) positions; row n is what neuron n owns.
+    """
+
+    tensor: str
+    dim: int
+    role: str
+    index: Ids
+
+
+@dataclass(frozen=True)
+class Consumer:
+    """A weight that reads a layer's neurons, and what is done to their signal on the way.
+
+    Attributes:
+        weight: name of the reading weight.
+        path: channel-wise steps from the filter to this weight, in order.
+    """
+
+    weight: str
+    path: tuple[Step, ...]
+
+    @property
+    def module(self) -> str:
+        return self.weight.rpartition(".")[0] or self.weight
+
+    def last(self, kind: str) -> Step | None:
+        """The last step of a kind on the way, e.g. the BN whose output this consumer sees."""
+        return next((step for step in reversed(self.path) if step.kind == kind), None)
+
+    @property
+    def activation(self) -> str:
+        """The kind of the last activation behind the last BN, "identity" if there is none."""
+        kinds = [step.kind for step in self.path]
+        start = len(kinds) - 1 - kinds[::-1].index("bn") if "bn" in kinds else 0
+        names = [step.name for step in self.path[start:] if step.kind == "activation"]
+        return names[-1] if names else "identity"
+
+
+@dataclass(frozen=True, eq=False)
+class NeuronLayer:
+    """A layer whose neurons can be removed one by one.
+
+    Attributes:
+        name: the producer's module path (or weight name for a bare parameter).
+        weight: the producer's weight.
+        neurons: how many there are.
+        channels: how many channels of the producer one neuron has (more than 1 where a grouped convolution ties them).
+        fan_in, fan_out: incoming and outgoing weights of one neuron.
+        release: parameters that removing one neuron releases, in the network as it is.
+        consumers: who reads the neurons, and through what.
+        slices: everything that is cut when neurons go.
+        also: further modules whose outputs go with the neurons (depthwise convolutions, gates).
+        block: the residual block whose branch it lies in, if any.
+    """
+
+    name: str
+    weight: str
+    neurons: int
+    channels: int
+    fan_in: int
+    fan_out: int
+    release: int
+    consumers: tuple[Consumer, ...]
+    slices: tuple[Slice, ...]
+    also: tuple[str, ...]
+    block: str | None = None
+
+    @cached_property
+    def bn(self) -> str | None:
+        """The BN whose output the consumers see: its module path; None if they see none, or not all the same."""
+        found = {step.name if step else None for step in (consumer.last("bn") for consumer in self.consumers)}
+        return found.pop() if len(found) == 1 else None
+
+    @cached_property
+    def activation(self) -> str:
+        """The activation's kind ("relu", "silu", …, "identity"), or "several" if the consumers differ."""
+        found = {consumer.activation for consumer in self.consumers}
+        return found.pop() if len(found) == 1 else "several"
+
+
+@dataclass(frozen=True, eq=False)
+class Stream:
+    """Channels that several producers write into by adds: they can only go together. Not compressed yet.
+
+    Attributes:
+        name: its first writer's module path.
+        channels: how many separate channels it has.
+        writers, readers: module paths, in order of execution.
+        slices: everything that would be cut.
+    """
+
+    name: str
+    channels: int
+    writers: tuple[str, ...]
+    readers: tuple[str, ...]
+    slices: tuple[Slice, ...]
+
+
+@dataclass(frozen=True)
+class Skipped:
+    """Something that is left alone, and why.
+
+    Attributes:
+        name: module path.
+        outputs: its output channels.
+        reason: in words.
+        kind: "layer", "block" or "parameter".
+    """
+
+    name: str
+    outputs: int
+    reason: str
+    kind: str = "layer"
+
+
+@dataclass(frozen=True)
+class Reading:
+    """What the channels of a network turned out to be."""
+
+    layers: tuple[NeuronLayer, ...]
+    streams: tuple[Stream, ...]
+    skipped: tuple[Skipped, ...]
+
+
+def module_of(weight: str) -> str:
+    """The module that holds a parameter; the parameter's own name if it stands in the model itself."""
+    owner, _, attribute = weight.rpartition(".")
+    return owner if owner and attribute in ("weight", "bias") else weight
+
+
+def read(flow: Flow, parameters: Iterable[str], shared: Mapping[str, tuple[str, ...]]) -> Reading:
+    """Group the resolved ids into layers, streams and what is left alone.
+
+    Args:
+        flow: the followed graphs.
+        parameters: the names that count as parameters (the others are buffers).
+        shared: parameter -> all the names it goes by, for those with several.
+    """
+    counted = frozenset(parameters)
+    for tensor, dim in list(flow.ids):
+        if tensor in shared:
+            flow.pin(flow.ids[tensor, dim], f"its weight is shared by {' and '.join(shared[tensor])}")
+        elif flow.uses[tensor] > 1:
+            flow.pin(
+                flow.ids[tensor, dim],
+                f"{tensor} is used {flow.uses[tensor]} times in one pass (a shared module)",
+            )
+    root = flow.ties.resolve()
+    why: dict[int, str] = {}
+    for ids, reason in flow.pins:
+        for unit in np.unique(root[ids]).tolist():
+            why.setdefault(unit, reason)
+    added: dict[int, str] = {}
+    for ids, what in flow.added:
+        for unit in np.unique(root[ids]).tolist():
+            added.setdefault(unit, what)
+
+    writers = [key for key, role in flow.roles.items() if role == "out"]
+    writers.sort(key=lambda key: flow.order[key[0]])
+    places: dict[tuple[str, int], Ids] = {key: root[ids] for key, ids in flow.ids.items()}
+    homes: dict[int, list[tuple[str, int]]] = {}  # unit -> the dimensions it has places in
+    for key, units in places.items():
+        for unit in np.unique(units).tolist():
+            homes.setdefault(unit, []).append(key)
+    layers: list[NeuronLayer] = []
+    streams: list[Stream] = []
+    skipped: list[Skipped] = []
+    for group in _connected(writers, places):
+        units = np.unique(np.concatenate([places[key] for key in group]))
+        names = tuple(module_of(tensor) for tensor, _ in group)
+        touched = list(dict.fromkeys(key for unit in units.tolist() for key in homes[unit]))
+        reason = next((why[unit] for unit in units.tolist() if unit in why), None)
+        tie = next((added[unit] for unit in units.tolist() if unit in added), None)
+        readers = [key for key in touched if flow.roles.get(key) == "in"]
+        single = all(len(places[key]) == 1 for key in group)
+        if tie is not None and len(group) > 1:
+            streams.append(_stream(flow, group, touched, places, units))
+            reason = reason or f"a stream: {tie} ties it to {_others(names)}; streams are not compressed yet"
+        elif single:
+            reason = "it has a single neuron"
+        elif reason is None and not readers:
+            reason = "no weights read it"
+        elif reason is None and len(units) == 1:
+            reason = "its channels can only go all at once"
+        if reason is None:
+            slices = _slices(flow, touched, places, units)
+            if slices is None:
+                reason = "its neurons are not alike: they own different numbers of places in the weights that read them"
+            else:
+                layers.append(_layer(flow, group, slices, len(units), counted))
+        if reason is not None:
+            skipped += [Skipped(module_of(t), flow.shapes[t][d], reason) for t, d in group]
+    for (tensor, dim), role in flow.roles.items():
+        if role == "through" and not any(s.tensor == tensor for layer in layers for s in layer.slices):
+            unit_reasons = [why[unit] for unit in places[tensor, dim].tolist() if unit in why]
+            reason = (
+                unit_reasons[0]
+                if unit_reasons
+                else "it goes with the channels it is grouped over, which stay"
+            )
+            skipped.append(Skipped(module_of(tensor), flow.shapes[tensor][dim], reason))
+    return Reading(tuple(layers), tuple(streams), tuple(skipped))
+
+
+def _others(names: tuple[str, ...]) -> str:
+    shown = ", ".join(names[:3])
+    return f"{shown} and {len(names) - 3} more" if len(names) > 3 else shown
+
+
+def _connected(
+    writers: list[tuple[str, int]], places: Mapping[tuple[str, int], Ids]
+) -> list[list[tuple[str, int]]]:
+    """Writers that share a unit belong together; groups in order of their first writer."""
+    group_of_unit: dict[int, int] = {}
+    groups: list[list[tuple[str, int]]] = []
+    for key in writers:
+        met = sorted({group_of_unit[u] for u in np.unique(places[key]).tolist() if u in group_of_unit})
+        target = met[0] if met else len(groups)
+        if not met:
+            groups.append([])
+        for other in met[1:]:
+            groups[target] += groups[other]
+            groups[other] = []
+            group_of_unit = {unit: target if g == other else g for unit, g in group_of_unit.items()}
+        groups[target].append(key)
+        group_of_unit.update(dict.fromkeys(np.unique(places[key]).tolist(), target))
+    position = {key: i for i, key in enumerate(writers)}
+    return [sorted(group, key=position.__getitem__) for group in groups if group]
+
+
+def _slices(
+    flow: Flow, touched: list[tuple[str, int]], places: Mapping[tuple[str, int], Ids], units: Ids
+) -> tuple[Slice, ...] | None:
+    """For every touched dimension, which places each unit owns; None if units own different numbers of places."""
+    slices = []
+    for tensor, dim in touched:
+        owner = places[tensor, dim]
+        where = np.flatnonzero(np.isin(owner, units))
+        rank = np.searchsorted(units, owner[where])
+        counts = np.bincount(rank, minlength=len(units))
+        if (counts != counts[0]).any():
+            return None
+        index = where[np.argsort(rank, kind="stable")].reshape(len(units), -1)
+        role = flow.roles.get((tensor, dim), "along")
+        slices.append(Slice(tensor, dim, "along" if role == "through" else role, index))
+    return tuple(slices)
+
+
+def _layer(
+    flow: Flow,
+    group: list[tuple[str, int]],
+    slices: tuple[Slice, ...],
+    neurons: int,
+    parameters: frozenset[str],
+) -> NeuronLayer:
+    weight, dim = group[0]
+    own = next(s for s in slices if s.tensor == weight and s.dim == dim)
+    order = np.argsort(own.index[:, 0], kind="stable")
+    slices = tuple(Slice(s.tensor, s.dim, s.role, s.index[order]) for s in slices)
+    sizes = {
+        s: s.index.shape[1] * prod(flow.shapes[s.tensor]) // flow.shapes[s.tensor][s.dim] for s in slices
+    }
+    consumers = tuple(
+        Consumer(s.tensor, flow.reads.get(s.tensor, {}).get(weight, ()))
+        for s in sorted((s for s in slices if s.role == "in"), key=lambda s: flow.order[s.tensor])
+    )
+    along = [
+        s.tensor
+        for s in slices
+        if (s.role == "along" and (s.tensor, s.dim) in flow.roles) or (s.role == "out" and s.tensor != weight)
+    ]
+    return NeuronLayer(
+        name=module_of(weight),
+        weight=weight,
+        neurons=neurons,
+        channels=own.index.shape[1],
+        fan_in=sizes[next(s for s in slices if s.tensor == weight and s.dim == dim)],
+        fan_out=sum(sizes[s] for s in slices if s.role == "in"),
+        release=_release(flow.shapes, slices, parameters),
+        consumers=consumers,
+        slices=slices,
+        also=tuple(dict.fromkeys(module_of(t) for t in along)),
+    )
+
+
+def _release(shapes: Mapping[str, Shape], slices: tuple[Slice, ...], parameters: frozenset[str]) -> int:
+    """Parameters that vanish with one neuron; a weight cut along two dimensions loses a row and a column, not twice their crossing."""
+    kept: dict[str, list[int]] = {}
+    for s in slices:
+        if s.tensor in parameters:
+            kept.setdefault(s.tensor, list(shapes[s.tensor]))[s.dim] -= s.index.shape[1]
+    return sum(prod(shapes[tensor]) - prod(shape) for tensor, shape in kept.items())
+
+
+def _stream(
+    flow: Flow,
+    group: list[tuple[str, int]],
+    touched: list[tuple[str, int]],
+    places: Mapping[tuple[str, int], Ids],
+    units: Ids,
+) -> Stream:
+    readers = sorted(
+        (key for key in touched if flow.roles.get(key) == "in"), key=lambda key: flow.order[key[0]]
+    )
+    slices = []
+    for tensor, dim in touched:
+        owner = places[tensor, dim]
+        where = np.flatnonzero(np.isin(owner, units))
+        role = flow.roles.get((tensor, dim), "along")
+        slices.append(Slice(tensor, dim, "along" if role == "through" else role, where.reshape(-1, 1)))
+    writers = tuple(module_of(tensor) for tensor, _ in group)
+    return Stream(
+        writers[0], len(units), writers, tuple(dict.fromkeys(module_of(t) for t, _ in readers)), tuple(slices)
+    )

@@ -1,0 +1,38 @@
+"""The errors a user can meet. Each message names the thing, the place and the way out, in one line."""
+
+from __future__ import annotations
+
+
+class HopeError(Exception):
+    """Base of every error this package raises on purpose."""
+
+
+class InvalidExample(HopeError, ValueError):
+    """The example input is missing or the model cannot run on it."""
+
+
+class UnsupportedModel(HopeError):
+    """The model cannot be read: it does not export, or its parameters cannot be cut."""
+
+
+class InvalidAction(HopeError, ValueError):
+    """An action names a neuron or block that is not there, or cannot be done as asked."""
+
+
+class CheckpointMismatch(HopeError):
+    """A saved folder and a model do not belong together."""
+
+
+class DamagedFolder(HopeError):
+    """A saved folder is incomplete, altered, or not one of ours."""
+
+
+def first_line(error: BaseException, limit: int = 200) -> str:
+    """The first line of an error's text, for quoting inside a one-line message.
+
+    >>> first_line(ValueError("shapes differ\\nlong explanation"))
+    'shapes differ'
+    """
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    text = lines[0] if lines else type(error).__name__
+    return text if len(text) <= limit else text[: limit - 1] + "…"

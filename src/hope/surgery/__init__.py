@@ -1,0 +1,1 @@
+"""Apply decisions to a copy of the model: real, smaller modules. Nothing here chooses."""

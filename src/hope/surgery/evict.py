@@ -1,0 +1,84 @@
+"""Take a block's branch out of the modules, leaving its skip and, on request, a bias per channel."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from hope.anatomy.blocks import Block, Replace, Silence
+
+
+class Skip(nn.Module):
+    """What is left of an evicted block: its skip, a bias if one was asked for, and the activation behind the add.
+
+    The children keep the names they had in the block, so that their weights keep their names in the `state_dict`.
+    """
+
+    def __init__(self, block: nn.Module, way: Replace, bias: Tensor | None) -> None:
+        super().__init__()
+        self._skip = way.skip
+        self._after = () if way.positive and bias is None else way.after
+        children = dict(block.named_children())
+        for name in (*self._skip, *self._after):
+            child = children[name] if name in children else getattr(nn, name)()
+            if name in self._after and getattr(child, "inplace", False):
+                child.inplace = False  # without an add in front, it would overwrite the block's input
+            self.add_module(name, child)
+        self.bias = nn.Parameter(bias) if bias is not None else None
+        self.train(block.training)
+
+    def forward(self, x: Tensor, *_: Any, **__: Any) -> Tensor:
+        for name in self._skip:
+            x = self.get_submodule(name)(x)
+        if self.bias is not None:
+            x = x + self.bias
+        for name in self._after:
+            x = self.get_submodule(name)(x)
+        return x
+
+
+class Silenced(nn.Module):
+    """Stands for a module of an evicted branch: hands on a single zero instead of computing anything.
+
+    Args:
+        full: keep the input's shape, for code that adds to it in place.
+        returns: 0 to return a tensor, n to return a tuple of n things, the first of them the tensor.
+        bias: what the branch leaves behind, shaped to broadcast; only on the last module of a branch.
+    """
+
+    def __init__(self, *, full: bool, returns: int, bias: Tensor | None) -> None:
+        super().__init__()
+        self.full = full
+        self.returns = returns
+        self.bias = nn.Parameter(bias) if bias is not None else None
+
+    def forward(self, x: Tensor, *_: Any, **__: Any) -> Any:
+        out = torch.zeros_like(x) if self.full else x.new_zeros((1,) * x.ndim)
+        if self.bias is not None:
+            out = out + self.bias
+        return (out, *[None] * (self.returns - 1)) if self.returns else out
+
+    def extra_repr(self) -> str:
+        return "evicted"
+
+
+def apply(model: nn.Module, block: Block, bias: tuple[float, ...] | None) -> None:
+    """Evict a block in place."""
+    way = block.way
+    shaped = None
+    if bias is not None:
+        like = next(model.parameters())
+        shape = [1] * block.ndim
+        shape[block.channel_dim] = len(bias)
+        shaped = torch.tensor(bias, dtype=like.dtype, device=like.device).reshape(shape)
+    if isinstance(way, Replace):
+        model.set_submodule(way.module, Skip(model.get_submodule(way.module), way, shaped))
+        return
+    assert isinstance(way, Silence)
+    returns = way.returns or (0,) * len(way.modules)
+    for module, count in zip(way.modules, returns, strict=True):
+        last = module == way.modules[-1]
+        silenced = Silenced(full=way.full, returns=count, bias=shaped if last else None)
+        model.set_submodule(module, silenced.train(model.get_submodule(module).training))

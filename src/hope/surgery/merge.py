@@ -1,0 +1,136 @@
+"""Replace two neurons by a parent: linear recipes on live weights."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from hope.anatomy.neurons import NeuronLayer
+from hope.errors import InvalidAction
+from hope.surgery.actions import Merge
+from hope.surgery.slice import get, owner
+
+
+def check(action: Merge, layer: NeuronLayer, model: nn.Module) -> None:
+    """Refuse merges that no parent could stand for."""
+    where = f"layer {layer.name}: neurons {action.keep} and {action.drop} cannot be merged"
+    if layer.also or layer.channels != 1:
+        raise InvalidAction(
+            f"{where}: {', '.join(layer.also) or 'several channels'} would need merging too; prune one instead"
+        )
+    norms = {
+        step.name for consumer in layer.consumers for step in consumer.path if step.kind in ("bn", "norm")
+    }
+    if len(norms) > 1 or any(step.kind == "norm" for consumer in layer.consumers for step in consumer.path):
+        raise InvalidAction(
+            f"{where}: its consumers see it through {len(norms)} normalisations; prune one instead"
+        )
+    if layer.bn is not None:
+        _, norm = owner(model, layer.bn + ".weight")[0], model.get_submodule(layer.bn)
+        if getattr(norm, "weight", None) is None or getattr(norm, "running_var", None) is None:
+            raise InvalidAction(
+                f"{where}: {layer.bn} has no scale or no running statistics to write the parent into"
+            )
+        if action.spread is None or action.spread < 0:
+            raise InvalidAction(
+                f"{where}: spread must be given and not negative where a BN follows ({layer.bn})"
+            )
+    for part in layer.slices:
+        if part.role == "along" and "prelu" in {step.name for c in layer.consumers for step in c.path}:
+            module, _ = owner(model, part.tensor)
+            slopes = get(model, part.tensor)
+            if isinstance(module, nn.PReLU) and slopes[action.keep] != slopes[action.drop]:
+                raise InvalidAction(f"{where}: their slopes in {part.tensor} differ")
+
+
+@torch.no_grad()
+def apply(model: nn.Module, layer: NeuronLayer, action: Merge) -> None:
+    """Write the parent into the place of `keep`, in place. `drop` is left for the slicing to remove."""
+    check(action, layer, model)
+    i, j = action.keep, action.drop
+    own = next(part for part in layer.slices if part.role == "out")
+    weight = get(model, own.tensor)
+    at = [int(own.index[n, 0]) for n in (i, j)]
+    rows = [weight.select(own.dim, place).double() for place in at]
+    module, attribute = owner(model, own.tensor)
+    bias = getattr(module, "bias", None) if attribute == "weight" else None
+    shifts = [
+        bias[place].double() if isinstance(bias, Tensor) else weight.new_zeros((), dtype=torch.float64)
+        for place in at
+    ]
+    if layer.bn is None:
+        _write(weight, own.dim, at[0], _mix(action.rows, rows))
+        shift = _mix(action.rows, shifts)
+        if isinstance(bias, Tensor):
+            bias[at[0]] = shift.to(bias.dtype)
+    else:
+        _through_bn(
+            model.get_submodule(layer.bn),
+            action,
+            rows,
+            shifts,
+            [int(_bn_places(layer)[n]) for n in (i, j)],
+            weight,
+            own.dim,
+            at[0],
+        )
+        if isinstance(bias, Tensor):
+            bias[at[0]] = 0
+    for part in layer.slices:
+        if part.role == "in":
+            tensor = get(model, part.tensor)
+            outs = [
+                tensor.index_select(part.dim, torch.from_numpy(part.index[n]).to(tensor.device)).double()
+                for n in (i, j)
+            ]
+            tensor.index_copy_(
+                part.dim,
+                torch.from_numpy(part.index[i]).to(tensor.device),
+                _mix(action.outs, outs).to(tensor.dtype),
+            )
+
+
+def _bn_places(layer: NeuronLayer) -> Tensor:
+    part = next(part for part in layer.slices if part.tensor == f"{layer.bn}.running_var")
+    return torch.from_numpy(part.index[:, 0])
+
+
+def _through_bn(
+    bn: nn.Module,
+    action: Merge,
+    rows: list[Tensor],
+    shifts: list[Tensor],
+    places: list[int],
+    weight: Tensor,
+    dim: int,
+    at: int,
+) -> None:
+    """The parent's filter and BN numbers: w_raw = w_eff, σ² = s², γ = √(s² + ε), μ = β − b."""
+    assert (
+        isinstance(bn, nn.modules.batchnorm._BatchNorm)
+        and bn.running_mean is not None
+        and bn.running_var is not None
+    )
+    gain = [bn.weight[p].double() / torch.sqrt(bn.running_var[p].double() + bn.eps) for p in places]
+    means = [bn.bias[p].double() for p in places]
+    effective = [g * row for g, row in zip(gain, rows, strict=True)]
+    offsets = [
+        b - g * (bn.running_mean[p].double() - s)
+        for b, g, p, s in zip(means, gain, places, shifts, strict=True)
+    ]
+    beta, b = _mix(action.rows, means), _mix(action.rows, offsets)
+    spread = float(action.spread or 0.0)
+    _write(weight, dim, at, _mix(action.rows, effective))
+    p = places[0]
+    bn.running_var[p] = spread**2
+    bn.weight[p] = (spread**2 + bn.eps) ** 0.5
+    bn.bias[p] = beta.to(bn.bias.dtype)
+    bn.running_mean[p] = (beta - b).to(bn.running_mean.dtype)
+
+
+def _mix(recipe: tuple[float, float], both: list[Tensor]) -> Tensor:
+    return recipe[0] * both[0] + recipe[1] * both[1]
+
+
+def _write(tensor: Tensor, dim: int, place: int, value: Tensor) -> None:
+    tensor.select(dim, place).copy_(value.to(tensor.dtype))

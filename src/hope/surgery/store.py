@@ -1,0 +1,208 @@
+"""Save a cut network as data and load it again: a JSON plan and safetensors, no code, no pickle.
+
+A folder holds `trajectory.json` (what was done, to what, and the anatomy it refers to) and `weights-….safetensors` (the result). The
+JSON names the weights by their hash and carries a hash of itself; it is written last, so a folder is either as it was or complete.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save
+from torch import Tensor, nn
+
+from hope.anatomy.anatomy import Anatomy
+from hope.anatomy.plain import from_plain, to_plain
+from hope.errors import CheckpointMismatch, DamagedFolder, InvalidAction
+from hope.surgery.actions import Action, from_json, to_json
+from hope.surgery.operate import cut, duplicate, operate
+
+FORMAT = "hope-run"
+VERSION = 1
+PLAN = "trajectory.json"
+
+
+def fingerprint(model: nn.Module) -> str:
+    """A hash of a checkpoint: names, shapes, types and contents of everything in its `state_dict`."""
+    digest = hashlib.sha256()
+    for name, tensor in sorted(_state(model).items()):
+        digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}\n".encode())
+        digest.update(tensor.flatten().view(torch.uint8).numpy() if tensor.numel() else b"")
+    return digest.hexdigest()
+
+
+def _state(model: nn.Module) -> dict[str, Tensor]:
+    """The state dict's tensors on the CPU, contiguous."""
+    return {
+        name: value.detach().cpu().contiguous()
+        for name, value in model.state_dict().items()
+        if isinstance(value, Tensor)
+    }
+
+
+def save_run(
+    folder: str | os.PathLike[str], model: nn.Module, anatomy: Anatomy, actions: Sequence[Action]
+) -> Path:
+    """Carry out actions on a copy of a model and save the result.
+
+    Args:
+        folder: where to; made if it is not there. An earlier run in it is replaced, and stays whole until then.
+        model: the original, uncut model.
+        anatomy: what `hope.inspect` returned for it.
+        actions: what to do, in order.
+
+    Returns:
+        The folder.
+
+    Example:
+        >>> import tempfile, torch, hope
+        >>> net = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.ReLU(), torch.nn.Linear(8, 2))
+        >>> anatomy = hope.inspect(net, torch.zeros(1, 4))
+        >>> folder = hope.save(tempfile.mkdtemp(), net, anatomy, [hope.Prune("0", [5, 6, 7])])
+        >>> fresh = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.ReLU(), torch.nn.Linear(8, 2))
+        >>> hope.load(folder, fresh)[0]
+        Linear(in_features=4, out_features=5, bias=True)
+    """
+    small = cut(model, anatomy, actions)
+    folder = Path(folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    weights = save({name: tensor.clone() for name, tensor in _state(small).items()})
+    weights_hash = hashlib.sha256(weights).hexdigest()
+    weights_name = f"weights-{weights_hash[:12]}.safetensors"
+    plan: dict[str, Any] = {
+        "format": FORMAT,
+        "version": VERSION,
+        "original": fingerprint(model),
+        "weights": {"file": weights_name, "sha256": weights_hash},
+        "actions": [to_json(action) for action in actions],
+        "anatomy": to_plain(anatomy),
+    }
+    plan["sha256"] = _digest(plan)
+    _write(folder / weights_name, weights)
+    _write(folder / PLAN, json.dumps(plan, indent=None, separators=(",", ":")).encode())
+    for stale in folder.glob("weights-*.safetensors"):
+        if stale.name != weights_name:
+            stale.unlink(missing_ok=True)
+    return folder
+
+
+def _digest(plan: dict[str, Any]) -> str:
+    body = {key: value for key, value in plan.items() if key != "sha256"}
+    return hashlib.sha256(json.dumps(body, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
+
+
+def _write(path: Path, data: bytes) -> None:
+    """All or nothing: a reader sees the old file or the new one."""
+    partial = path.with_name(f".{path.name}.{os.getpid()}.part")
+    try:
+        with open(partial, "wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(partial, path)
+    finally:
+        partial.unlink(missing_ok=True)
+
+
+def load(folder: str | os.PathLike[str], model: nn.Module) -> nn.Module:
+    """Rebuild a saved network from a fresh model of the original architecture; its weights do not matter.
+
+    Nothing is traced again and no code is loaded. The fresh model is not changed.
+
+    Args:
+        folder: what `save` wrote.
+        model: a model of the same architecture as the original, uncut.
+
+    Raises:
+        DamagedFolder: the folder is incomplete, altered, not one of ours, or from a newer version.
+        CheckpointMismatch: the model is of another architecture.
+    """
+    folder = Path(folder)
+    plan = _plan(folder)
+    try:
+        anatomy = from_plain(plan["anatomy"])
+        actions = [from_json(action) for action in plan["actions"]]
+        weights_file, weights_hash = folder / Path(plan["weights"]["file"]).name, plan["weights"]["sha256"]
+    except (KeyError, TypeError, ValueError, InvalidAction) as error:
+        raise DamagedFolder(
+            f"{folder / PLAN} does not say what it should ({error!r}): save the run again"
+        ) from error
+    if not weights_file.is_file():
+        raise DamagedFolder(f"{weights_file} is missing: copy the whole folder, or save the run again")
+    if _file_hash(weights_file) != weights_hash:
+        raise DamagedFolder(
+            f"{weights_file} is truncated or altered: copy the folder again, or save the run again"
+        )
+    try:
+        weights = load_file(weights_file)
+    except SafetensorError as error:
+        raise DamagedFolder(f"{weights_file} is not a safetensors file: {error}") from error
+    _same_architecture(anatomy, model, folder)
+    small = duplicate(model)
+    try:
+        operate(small, anatomy, actions, arithmetic=False)
+        _fit_dtypes(small, weights)
+        small.load_state_dict(weights, strict=True)
+    except (InvalidAction, RuntimeError) as error:
+        raise CheckpointMismatch(
+            f"{folder} does not fit this {type(model).__name__}: {str(error).splitlines()[0]}"
+        ) from error
+    return small
+
+
+def _file_hash(path: Path) -> str:
+    digest = hashlib.sha256()
+    with open(path, "rb") as file:
+        while chunk := file.read(1 << 20):
+            digest.update(chunk)
+    return digest.hexdigest()
+
+
+def _plan(folder: Path) -> dict[str, Any]:
+    path = folder / PLAN
+    if not path.is_file():
+        raise DamagedFolder(f"{folder} is not a saved run: it has no {PLAN}")
+    try:
+        plan = json.loads(path.read_bytes())
+    except ValueError as error:
+        raise DamagedFolder(
+            f"{path} is truncated or not JSON: copy the folder again, or save the run again"
+        ) from error
+    if not isinstance(plan, dict) or plan.get("format") != FORMAT:
+        raise DamagedFolder(f"{path} was not written by this package")
+    if plan.get("version") != VERSION:
+        raise DamagedFolder(
+            f"{path} has version {plan.get('version')}, this package reads version {VERSION}: update the package"
+        )
+    if plan.get("sha256") != _digest(plan):
+        raise DamagedFolder(
+            f"{path} was altered after it was saved: copy the folder again, or save the run again"
+        )
+    return plan
+
+
+def _same_architecture(anatomy: Anatomy, model: nn.Module, folder: Path) -> None:
+    shapes = {
+        name: tuple(tensor.shape) for name, tensor in [*model.named_parameters(), *model.named_buffers()]
+    }
+    for name, shape in anatomy.shapes.items():
+        if shapes.get(name) != shape:
+            found = f"has shape {shapes[name]}" if name in shapes else "is missing"
+            raise CheckpointMismatch(
+                f"{folder} was saved from a {anatomy.model} where {name} has shape {shape}; in this {type(model).__name__} it {found}: "
+                "build the architecture that was compressed, uncut"
+            )
+
+
+def _fit_dtypes(model: nn.Module, weights: dict[str, Tensor]) -> None:
+    """Take on the saved floating types, so that a half-precision run comes back in half precision."""
+    for name, value in [*model.named_parameters(), *model.named_buffers()]:
+        if name in weights and value.dtype != weights[name].dtype:
+            value.data = value.data.to(weights[name].dtype)

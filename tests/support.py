@@ -1,0 +1,108 @@
+"""The reference that every cut is held against: the original with the removed neurons' outgoing weights set to zero."""
+
+from __future__ import annotations
+
+import copy
+import random
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils import _pytree as pytree
+
+import hope
+from hope.anatomy.anatomy import Anatomy
+from hope.anatomy.graph import Example, as_call
+from hope.surgery.actions import Prune
+from hope.surgery.operate import outcome
+
+
+def randomise(model: nn.Module, seed: int = 0) -> nn.Module:
+    """Random BN statistics, and random numbers wherever an initialisation left zeros, ones or tiny constants."""
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for module in model.modules():
+            if isinstance(module, nn.modules.batchnorm._BatchNorm):
+                for tensor, low, high in ((module.running_mean, -0.5, 0.5), (module.running_var, 0.5, 1.5)):
+                    if tensor is not None:
+                        tensor.copy_(torch.empty(tensor.shape).uniform_(low, high, generator=generator))
+        for parameter in model.parameters():
+            flat = parameter.flatten()
+            if parameter.numel() and (flat == flat[0]).all():
+                low, high = (0.5, 1.5) if flat[0] == 1 else (-0.5, 0.5)
+                parameter.copy_(torch.empty(parameter.shape).uniform_(low, high, generator=generator))
+    return model
+
+
+def random_cut(anatomy: Anatomy, fraction: float = 0.3, seed: int = 0) -> list[Prune]:
+    """A random part of every layer's neurons, never all."""
+    rng = random.Random(seed)
+    actions = []
+    for layer in anatomy.layers:
+        count = min(layer.neurons - 1, max(1, round(fraction * layer.neurons)))
+        actions.append(Prune(layer.name, sorted(rng.sample(range(layer.neurons), count))))
+    return actions
+
+
+def masked(model: nn.Module, anatomy: Anatomy, actions: Sequence[Prune]) -> nn.Module:
+    """A full-size copy in which nobody reads the pruned neurons."""
+    silent = copy.deepcopy(model)
+    tensors = dict(silent.named_parameters())
+    with torch.no_grad():
+        for action in actions:
+            for part in anatomy.layer(action.layer).slices:
+                if part.role == "in":
+                    places = torch.from_numpy(part.index[list(action.neurons)].ravel())
+                    tensors[part.tensor].index_fill_(part.dim, places, 0)
+    return silent
+
+
+def run(model: nn.Module, example: Example) -> list[Tensor]:
+    """All tensors that a model returns."""
+    args, kwargs = as_call(example)
+    with torch.no_grad():
+        return [leaf for leaf in pytree.tree_leaves(model(*args, **kwargs)) if isinstance(leaf, Tensor)]
+
+
+def assert_same(got: Sequence[Tensor], want: Sequence[Tensor], tolerance: float) -> None:
+    """Equal up to `tolerance` of the largest entry, and not trivially so."""
+    assert len(got) == len(want)
+    for a, b in zip(got, want, strict=True):
+        assert a.shape == b.shape
+        scale = b.abs().max().item()
+        assert scale > 0
+        assert torch.isfinite(b).all()
+        error = (a - b).abs().max().item()
+        assert error <= tolerance * scale, f"relative error {error / scale:.2e}"
+
+
+def backward(model: nn.Module, example: Example) -> None:
+    """One training step's gradients, which must reach every parameter that requires them and is used."""
+    args, kwargs = as_call(example)
+    model.train()
+    out: Any = model(*args, **kwargs)
+    loss = sum(leaf.float().square().sum() for leaf in pytree.tree_leaves(out) if isinstance(leaf, Tensor) and leaf.requires_grad)
+    assert isinstance(loss, Tensor)
+    loss.backward()
+    assert any(p.grad is not None and p.grad.abs().sum() > 0 for p in model.parameters())
+    assert all(p.grad is None or p.grad.shape == p.shape for p in model.parameters())
+
+
+def check_cut(
+    model: nn.Module, example: Example, *, tolerance: float, fraction: float = 0.3, seed: int = 0, train: bool = True
+) -> tuple[Anatomy, nn.Module]:
+    """Inspect, cut at random, and hold the result against the masked original; returns both for further checks."""
+    model.eval()
+    anatomy = hope.inspect(model, example)
+    actions = random_cut(anatomy, fraction, seed)
+    small = hope.cut(model, anatomy, actions)
+    assert type(small) is type(model)
+    assert_same(run(small, example), run(masked(model, anatomy, actions), example), tolerance)
+    counted = sum(parameter.numel() for parameter in small.parameters())
+    assert counted == outcome(anatomy, actions).size(anatomy).parameters
+    if actions:
+        assert counted < sum(parameter.numel() for parameter in model.parameters())
+    if train:
+        backward(copy.deepcopy(small), example)
+    return anatomy, small
