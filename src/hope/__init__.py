@@ -1,4 +1,6 @@
-"""HOPE: read a trained network as neurons and make it smaller, without data, without fine-tuning and without knobs."""
+"""HOPE: read a trained network as neurons and make it smaller, without data, without fine-tuning and without
+knobs.
+"""
 
 from hope._version import __version__
 from hope.anatomy.anatomy import Anatomy

@@ -25,7 +25,8 @@ def inspect(model: nn.Module, example: Example | None = None, *, progress: bool 
 
     Raises:
         InvalidExample: there is no example, or the model cannot run on it.
-        UnsupportedModel: the model cannot be captured or its parameters cannot be cut; the message says what to do.
+        UnsupportedModel: the model cannot be captured or its parameters cannot be cut; the message says what
+            to do.
 
     Example:
         >>> import torch, hope

@@ -1,4 +1,4 @@
-"""One way to show that long work is under way: a line on standard error that vanishes when the work is done."""
+"""Show that long work is under way: a line on standard error that vanishes when it is done."""
 
 from __future__ import annotations
 

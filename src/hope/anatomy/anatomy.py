@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from math import prod
 
@@ -102,7 +103,7 @@ class Anatomy:
         )
 
     def floor(self) -> Size:
-        """The smallest size that can be reached: every block evicted, one neuron left in every other layer."""
+        """The smallest size within reach: every block evicted, one neuron left in every other layer."""
         outer = [block.name for block in self.blocks if block.inside is None]
         return self.size({layer.name: layer.neurons - 1 for layer in self.layers}, outer)
 
@@ -114,7 +115,7 @@ class Anatomy:
 
 @dataclass(frozen=True)
 class Candidate:
-    """A block of the network, with the ways in which it might be evicted (best first; none if there is none)."""
+    """A block of the network, with the ways in which it might be evicted, best first."""
 
     name: str
     channels: int
@@ -126,7 +127,8 @@ def read_model(
 ) -> tuple[Anatomy, list[Candidate]]:
     """Read a network: its layers, streams, what is left alone, and the blocks that might be evicted.
 
-    The anatomy lists no blocks yet: whether the model's own code still runs without a branch is for a trial to say.
+    The anatomy lists no blocks yet: whether the model's own code still runs without a branch is for a trial
+    to say.
     """
     check_readable(model)
     tensors = dict([*model.named_parameters(), *model.named_buffers()])
@@ -135,10 +137,10 @@ def read_model(
     graph = capture(model, example, progress=progress)
     unused = parameters - flow.walk(graph, rules.apply)
     if unused:  # heads that only training uses read channels too
-        try:
+        with suppress(
+            UnsupportedModel
+        ):  # then they stay as they are, and the trial run tells whether that holds
             unused -= flow.walk(capture(model, example, training=True, progress=progress), rules.apply)
-        except UnsupportedModel:
-            pass  # then they stay as they are, and the trial run tells whether that holds
     reading = read(flow, parameters, _shared(model))
     skipped = [
         Skipped(name, _first(flow.shapes[name]), "not used when the model runs", "parameter")

@@ -1,12 +1,13 @@
-"""Residual blocks: adds that join a branch of layers with a skip, and how each could be evicted from the user's modules.
+"""Residual blocks: adds that join a branch of layers with a skip, and how each could be evicted.
 
-The branch is everything between the fork and the add, found by dominance in the graph, whatever the code looks like.
-How a block can be taken out of the *modules* is a separate question with two answers:
+The branch is everything between the fork and the add, found by dominance in the graph, whatever the code
+looks like. How a block can be taken out of the *modules* is a separate question with two answers:
 
-- `Replace`: one module computes exactly the block, from its input to the add and the activation behind it. It is
-  replaced by its own skip: nothing of the branch is left at run time.
-- `Silence`: the block is a part of a larger module's code. The branch's modules are replaced so that the code still
-  runs and adds nothing (or a bias); the tensors that flow through what is left of the branch have a single element.
+- `Replace`: one module computes exactly the block, from its input to the add and the activation behind it. It
+  is replaced by its own skip: nothing of the branch is left at run time.
+- `Silence`: the block is a part of a larger module's code. The branch's modules are replaced so that the code
+  still runs and adds nothing (or a bias); the tensors that flow through what is left of the branch have a
+  single element.
 """
 
 from __future__ import annotations
@@ -19,8 +20,9 @@ from hope.anatomy.flow import arguments, is_in_place, operator
 from hope.anatomy.graph import Graph, module_path, module_stack, shape_of
 
 _ACTIVATIONS = {
-    "relu": "ReLU", "relu6": "ReLU6", "silu": "SiLU", "gelu": "GELU", "hardswish": "Hardswish", "elu": "ELU", "mish": "Mish",
-    "sigmoid": "Sigmoid", "tanh": "Tanh", "hardsigmoid": "Hardsigmoid", "leaky_relu": "LeakyReLU", "selu": "SELU",
+    "relu": "ReLU", "relu6": "ReLU6", "silu": "SiLU", "gelu": "GELU", "hardswish": "Hardswish", "elu": "ELU",
+    "mish": "Mish", "sigmoid": "Sigmoid", "tanh": "Tanh", "hardsigmoid": "Hardsigmoid",
+    "leaky_relu": "LeakyReLU", "selu": "SELU",
 }  # fmt: skip
 
 
@@ -31,8 +33,10 @@ class Replace:
     Attributes:
         module: path of the module that computes the block.
         skip: children (by name, in order) that make up the skip; none for an identity.
-        after: what follows the add: a child's name, or the class name of a parameter-free `torch.nn` activation.
-        positive: what enters is the output of a ReLU and a ReLU is all that follows: without a bias it does nothing.
+        after: what follows the add: a child's name, or the class name of a parameter-free `torch.nn`
+            activation.
+        positive: what enters is the output of a ReLU and a ReLU is all that follows: without a bias it does
+            nothing.
     """
 
     module: str
@@ -46,7 +50,8 @@ class Silence:
     """Replace the modules of the branch by ones that cost nothing.
 
     Attributes:
-        modules: paths in order of execution; the first cuts the branch off, the last hands out zero (or the bias).
+        modules: paths in order of execution; the first cuts the branch off, the last hands out zero (or the
+            bias).
         full: the add works in place on the branch, so the zero must have the full shape.
         returns: per module, how many things it returns as a tuple; 0 for a plain tensor.
     """
@@ -147,7 +152,9 @@ class Layout:
                     self.ran.setdefault(module, set()).add(node)
 
     def find(self, weights: frozenset[str]) -> list[Found]:
-        """Every add that joins a branch and a skip, the branch having more of the given weights than the skip."""
+        """Every add that joins a branch and a skip, the branch having more of the given weights than the
+        skip.
+        """
         runtime, graph = self.runtime, self.graph
         above = {
             node: [p for p in node.all_input_nodes if p in runtime] for node in graph.nodes if node in runtime
@@ -189,7 +196,9 @@ class Layout:
         return found
 
     def ways(self, found: Found) -> tuple[Replace | Silence, ...]:
-        """How the block can be taken out of the modules, best first. Whether the code agrees is for a trial to say."""
+        """How the block can be taken out of the modules, best first. Whether the code agrees is for a trial
+        to say.
+        """
         return tuple(way for way in (self._replace(found), self._silence(found)) if way is not None)
 
     def _replace(self, found: Found) -> Replace | None:
@@ -299,7 +308,9 @@ def _between(end: Node, fork: Node, above: dict[Node, list[Node]]) -> set[Node]:
 
 
 def _live(graph: Graph) -> set[Node]:
-    """Nodes that an output depends on: not the checks that export leaves behind, nor writes into masks and the like."""
+    """Nodes that an output depends on: not the checks that export leaves behind, nor writes into masks and
+    the like.
+    """
     live: set[Node] = set()
     stack = [node for node in graph.nodes if node.op == "output"]
     while stack:
@@ -327,7 +338,7 @@ def _child(node: Node, module: str) -> str | None:
 
 
 def _children(nodes: frozenset[Node], module: str, everything: set[Node]) -> tuple[str, ...] | None:
-    """Direct children that do exactly these nodes, in order; None if the module's own code has a part in it."""
+    """Direct children that do exactly these nodes, in order; None if the module's own code takes part."""
     names = dict.fromkeys(_child(node, module) for node in sorted(nodes))
     if None in names or any(_child(other, module) in names for other in everything - nodes):
         return None
@@ -335,7 +346,9 @@ def _children(nodes: frozenset[Node], module: str, everything: set[Node]) -> tup
 
 
 def leaves_bias(found: Found, way: Replace | Silence) -> bool:
-    """Whether a per-channel bias can stay behind: where the block is replaced, or its last module ends the branch."""
+    """Whether a per-channel bias can stay behind: where the block is replaced, or its last module ends the
+    branch.
+    """
     return isinstance(way, Replace) or way.modules[-1] in module_stack(found.end)
 
 

@@ -1,8 +1,9 @@
-"""Follow every channel through the graph: who writes it, who reads it, what ties it to others, what holds it fast.
+"""Follow every channel through the graph: who writes it, who reads it, what ties it, what holds it fast.
 
-One mechanism does it all. Every dimension of every parameter has an id per place. Operators move ids (views), tie them
-(an add, a BN, a grouped convolution), or pin them (whatever mixes channels without weights). Ids that end up tied
-are one removable unit, and the places where they stand in the parameters are exactly what must be cut to remove it.
+One mechanism does it all. Every dimension of every parameter has an id per place. Operators move ids (views),
+tie them (an add, a BN, a grouped convolution), or pin them (whatever mixes channels without weights). Ids
+that end up tied are one removable unit, and the places where they stand in the parameters are exactly what
+must be cut to remove it.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -25,7 +27,8 @@ class Step(NamedTuple):
     """One channel-wise operation between a neuron's filter and the weights that read it.
 
     Attributes:
-        kind: "bn", "activation", "pool", "depthwise", "gate", "scale", "add", "concat", "flatten", "resize", "pad" or "norm".
+        kind: "bn", "activation", "pool", "depthwise", "gate", "scale", "add", "concat", "flatten", "resize",
+            "pad" or "norm".
         name: the module (for what has parameters) or the operator.
         values: its numbers, e.g. (eps,) of a BN or (slope,) of a leaky ReLU.
     """
@@ -58,7 +61,9 @@ class Value:
 
 
 class Flow:
-    """The result of following one or more graphs of the same model (evaluation, and training where it differs)."""
+    """The result of following one or more graphs of the same model (evaluation, and training where it
+    differs).
+    """
 
     def __init__(self, shapes: Mapping[str, Shape]) -> None:
         self.shapes = shapes
@@ -75,7 +80,7 @@ class Flow:
         self._env: dict[Node, Any] = {}
         self._evaluated: dict[Node, Any] = {}
 
-    # ---- ids of parameters ------------------------------------------------------------------------------------------
+    # ---- ids of parameters ---------------------------------------------------------------------------------
 
     def tensor_ids(self, tensor: str, dim: int) -> Ids:
         """The ids of one dimension of a parameter or buffer, made when first asked for."""
@@ -97,11 +102,12 @@ class Flow:
             self.pins.append((ids, reason))
 
     def pin_all(self, values: Iterable[Value], reason: str) -> None:
+        """Hold fast whatever stands in these values."""
         for value in values:
             for label in value.labels:
                 self.pin(label, reason)
 
-    # ---- the walk ---------------------------------------------------------------------------------------------------
+    # ---- the walk ------------------------------------------------------------------------------------------
 
     def walk(self, graph: Graph, rules: Callable[[Flow, Node], Any]) -> frozenset[str]:
         """Follow one graph with the given operator rules; returns the parameters and buffers that it uses.
@@ -184,10 +190,12 @@ class Flow:
         fresh = [label for label in single if any(np.isin(ids, label).any() for ids in written)]
         return next((dims(label)[0] for label in (*fresh, *single)), min(1, ndim - 1))
 
-    # ---- the two mechanisms that nearly all operators are made of ---------------------------------------------------
+    # ---- the two mechanisms that nearly all operators are made of ------------------------------------------
 
     def carry(self, value: Value, shape: Shape, touched: Iterable[int], reason: str) -> Value:
-        """An operator that works along some dimensions: labels elsewhere pass, labels there are pinned and dropped."""
+        """An operator that works along some dimensions: labels elsewhere pass, labels there are pinned and
+        dropped.
+        """
         touched = set(touched)
         kept = []
         for label in value.labels:
@@ -213,7 +221,7 @@ class Flow:
                 if not any(value is holder for holder, _ in holders) and any(sizes[d] != 1 for d in over):
                     for _, other in holders:
                         self.pin(other, f"{what} combines it with values whose channels are not tracked")
-            for (first, a), (second, b) in zip(holders, holders[1:], strict=False):
+            for (first, a), (second, b) in pairwise(holders):
                 self._tie(a, b, what, adds and not first.static and not second.static)
             result.append(label)
         runtime = [value for value in values if not value.static]
@@ -288,3 +296,9 @@ def output_shape(node: Node) -> Shape:
         if isinstance(value, Tensor) and all(isinstance(s, int) for s in value.shape)
         else ()
     )
+
+
+def module_of(tensor: str) -> str:
+    """The module that holds a parameter; the parameter's own name if it is no plain weight or bias."""
+    owner, _, attribute = tensor.rpartition(".")
+    return owner if owner and attribute in ("weight", "bias", "running_mean", "running_var") else tensor

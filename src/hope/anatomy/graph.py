@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.export import ExportedProgram
 from torch.fx import Node
-from torch.nn.parameter import UninitializedTensorMixin
+from torch.nn.parameter import is_lazy
 
 from hope.errors import InvalidExample, UnsupportedModel, first_line
 from hope.progress import busy
@@ -90,13 +90,13 @@ def check_readable(model: nn.Module) -> None:
     if isinstance(model, torch.jit.ScriptModule):
         raise UnsupportedModel("the model is a TorchScript module: pass the nn.Module it was made from")
     for name, tensor in [*model.named_parameters(), *model.named_buffers()]:
-        if isinstance(tensor, UninitializedTensorMixin):
+        if is_lazy(tensor):
             raise UnsupportedModel(
                 f"{name} is not initialised yet (a lazy module): run the model once on an example first"
             )
         if tensor.is_meta:
             raise UnsupportedModel(
-                f"{name} has no data (meta device): load the weights first, e.g. model.to_empty() and load_state_dict()"
+                f"{name} has no data (meta device): load the weights first (to_empty, then load_state_dict)"
             )
         if tensor.layout is not torch.strided:
             raise UnsupportedModel(
@@ -109,7 +109,8 @@ def check_readable(model: nn.Module) -> None:
     for name, module in model.named_modules():
         if "quantized" in type(module).__module__.split("."):
             raise UnsupportedModel(
-                f"{name or type(module).__name__} is a quantised module: compress the float model first, then quantise the result"
+                f"{name or type(module).__name__} is a quantised module: "
+                "compress the float model first, then quantise the result"
             )
 
 
@@ -169,9 +170,7 @@ def _graph(program: ExportedProgram, training: bool) -> Graph:
     return Graph(
         nodes=tuple(program.graph.nodes),
         tensors=tensors,
-        inputs=frozenset(signature.user_inputs)
-        if all(isinstance(i, str) for i in signature.user_inputs)
-        else frozenset(i for i in signature.user_inputs if isinstance(i, str)),
+        inputs=frozenset(name for name in signature.user_inputs if isinstance(name, str)),
         training=training,
     )
 

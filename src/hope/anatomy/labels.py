@@ -1,9 +1,9 @@
 """Which channel stands where in a tensor: label arrays, and how views move them.
 
-A *label* is an integer array with as many dimensions as the tensor it describes. Along each dimension it has either
-the tensor's size or 1 (the label does not depend on that dimension). An entry is the id of a channel, or `FIXED` for a
-place that no removable channel owns (the model's input, padding). A convolution's output has the label
-`(1, C, 1, 1)`; flattened over 7×7 maps, `(1, 49·C)` with every id 49 times.
+A *label* is an integer array with as many dimensions as the tensor it describes. Along each dimension it has
+either the tensor's size or 1 (the label does not depend on that dimension). An entry is the id of a channel,
+or `FIXED` for a place that no removable channel owns (the model's input, padding). A convolution's output has
+the label `(1, C, 1, 1)`; flattened over 7×7 maps, `(1, 49·C)` with every id 49 times.
 """
 
 from __future__ import annotations

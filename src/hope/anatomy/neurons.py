@@ -6,11 +6,14 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from math import prod
+from typing import TypeAlias
 
 import numpy as np
 
-from hope.anatomy.flow import Flow, Step
+from hope.anatomy.flow import Flow, Step, module_of
 from hope.anatomy.labels import Ids, Shape
+
+Key: TypeAlias = tuple[str, int]  # a tensor's name and one of its dimensions
 
 
 @dataclass(frozen=True, eq=False)
@@ -45,6 +48,7 @@ class Consumer:
 
     @property
     def module(self) -> str:
+        """Path of the reading module."""
         return self.weight.rpartition(".")[0] or self.weight
 
     def last(self, kind: str) -> Step | None:
@@ -68,7 +72,7 @@ class NeuronLayer:
         name: the producer's module path (or weight name for a bare parameter).
         weight: the producer's weight.
         neurons: how many there are.
-        channels: how many channels of the producer one neuron has (more than 1 where a grouped convolution ties them).
+        channels: channels of the producer per neuron (more than 1 where a grouped convolution ties them).
         fan_in, fan_out: incoming and outgoing weights of one neuron.
         release: parameters that removing one neuron releases, in the network as it is.
         consumers: who reads the neurons, and through what.
@@ -91,7 +95,7 @@ class NeuronLayer:
 
     @cached_property
     def bn(self) -> str | None:
-        """The BN whose output the consumers see: its module path; None if they see none, or not all the same."""
+        """Path of the BN whose output the consumers see; None if they see none, or not all the same."""
         found = {step.name if step else None for step in (consumer.last("bn") for consumer in self.consumers)}
         return found.pop() if len(found) == 1 else None
 
@@ -146,13 +150,37 @@ class Reading:
     skipped: tuple[Skipped, ...]
 
 
-def module_of(weight: str) -> str:
-    """The module that holds a parameter; the parameter's own name if it stands in the model itself."""
-    owner, _, attribute = weight.rpartition(".")
-    return owner if owner and attribute in ("weight", "bias") else weight
+class _Units:
+    """Resolved ids: what is held fast or tied by adds, and where each unit has its places."""
+
+    def __init__(self, flow: Flow) -> None:
+        root = flow.ties.resolve()
+        self.pinned = _first_words(root, flow.pins)
+        self.added = _first_words(root, flow.added)
+        self.places: dict[Key, Ids] = {key: root[ids] for key, ids in flow.ids.items()}
+        self._homes: dict[int, list[Key]] = {}
+        for key, units in self.places.items():
+            for unit in np.unique(units).tolist():
+                self._homes.setdefault(unit, []).append(key)
+
+    def of(self, keys: Iterable[Key]) -> Ids:
+        """The units with places in these dimensions."""
+        return np.unique(np.concatenate([self.places[key] for key in keys]))
+
+    def touched(self, units: Ids) -> list[Key]:
+        """All dimensions that these units have places in."""
+        return list(dict.fromkeys(key for unit in units.tolist() for key in self._homes[unit]))
 
 
-def read(flow: Flow, parameters: Iterable[str], shared: Mapping[str, tuple[str, ...]]) -> Reading:
+def _first_words(root: Ids, noted: Iterable[tuple[Ids, str]]) -> dict[int, str]:
+    words: dict[int, str] = {}
+    for ids, text in noted:
+        for unit in np.unique(root[ids]).tolist():
+            words.setdefault(unit, text)
+    return words
+
+
+def read(flow: Flow, parameters: frozenset[str], shared: Mapping[str, tuple[str, ...]]) -> Reading:
     """Group the resolved ids into layers, streams and what is left alone.
 
     Args:
@@ -160,70 +188,56 @@ def read(flow: Flow, parameters: Iterable[str], shared: Mapping[str, tuple[str, 
         parameters: the names that count as parameters (the others are buffers).
         shared: parameter -> all the names it goes by, for those with several.
     """
-    counted = frozenset(parameters)
-    for tensor, dim in list(flow.ids):
+    for (tensor, _), ids in flow.ids.items():
         if tensor in shared:
-            flow.pin(flow.ids[tensor, dim], f"its weight is shared by {' and '.join(shared[tensor])}")
+            flow.pin(ids, f"its weight is shared by {' and '.join(shared[tensor])}")
         elif flow.uses[tensor] > 1:
-            flow.pin(
-                flow.ids[tensor, dim],
-                f"{tensor} is used {flow.uses[tensor]} times in one pass (a shared module)",
-            )
-    root = flow.ties.resolve()
-    why: dict[int, str] = {}
-    for ids, reason in flow.pins:
-        for unit in np.unique(root[ids]).tolist():
-            why.setdefault(unit, reason)
-    added: dict[int, str] = {}
-    for ids, what in flow.added:
-        for unit in np.unique(root[ids]).tolist():
-            added.setdefault(unit, what)
-
+            flow.pin(ids, f"{tensor} is used {flow.uses[tensor]} times in one pass (a shared module)")
+    units = _Units(flow)
     writers = [key for key, role in flow.roles.items() if role == "out"]
     writers.sort(key=lambda key: flow.order[key[0]])
-    places: dict[tuple[str, int], Ids] = {key: root[ids] for key, ids in flow.ids.items()}
-    homes: dict[int, list[tuple[str, int]]] = {}  # unit -> the dimensions it has places in
-    for key, units in places.items():
-        for unit in np.unique(units).tolist():
-            homes.setdefault(unit, []).append(key)
     layers: list[NeuronLayer] = []
     streams: list[Stream] = []
     skipped: list[Skipped] = []
-    for group in _connected(writers, places):
-        units = np.unique(np.concatenate([places[key] for key in group]))
-        names = tuple(module_of(tensor) for tensor, _ in group)
-        touched = list(dict.fromkeys(key for unit in units.tolist() for key in homes[unit]))
-        reason = next((why[unit] for unit in units.tolist() if unit in why), None)
-        tie = next((added[unit] for unit in units.tolist() if unit in added), None)
-        readers = [key for key in touched if flow.roles.get(key) == "in"]
-        single = all(len(places[key]) == 1 for key in group)
+    for group in _connected(writers, units.places):
+        own = units.of(group)
+        touched = units.touched(own)
+        tie = next((units.added[unit] for unit in own.tolist() if unit in units.added), None)
         if tie is not None and len(group) > 1:
-            streams.append(_stream(flow, group, touched, places, units))
-            reason = reason or f"a stream: {tie} ties it to {_others(names)}; streams are not compressed yet"
-        elif single:
-            reason = "it has a single neuron"
-        elif reason is None and not readers:
-            reason = "no weights read it"
-        elif reason is None and len(units) == 1:
-            reason = "its channels can only go all at once"
-        if reason is None:
-            slices = _slices(flow, touched, places, units)
-            if slices is None:
-                reason = "its neurons are not alike: they own different numbers of places in the weights that read them"
-            else:
-                layers.append(_layer(flow, group, slices, len(units), counted))
-        if reason is not None:
-            skipped += [Skipped(module_of(t), flow.shapes[t][d], reason) for t, d in group]
+            streams.append(_stream(flow, group, touched, units.places, own))
+        reason = _reason(flow, group, units, own, touched, tie)
+        slices = _slices(flow, touched, units.places, own) if reason is None else None
+        if slices is not None:
+            layers.append(_layer(flow, group, slices, len(own), parameters))
+        else:
+            words = reason or "its neurons are not alike: some own more places in the weights that read them"
+            skipped += [Skipped(module_of(t), flow.shapes[t][d], words) for t, d in group]
+    cut = {part.tensor for layer in layers for part in layer.slices}
     for (tensor, dim), role in flow.roles.items():
-        if role == "through" and not any(s.tensor == tensor for layer in layers for s in layer.slices):
-            unit_reasons = [why[unit] for unit in places[tensor, dim].tolist() if unit in why]
-            reason = (
-                unit_reasons[0]
-                if unit_reasons
-                else "it goes with the channels it is grouped over, which stay"
-            )
-            skipped.append(Skipped(module_of(tensor), flow.shapes[tensor][dim], reason))
+        if role == "through" and tensor not in cut:
+            held = [units.pinned[unit] for unit in units.places[tensor, dim].tolist() if unit in units.pinned]
+            words = held[0] if held else "it goes with the channels it is grouped over, which stay"
+            skipped.append(Skipped(module_of(tensor), flow.shapes[tensor][dim], words))
     return Reading(tuple(layers), tuple(streams), tuple(skipped))
+
+
+def _reason(
+    flow: Flow, group: list[Key], units: _Units, own: Ids, touched: list[Key], tie: str | None
+) -> str | None:
+    """Why a group of producers is left alone; None if its neurons can go one by one."""
+    pinned = next((units.pinned[unit] for unit in own.tolist() if unit in units.pinned), None)
+    if pinned is not None:
+        return pinned
+    if tie is not None and len(group) > 1:
+        names = _others(tuple(module_of(tensor) for tensor, _ in group))
+        return f"a stream: {tie} ties it to {names}; streams are not compressed yet"
+    if all(len(units.places[key]) == 1 for key in group):
+        return "it has a single neuron"
+    if not any(flow.roles.get(key) == "in" for key in touched):
+        return "no weights read it"
+    if len(own) == 1:
+        return "its channels can only go all at once"
+    return None
 
 
 def _others(names: tuple[str, ...]) -> str:
@@ -231,12 +245,10 @@ def _others(names: tuple[str, ...]) -> str:
     return f"{shown} and {len(names) - 3} more" if len(names) > 3 else shown
 
 
-def _connected(
-    writers: list[tuple[str, int]], places: Mapping[tuple[str, int], Ids]
-) -> list[list[tuple[str, int]]]:
+def _connected(writers: list[Key], places: Mapping[Key, Ids]) -> list[list[Key]]:
     """Writers that share a unit belong together; groups in order of their first writer."""
     group_of_unit: dict[int, int] = {}
-    groups: list[list[tuple[str, int]]] = []
+    groups: list[list[Key]] = []
     for key in writers:
         met = sorted({group_of_unit[u] for u in np.unique(places[key]).tolist() if u in group_of_unit})
         target = met[0] if met else len(groups)
@@ -253,9 +265,9 @@ def _connected(
 
 
 def _slices(
-    flow: Flow, touched: list[tuple[str, int]], places: Mapping[tuple[str, int], Ids], units: Ids
+    flow: Flow, touched: list[Key], places: Mapping[Key, Ids], units: Ids
 ) -> tuple[Slice, ...] | None:
-    """For every touched dimension, which places each unit owns; None if units own different numbers of places."""
+    """For every touched dimension, which places each unit owns; None if the units are not alike."""
     slices = []
     for tensor, dim in touched:
         owner = places[tensor, dim]
@@ -272,7 +284,7 @@ def _slices(
 
 def _layer(
     flow: Flow,
-    group: list[tuple[str, int]],
+    group: list[Key],
     slices: tuple[Slice, ...],
     neurons: int,
     parameters: frozenset[str],
@@ -308,7 +320,7 @@ def _layer(
 
 
 def _release(shapes: Mapping[str, Shape], slices: tuple[Slice, ...], parameters: frozenset[str]) -> int:
-    """Parameters that vanish with one neuron; a weight cut along two dimensions loses a row and a column, not twice their crossing."""
+    """Parameters that vanish with one neuron; the crossing of a row and a column counts once."""
     kept: dict[str, list[int]] = {}
     for s in slices:
         if s.tensor in parameters:
@@ -318,9 +330,9 @@ def _release(shapes: Mapping[str, Shape], slices: tuple[Slice, ...], parameters:
 
 def _stream(
     flow: Flow,
-    group: list[tuple[str, int]],
-    touched: list[tuple[str, int]],
-    places: Mapping[tuple[str, int], Ids],
+    group: list[Key],
+    touched: list[Key],
+    places: Mapping[Key, Ids],
     units: Ids,
 ) -> Stream:
     readers = sorted(

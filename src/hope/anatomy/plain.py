@@ -1,4 +1,6 @@
-"""An anatomy as plain data (JSON types) and back, so that a saved run can be replayed without reading the network again."""
+"""An anatomy as plain data (JSON types) and back, so that a saved run can be replayed without reading the
+network again.
+"""
 
 from __future__ import annotations
 
@@ -102,7 +104,7 @@ def _read_slice(data: dict[str, Any]) -> Slice:
 
 
 def _pack(index: Ids) -> list[Any]:
-    """An index as [neurons, places, start, step from neuron to neuron, step from place to place], or in full if it is irregular.
+    """An index as [neurons, places, start, step per neuron, step per place], or in full if irregular.
 
     >>> _pack(np.array([[4, 5], [6, 7]]))
     [2, 2, 4, 2, 1]

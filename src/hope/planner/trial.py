@@ -1,8 +1,9 @@
 """Cut a copy without data and run it: does the model's own code accept what the anatomy lists?
 
-A graph does not show whether `forward` takes a width from a tensor or has it written down as a number. A copy with fake
-tensors (shapes, no data) is cut everywhere at once and run in evaluation and in training mode; only where that fails are the
-layers and blocks tried in halves, and what the code does not accept is left alone with its own words as the reason.
+A graph does not show whether `forward` takes a width from a tensor or has it written down as a number. A copy
+with fake tensors (shapes, no data) is cut everywhere at once and run in evaluation and in training mode; only
+where that fails are the layers and blocks tried in halves, and what the code does not accept is left alone
+with its own words as the reason.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import copy
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any, Protocol, TypeVar
 
 import torch
@@ -44,7 +46,9 @@ class Trial:
         self._originals: dict[bool, Any] = {}
 
     def original(self, training: bool) -> Any:
-        """Shapes of the model's own outputs; None if it does not run in this mode (training on one sample, say)."""
+        """Shapes of the model's own outputs; None if it does not run in this mode (training on one sample,
+        say).
+        """
         if training not in self._originals:
             try:
                 self._originals[training] = self._run(lambda _: None, training)
@@ -169,9 +173,7 @@ def _blocks(
         for level in sorted(set(depth.values())):
             some = [block for block in tried if depth[block.name] == level]
             listed = replace(anatomy, blocks=tuple(some))
-            refused = _refused(
-                some, lambda part, listed=listed: trial.failure(listed, [Evict(block.name) for block in part])
-            )  # type: ignore[misc]
+            refused = _refused(some, partial(_evicting, trial, listed))
             reasons |= refused
             chosen |= {block.name: block for block in some if block.name not in refused}
     blocks = tuple(chosen[c.name] for c in candidates if c.name in chosen)
@@ -183,6 +185,10 @@ def _blocks(
     return tuple(
         replace(block, inside=block.inside if block.inside in chosen else None) for block in blocks
     ), stuck
+
+
+def _evicting(trial: Trial, anatomy: Anatomy, blocks: Sequence[Block]) -> str | None:
+    return trial.failure(anatomy, [Evict(block.name) for block in blocks])
 
 
 def _returning(block: Block, returns: dict[str, int]) -> Block:

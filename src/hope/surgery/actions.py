@@ -1,4 +1,6 @@
-"""What can be done to a network. Neurons and blocks go by their numbers and names in the original, whatever happened before."""
+"""What can be done to a network. Neurons and blocks go by their numbers and names in the original, whatever
+happened before.
+"""
 
 from __future__ import annotations
 
@@ -32,9 +34,10 @@ class Merge:
     """Replace two neurons of a layer by one parent, a linear recipe over both as they are at that moment.
 
     In effective coordinates (BN folded into the filter, `y = w·x + b`) the parent's input side is
-    `rows[0]·(w, b)_keep + rows[1]·(w, b)_drop`, and its outgoing weights are `outs[0]·out_keep + outs[1]·out_drop`. With
-    a BN, the mean of the parent's signal follows by the same recipe, and `spread` is its deviation; the parent's BN
-    numbers are then σ² = spread², γ = √(spread² + ε), so that any spread ≥ 0 gives exactly the signal asked for.
+    `rows[0]·(w, b)_keep + rows[1]·(w, b)_drop`, and its outgoing weights are `outs[0]·out_keep +
+    outs[1]·out_drop`. With a BN, the mean of the parent's signal follows by the same recipe, and `spread` is
+    its deviation; the parent's BN numbers are then σ² = spread², γ = √(spread² + ε), so that any spread ≥ 0
+    gives exactly the signal asked for.
 
     Attributes:
         layer: the layer's name.

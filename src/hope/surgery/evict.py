@@ -11,9 +11,10 @@ from hope.anatomy.blocks import Block, Replace, Silence
 
 
 class Skip(nn.Module):
-    """What is left of an evicted block: its skip, a bias if one was asked for, and the activation behind the add.
+    """What is left of an evicted block: its skip, a bias if asked for, and the activation behind the add.
 
-    The children keep the names they had in the block, so that their weights keep their names in the `state_dict`.
+    The children keep the names they had in the block, so that their weights keep their names in the
+    `state_dict`.
     """
 
     def __init__(self, block: nn.Module, way: Replace, bias: Tensor | None) -> None:
@@ -30,6 +31,7 @@ class Skip(nn.Module):
         self.train(block.training)
 
     def forward(self, x: Tensor, *_: Any, **__: Any) -> Tensor:
+        """The skip, the bias, the activation; further arguments that the block took are ignored."""
         for name in self._skip:
             x = self.get_submodule(name)(x)
         if self.bias is not None:
@@ -55,12 +57,14 @@ class Silenced(nn.Module):
         self.bias = nn.Parameter(bias) if bias is not None else None
 
     def forward(self, x: Tensor, *_: Any, **__: Any) -> Any:
+        """Zero, or the bias, whatever the input."""
         out = torch.zeros_like(x) if self.full else x.new_zeros((1,) * x.ndim)
         if self.bias is not None:
             out = out + self.bias
         return (out, *[None] * (self.returns - 1)) if self.returns else out
 
     def extra_repr(self) -> str:
+        """For printing."""
         return "evicted"
 
 

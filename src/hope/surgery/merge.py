@@ -16,7 +16,7 @@ def check(action: Merge, layer: NeuronLayer, model: nn.Module) -> None:
     where = f"layer {layer.name}: neurons {action.keep} and {action.drop} cannot be merged"
     if layer.also or layer.channels != 1:
         raise InvalidAction(
-            f"{where}: {', '.join(layer.also) or 'several channels'} would need merging too; prune one instead"
+            f"{where}: {', '.join(layer.also) or 'several channels'} would have to merge too; prune one"
         )
     norms = {
         step.name for consumer in layer.consumers for step in consumer.path if step.kind in ("bn", "norm")
@@ -106,11 +106,9 @@ def _through_bn(
     at: int,
 ) -> None:
     """The parent's filter and BN numbers: w_raw = w_eff, σ² = s², γ = √(s² + ε), μ = β − b."""
-    assert (
-        isinstance(bn, nn.modules.batchnorm._BatchNorm)
-        and bn.running_mean is not None
-        and bn.running_var is not None
-    )
+    assert isinstance(bn, nn.modules.batchnorm._BatchNorm)
+    assert bn.running_mean is not None
+    assert bn.running_var is not None
     gain = [bn.weight[p].double() / torch.sqrt(bn.running_var[p].double() + bn.eps) for p in places]
     means = [bn.bias[p].double() for p in places]
     effective = [g * row for g, row in zip(gain, rows, strict=True)]

@@ -53,11 +53,11 @@ def outcome(anatomy: Anatomy, actions: Sequence[Action]) -> Outcome:
                 raise InvalidAction(f"block {action.block} is evicted twice")
             if action.bias is not None and not block.bias:
                 raise InvalidAction(
-                    f"block {action.block} cannot leave a bias behind: more follows its last module before the add"
+                    f"block {action.block} cannot leave a bias: more follows its last module before the add"
                 )
             if action.bias is not None and len(action.bias) != block.channels:
                 raise InvalidAction(
-                    f"block {action.block} has {block.channels} channels, the bias has {len(action.bias)} numbers"
+                    f"block {action.block} has {block.channels} channels, its bias {len(action.bias)} numbers"
                 )
             evicted[action.block] = action.bias
             continue
@@ -115,7 +115,8 @@ def operate(
     """Carry out actions on a model in place.
 
     Args:
-        arithmetic: False to change shapes only (merges write nothing), for weights that are loaded afterwards.
+        arithmetic: False to change shapes only (merges write nothing), for weights that are loaded
+            afterwards.
     """
     done = outcome(anatomy, actions)
     if arithmetic:
@@ -143,8 +144,8 @@ def operate(
 def cut(model: nn.Module, anatomy: Anatomy, actions: Sequence[Action]) -> nn.Module:
     """A smaller copy of a model. The model itself is not changed.
 
-    The copy is of the same class, with smaller layers inside: it trains, exports, moves and copies as before. The state of
-    an optimizer is not carried over: make a new optimizer for the copy's parameters.
+    The copy is of the same class, with smaller layers inside: it trains, exports, moves and copies as before.
+    The state of an optimizer is not carried over: make a new optimizer for the copy's parameters.
 
     Args:
         model: the model that was inspected.
@@ -168,7 +169,8 @@ def cut(model: nn.Module, anatomy: Anatomy, actions: Sequence[Action]) -> nn.Mod
     for name, shape in anatomy.shapes.items():
         if shapes.get(name) != shape:
             raise InvalidAction(
-                f"the anatomy is not this model's: {name} is {shapes.get(name, 'missing')}, the anatomy says {shape}; inspect this model first"
+                f"the anatomy is not this model's: {name} is {shapes.get(name, 'missing')}, not {shape}; "
+                "inspect this model first"
             )
     outcome(anatomy, actions)
     small = duplicate(model)

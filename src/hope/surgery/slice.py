@@ -69,7 +69,5 @@ def refresh(module: nn.Module, before: Mapping[str, tuple[int, ...]]) -> None:
     elif isinstance(module, nn.modules.batchnorm._NormBase):
         first_cut = next(iter(before))
         module.num_features = int(getattr(module, first_cut).shape[0])
-    elif (
-        len(shape) == 2 and getattr(module, "nf", None) == before.get("weight", (0, 0))[1]
-    ):  # GPT-2's transposed linear layer
-        module.nf = shape[1]
+    elif isinstance(before.get("weight"), tuple) and len(shape) == 2 and hasattr(module, "nf"):
+        vars(module)["nf"] = shape[1]  # the transposed linear layer of GPT-2

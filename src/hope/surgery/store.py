@@ -1,7 +1,8 @@
 """Save a cut network as data and load it again: a JSON plan and safetensors, no code, no pickle.
 
-A folder holds `trajectory.json` (what was done, to what, and the anatomy it refers to) and `weights-….safetensors` (the result). The
-JSON names the weights by their hash and carries a hash of itself; it is written last, so a folder is either as it was or complete.
+A folder holds `trajectory.json` (what was done, to what, and the anatomy it refers to) and
+`weights-….safetensors` (the result). The JSON names the weights by their hash and carries a hash of itself;
+it is written last, so a folder is either as it was or complete.
 """
 
 from __future__ import annotations
@@ -34,7 +35,8 @@ def fingerprint(model: nn.Module) -> str:
     digest = hashlib.sha256()
     for name, tensor in sorted(_state(model).items()):
         digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}\n".encode())
-        digest.update(tensor.flatten().view(torch.uint8).numpy() if tensor.numel() else b"")
+        if tensor.numel():
+            digest.update(tensor.flatten().view(torch.uint8).numpy().data)
     return digest.hexdigest()
 
 
@@ -53,7 +55,8 @@ def save_run(
     """Carry out actions on a copy of a model and save the result.
 
     Args:
-        folder: where to; made if it is not there. An earlier run in it is replaced, and stays whole until then.
+        folder: where to; made if it is not there. An earlier run in it is replaced, and stays whole until
+            then.
         model: the original, uncut model.
         anatomy: what `hope.inspect` returned for it.
         actions: what to do, in order.
@@ -179,7 +182,7 @@ def _plan(folder: Path) -> dict[str, Any]:
         raise DamagedFolder(f"{path} was not written by this package")
     if plan.get("version") != VERSION:
         raise DamagedFolder(
-            f"{path} has version {plan.get('version')}, this package reads version {VERSION}: update the package"
+            f"{path} has version {plan.get('version')}, this package reads {VERSION}: update the package"
         )
     if plan.get("sha256") != _digest(plan):
         raise DamagedFolder(
@@ -196,7 +199,8 @@ def _same_architecture(anatomy: Anatomy, model: nn.Module, folder: Path) -> None
         if shapes.get(name) != shape:
             found = f"has shape {shapes[name]}" if name in shapes else "is missing"
             raise CheckpointMismatch(
-                f"{folder} was saved from a {anatomy.model} where {name} has shape {shape}; in this {type(model).__name__} it {found}: "
+                f"{folder} was saved from a {anatomy.model} where {name} has shape {shape}; "
+                f"in this {type(model).__name__} it {found}: "
                 "build the architecture that was compressed, uncut"
             )
 

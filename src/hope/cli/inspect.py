@@ -1,0 +1,28 @@
+"""`hope inspect`: what a network consists of, as a table."""
+
+from __future__ import annotations
+
+import argparse
+from typing import Any
+
+from hope.cli import models
+from hope.inspection import inspect
+
+
+def register(commands: Any) -> None:
+    """Add the command."""
+    parser: argparse.ArgumentParser = commands.add_parser(
+        "inspect",
+        help="list a network's neuron layers, blocks and streams, and what is left alone",
+        description="List a network's neuron layers, the blocks that can be evicted, its streams, and what is left "
+        "alone with the reason. The weights do not matter here.",
+        epilog="example: hope inspect torchvision:resnet18",
+    )
+    models.add_arguments(parser)
+    parser.set_defaults(run=run)
+
+
+def run(options: argparse.Namespace) -> None:
+    """Print the table."""
+    model, example = models.build(options)
+    print(inspect(model, example))
