@@ -1,4 +1,4 @@
-"""Shared by all tests: one thread per worker, and what torchvision needs to be importable without its compiled operators."""
+"""Shared by all tests: one thread per worker, and what torchvision needs to be importable."""
 
 from __future__ import annotations
 
@@ -15,7 +15,9 @@ def _declare_missing_operators() -> None:
         try:
             getattr(torch.ops.torchvision, name)
         except AttributeError:
-            torch.library.define(f"torchvision::{name}", "(Tensor boxes, Tensor scores, float threshold) -> Tensor")
+            torch.library.define(
+                f"torchvision::{name}", "(Tensor boxes, Tensor scores, float threshold) -> Tensor"
+            )
 
 
 _declare_missing_operators()

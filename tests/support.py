@@ -1,4 +1,4 @@
-"""The reference that every cut is held against: the original with the removed neurons' outgoing weights set to zero."""
+"""What every cut is held against: the original with the removed neurons' outgoing weights set to zero."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from hope.surgery.operate import outcome
 
 
 def randomise(model: nn.Module, seed: int = 0) -> nn.Module:
-    """Random BN statistics, and random numbers wherever an initialisation left zeros, ones or tiny constants."""
+    """Random BN statistics, and random numbers wherever an initialisation left a constant."""
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for module in model.modules():
@@ -82,7 +82,11 @@ def backward(model: nn.Module, example: Example) -> None:
     args, kwargs = as_call(example)
     model.train()
     out: Any = model(*args, **kwargs)
-    loss = sum(leaf.float().square().sum() for leaf in pytree.tree_leaves(out) if isinstance(leaf, Tensor) and leaf.requires_grad)
+    loss = sum(
+        leaf.float().square().sum()
+        for leaf in pytree.tree_leaves(out)
+        if isinstance(leaf, Tensor) and leaf.requires_grad
+    )
     assert isinstance(loss, Tensor)
     loss.backward()
     assert any(p.grad is not None and p.grad.abs().sum() > 0 for p in model.parameters())
@@ -90,9 +94,15 @@ def backward(model: nn.Module, example: Example) -> None:
 
 
 def check_cut(
-    model: nn.Module, example: Example, *, tolerance: float, fraction: float = 0.3, seed: int = 0, train: bool = True
+    model: nn.Module,
+    example: Example,
+    *,
+    tolerance: float,
+    fraction: float = 0.3,
+    seed: int = 0,
+    train: bool = True,
 ) -> tuple[Anatomy, nn.Module]:
-    """Inspect, cut at random, and hold the result against the masked original; returns both for further checks."""
+    """Inspect, cut at random, and hold the result against the masked original."""
     model.eval()
     anatomy = hope.inspect(model, example)
     actions = random_cut(anatomy, fraction, seed)

@@ -19,7 +19,7 @@ def register(commands: Any) -> None:
     parser: argparse.ArgumentParser = commands.add_parser(
         "demo",
         help="read and cut a small network, in seconds",
-        description="Read a small residual network, remove neurons and a block, save the result and load it again.",
+        description="Read a small residual network, remove neurons and a block, save and load the result.",
     )
     parser.add_argument("--out", metavar="FOLDER", help="where to save the run (default: a temporary folder)")
     parser.set_defaults(run=run)

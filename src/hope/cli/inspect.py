@@ -14,8 +14,8 @@ def register(commands: Any) -> None:
     parser: argparse.ArgumentParser = commands.add_parser(
         "inspect",
         help="list a network's neuron layers, blocks and streams, and what is left alone",
-        description="List a network's neuron layers, the blocks that can be evicted, its streams, and what is left "
-        "alone with the reason. The weights do not matter here.",
+        description="List a network's neuron layers, the blocks that can be evicted, its streams, "
+        "and what is left alone with the reason. The weights do not matter here.",
         epilog="example: hope inspect torchvision:resnet18",
     )
     models.add_arguments(parser)

@@ -1,0 +1,102 @@
+"""Evicting a block is the same as its branch giving zeros, or a bias."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Mapping
+from typing import Any
+
+import hypothesis.strategies as st
+import torch
+from hypothesis import assume, given
+from networks import Net, build, example, networks
+from support import assert_same, backward, masked, random_cut, run
+from torch import Tensor, nn
+from torch.fx import Interpreter, Node
+
+import hope
+from hope.anatomy.anatomy import Anatomy
+from hope.surgery.operate import outcome
+
+TOLERANCE = 1e-10
+seeds = st.integers(0, 1000)
+
+
+class Without(Interpreter):
+    """Runs an exported graph with other values for some of its nodes."""
+
+    def __init__(self, program: torch.export.ExportedProgram, instead: Mapping[str, Tensor]) -> None:
+        super().__init__(program.graph_module)
+        self.instead = instead
+
+    def run_node(self, n: Node) -> Any:
+        value = super().run_node(n)
+        return self.instead[n.name].expand_as(value).clone() if n.name in self.instead else value
+
+
+def silenced(model: nn.Module, x: Tensor, anatomy: Anatomy, evictions: list[hope.Evict]) -> list[Tensor]:
+    """What the full model gives when the branches of these blocks give nothing but their biases."""
+    instead = {}
+    for action in evictions:
+        block = anatomy.block(action.block)
+        shape = [1] * block.ndim
+        shape[block.channel_dim] = block.channels
+        numbers = action.bias or (0.0,) * block.channels
+        instead[block.branch_output] = torch.tensor(numbers, dtype=x.dtype).reshape(shape)
+    with torch.no_grad():
+        program = torch.export.export(model, (x,), strict=False)
+        state = {**program.state_dict, **program.constants}
+        inputs = [
+            x.clone() if spec.target is None else state[spec.target]
+            for spec in program.graph_signature.input_specs
+        ]
+        return [leaf for leaf in Without(program, instead).run(*inputs) if isinstance(leaf, Tensor)]
+
+
+def random_evictions(anatomy: Anatomy, rng: random.Random) -> list[hope.Evict]:
+    """Some of the blocks, at least one, with a bias where one is possible and the coin says so."""
+    blocks = rng.sample(anatomy.blocks, rng.randint(1, len(anatomy.blocks)))
+    return [
+        hope.Evict(
+            b.name, [rng.uniform(-1, 1) for _ in range(b.channels)] if b.bias and rng.random() < 0.5 else None
+        )
+        for b in blocks
+    ]
+
+
+@given(networks(residual=True), seeds)
+def test_evicting_blocks_equals_silencing_their_branches(net: Net, seed: int) -> None:
+    model, x = build(net), example(net)
+    anatomy = hope.inspect(model, x)
+    assume(anatomy.blocks)
+    evictions = random_evictions(anatomy, random.Random(seed))
+    small = hope.cut(model, anatomy, evictions)
+    assert_same(run(small, x), silenced(model, x, anatomy, evictions), TOLERANCE)
+    counted = sum(p.numel() for p in small.parameters())
+    assert counted == outcome(anatomy, evictions).size(anatomy).parameters
+    backward(small, x)
+
+
+@given(networks(residual=True), seeds)
+def test_evicting_one_block_releases_what_it_says(net: Net, seed: int) -> None:
+    model, x = build(net), example(net)
+    anatomy = hope.inspect(model, x)
+    assume(anatomy.blocks)
+    total = sum(p.numel() for p in model.parameters())
+    for block in anatomy.blocks:
+        small = hope.cut(model, anatomy, [hope.Evict(block.name)])
+        assert total - sum(p.numel() for p in small.parameters()) == block.release
+
+
+@given(networks(residual=True), seeds)
+def test_pruning_and_evicting_together_equals_both_masks_together(net: Net, seed: int) -> None:
+    model, x = build(net), example(net)
+    anatomy = hope.inspect(model, x)
+    assume(anatomy.blocks)
+    rng = random.Random(seed)
+    prunes, evictions = random_cut(anatomy, 0.4, seed), random_evictions(anatomy, rng)
+    actions = rng.sample([*prunes, *evictions], len(prunes) + len(evictions))
+    small = hope.cut(model, anatomy, actions)
+    assert_same(run(small, x), silenced(masked(model, anatomy, prunes), x, anatomy, evictions), TOLERANCE)
+    assert sum(p.numel() for p in small.parameters()) == outcome(anatomy, actions).size(anatomy).parameters
+    backward(small, x)
