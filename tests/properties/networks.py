@@ -599,7 +599,7 @@ def example(net: Net, batch: int = 2) -> Tensor:
 
 # ---- drawing ---------------------------------------------------------------------------------------------------------
 
-WIDTHS = (2, 1, 3, 4, 5, 6, 7, 8)
+WIDTHS = (4, 2, 6, 3, 8, 5, 6, 4, 9, 7, 1)
 
 
 def _pick(draw: Draw, *options: Any) -> Any:
@@ -611,14 +611,14 @@ def _act_of(draw: Draw) -> str:
 
 
 def _norm_of(draw: Draw, space: Space) -> str:
-    rare = ("group", "instance") if prod(space) > 1 else ("group",)
-    return _pick(draw, "none", "bn", "bn", "bn", "bn plain", *rare[: 1 + bool(space)])
+    rare = ("group", "instance") if space and prod(space) > 1 else ("group",)
+    return _pick(draw, *("none", "bn", "bn") * 4, "bn plain", *rare)
 
 
 def _conv(draw: Draw, c: int, space: Space, out: int | None = None, **fixed: Any) -> Conv:
     width = out if out is not None else _pick(draw, *WIDTHS)
     common = [g for g in (2, 3, 4) if space and c % g == 0 and width % g == 0]
-    groups = _pick(draw, 1, 1, *common) if common else 1
+    groups = fixed.pop("groups", None) or _pick(draw, 1, 1, *common)
     pre = draw(st.booleans())
     norm = _norm_of(draw, space if pre else tuple(-(-s // fixed.get("stride", 1)) for s in space))
     act = _act_of(draw)
@@ -644,9 +644,9 @@ def _branch(draw: Draw, c: int, space: Space, out: int, stride: int, depth: int)
 
 def _inner(draw: Draw, c: int, space: Space, depth: int) -> Spec:
     """A stage that keeps the size of the maps."""
-    kinds = ["conv", "gate", "affine", "depthwise", "mix", "last", "dropout", "fork", "dense", "twice"]
+    kinds = ["conv", "depthwise", "gate", "fork", "dense"] * 3 + ["affine", "last", "dropout", "mix", "twice"]
     if depth:
-        kinds.append("residual")
+        kinds += ["residual"] * 2
     if not space:
         kinds = [k for k in kinds if k not in ("depthwise", "last")]
     return _one(draw, _pick(draw, *kinds), c, space, depth)
@@ -734,18 +734,18 @@ def networks(draw: Draw, residual: bool = False) -> Net:
     dims = _pick(draw, 2, 2, 1, 0, 3)
     space: Space = tuple(draw(st.integers(3, 4 if dims == 3 else 7)) for _ in range(dims))
     channels = draw(st.integers(1, 3))
-    stages: list[Spec] = [_conv(draw, channels, space)]
+    stages: list[Spec] = [_conv(draw, channels, space, groups=1)]
     c, now = stages[0].shape(channels, space)
-    count = draw(st.integers(1, 3))
+    count = draw(st.integers(1, 4))
     for i in range(count):
-        kinds = ["residual", "conv", "residual", "gate", "dense", "fork", "mix", "affine", "dropout", "twice"]
+        kinds = ["conv", "residual", "gate", "dense", "fork"] * 3 + ["affine", "dropout", "mix", "twice"]
         if dims:
-            kinds += ["depthwise", "last", "strided"]
+            kinds += ["depthwise", "strided"] * 3 + ["last"]
             if all(s > 1 for s in now):
-                kinds += ["pool", "unet", "strided residual", "unet"]
+                kinds += ["unet", "strided residual"] * 3 + ["pool"]
                 kinds += ["pad"] if max(now) < 8 and dims < 3 else []
             if max(now) < 5:
-                kinds.append("transposed")
+                kinds += ["transposed"] * 2
         kind = "residual" if residual and i == 0 else _pick(draw, *kinds)
         if kind == "strided residual":
             stages.append(_residual(draw, c, now, 1, stride=2))

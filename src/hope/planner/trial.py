@@ -9,8 +9,10 @@ with its own words as the reason.
 from __future__ import annotations
 
 import copy
+import logging
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from typing import Any, Protocol, TypeVar
@@ -37,6 +39,19 @@ class _Named(Protocol):
 T = TypeVar("T", bound=_Named)
 
 
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Failing here is an answer, not an event: keep torch from reporting it."""
+    logger = logging.getLogger("torch._subclasses.fake_tensor")
+    before, logger.disabled = logger.disabled, True
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logger.disabled = before
+
+
 class Trial:
     """Runs of data-free copies of one model."""
 
@@ -60,8 +75,7 @@ class Trial:
 
     def _run(self, change: Callable[[nn.Module], object], training: bool) -> Any:
         """Shapes of all outputs of a changed copy."""
-        with FakeTensorMode(allow_non_fake_inputs=True) as fake, warnings.catch_warnings(), torch.no_grad():
-            warnings.simplefilter("ignore")
+        with FakeTensorMode(allow_non_fake_inputs=True) as fake, _quiet(), torch.no_grad():
             tensors = [*self.model.parameters(), *self.model.buffers()]
             memo: dict[int, Any] = {id(tensor): fake.from_tensor(tensor) for tensor in tensors}
             try:

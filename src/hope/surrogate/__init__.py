@@ -1,0 +1,1 @@
+"""What each layer's signals look like, from BN numbers alone. Tensors only: no modules."""

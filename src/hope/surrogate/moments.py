@@ -1,0 +1,87 @@
+"""Moments of Gaussian signals behind a PH-1 activation.
+
+A PH-1 activation is `Ψ(y) = max(y, 0) + slope·min(y, 0)`: slope 0 is ReLU, 1 is the identity, anything between LeakyReLU or
+PReLU. A signal before the activation is `y ~ N(mean, spread²)`, `spread = |γ|·√(σ²/(σ² + ε))` with the BN's numbers (paper,
+Appendix "Kernel Formulation", before it lets ε go to 0). All functions are element-wise, in float64, and keep their relative
+accuracy far out in the tails.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+_SQRT2 = math.sqrt(2.0)
+_SQRT2PI = math.sqrt(2.0 * math.pi)
+
+
+def density(c: Tensor) -> Tensor:
+    """Standard normal density φ(c)."""
+    return torch.exp(-0.5 * c * c) / _SQRT2PI
+
+
+def distribution(c: Tensor) -> Tensor:
+    """Standard normal distribution function Φ(c)."""
+    return 0.5 * torch.erfc(-c / _SQRT2)
+
+
+def _mills(c: Tensor) -> Tensor:
+    """Φ(−c)/φ(c) for c ≥ 0, without underflow."""
+    return math.sqrt(math.pi / 2) * torch.special.erfcx(c / _SQRT2)
+
+
+def ramp_mean(c: Tensor) -> Tensor:
+    """`E max(z + c, 0)` for standard normal z: c·Φ(c) + φ(c), without cancellation for negative c."""
+    t = c.abs()
+    tail = density(t) * _tail_first(t)
+    return torch.where(c < 0, tail, c + tail)
+
+
+def ramp_square(c: Tensor) -> Tensor:
+    """`E max(z + c, 0)²`: (1 + c²)·Φ(c) + c·φ(c) (paper, Theorem "Closed-Form Self-Kernel for ReLU")."""
+    t = c.abs()
+    tail = density(t) * _tail_second(t)
+    return torch.where(c < 0, tail, 1 + c * c - tail)
+
+
+# From here on the closed forms cancel; the asymptotic series of the Mills ratio does not.
+_FAR = 20.0
+
+
+def _tail_first(t: Tensor) -> Tensor:
+    """1 − t·m(t) with the Mills ratio m, for t ≥ 0."""
+    near = 1 - t.clamp(max=_FAR) * _mills(t.clamp(max=_FAR))
+    u = t.clamp(min=_FAR) ** -2
+    far = u * (1 - u * (3 - u * (15 - u * (105 - u * (945 - u * (10395 - u * 135135))))))
+    return torch.where(t < _FAR, near, far)
+
+
+def _tail_second(t: Tensor) -> Tensor:
+    """(1 + t²)·m(t) − t, for t ≥ 0."""
+    x = t.clamp(max=_FAR)
+    near = (1 + x * x) * _mills(x) - x
+    s = t.clamp(min=_FAR)
+    u = s**-2
+    # m = (1/t)(1 − u + 3u² − 15u³ + …), so (1 + t²)m − t = (1/t)(2u − 12u² + 90u³ − 840u⁴ + …)
+    far = u / s * (2 - u * (12 - u * (90 - u * (840 - u * (9450 - u * (124740 - u * 1891890))))))
+    return torch.where(t < _FAR, near, far)
+
+
+def mean(means: Tensor, spreads: Tensor, slopes: Tensor) -> Tensor:
+    """`E Ψ(y)`; with spread 0 the limit Ψ(mean)."""
+    safe = torch.where(spreads > 0, spreads, torch.ones_like(spreads))
+    ramp = safe * ramp_mean(means / safe)
+    ramp = torch.where(spreads > 0, ramp, means.clamp(min=0))
+    return slopes * means + (1 - slopes) * ramp
+
+
+def energy(means: Tensor, spreads: Tensor, slopes: Tensor) -> Tensor:
+    """The self-kernel `K(i, i) = E Ψ(y)²`; with spread 0 the limit Ψ(mean)²."""
+    safe = torch.where(spreads > 0, spreads, torch.ones_like(spreads))
+    c = means / safe
+    up, down = safe**2 * ramp_square(c), safe**2 * ramp_square(-c)
+    moving = up + slopes**2 * down
+    still = means.clamp(min=0) ** 2 + slopes**2 * means.clamp(max=0) ** 2
+    return torch.where(spreads > 0, moving, still)
