@@ -53,9 +53,9 @@ class Entry:
         """A name that is unique in the zoo."""
         return f"{self.source}/{self.name}"
 
-    def build(self) -> nn.Module:
+    def build(self, seed: int = 0) -> nn.Module:
         """The network with random weights, in evaluation mode."""
-        torch.manual_seed(0)
+        torch.manual_seed(seed)
         return _BUILDERS[self.source](self.name, dict(self.options)).eval()
 
     def example(self) -> Tensor | dict[str, Tensor]:
@@ -85,7 +85,7 @@ _BUILDERS = {"torchvision": _torchvision, "timm": _timm, "transformers": _transf
 
 _TORCHVISION: dict[str, dict[str, Any]] = {
     "googlenet": {"options": {"init_weights": False}},
-    "inception_v3": {"pixels": 96, "options": {"init_weights": False}},
+    "inception_v3": {"pixels": 299, "options": {"init_weights": False}},  # less is not enough for its training-only head
     "maxvit_t": {"pixels": 224},  # its windows of 7 need multiples of 224
     "vit_b_16": {"options": {"image_size": 64}},
     "vit_b_32": {"options": {"image_size": 64}},
@@ -263,3 +263,8 @@ def zoo() -> list[Entry]:
         *(Entry("timm", name, **known) for name, known in _TIMM.items()),
         *(Entry("transformers", name, **known) for name, known in _TRANSFORMERS.items()),
     ]
+
+
+def find(key: str) -> Entry:
+    """The network of that key."""
+    return next(entry for entry in zoo() if entry.key == key)

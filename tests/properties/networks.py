@@ -14,8 +14,9 @@ from typing import Any, TypeAlias
 import hypothesis.strategies as st
 import torch
 import torch.nn.functional as F
-from support import randomise
 from torch import Tensor, nn
+
+from tests.support import randomise
 
 Space: TypeAlias = tuple[int, ...]
 Draw: TypeAlias = Callable[[st.SearchStrategy[Any]], Any]

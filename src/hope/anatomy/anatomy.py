@@ -11,7 +11,7 @@ from math import prod
 from torch import nn
 
 from hope.anatomy import rules
-from hope.anatomy.blocks import Block, Found, Layout, ending_bn, leaves_bias, removes
+from hope.anatomy.blocks import Block, Found, Layout, ending_bn, leaves_bias, preceding_bn, removes
 from hope.anatomy.flow import Flow
 from hope.anatomy.graph import Example, capture, check_readable, module_path, shape_of
 from hope.anatomy.labels import Shape
@@ -200,6 +200,8 @@ def _candidates(
                 way=way,
                 bias=leaves_bias(one, way),
                 last_bn=ending_bn(one, layout.graph),
+                skip_bn=preceding_bn(one, found, layout.graph),
+                tensors=tuple(sorted(name for name in fed if name is not None)),
                 branch_output=one.end.name,
             )
             for way in layout.ways(one)

@@ -77,6 +77,8 @@ class Block:
         way: how it is taken out of the modules.
         bias: whether a per-channel bias can be left behind.
         last_bn: the BN in front of the add, if the branch ends in one.
+        skip_bn: the last BN that wrote into what the skip carries, if there is one.
+        tensors: parameters and buffers that the branch uses.
         branch_output: name of the graph node that ends the branch.
     """
 
@@ -91,6 +93,8 @@ class Block:
     way: Replace | Silence
     bias: bool
     last_bn: str | None
+    skip_bn: str | None
+    tensors: tuple[str, ...]
     branch_output: str
 
     @property
@@ -357,5 +361,31 @@ def ending_bn(found: Found, graph: Graph) -> str | None:
     end = found.end
     while operator(end) in _NOTHING and isinstance(end.args[0], Node):
         end = end.args[0]
-    names = [graph.tensors[p.name] for p in end.all_input_nodes if p.name in graph.tensors]
-    return names[0].rpartition(".")[0] if names and operator(end) == "batch_norm" else None
+    return _bn(end, graph)
+
+
+def preceding_bn(found: Found, everything: list[Found], graph: Graph) -> str | None:
+    """The last BN that wrote into the tensor that the skip carries: the previous block's, or the stem's."""
+    branch_ends = {other.add: other.end for other in everything}
+    node: Node | None = found.fork
+    while node is not None and _bn(node, graph) is None:
+        fed = [p for p in node.all_input_nodes if p.name not in graph.tensors]
+        node = branch_ends.get(node, fed[0] if len(fed) == 1 and operator(node) in _CHANNELWISE else None)
+    return _bn(node, graph) if node is not None else None
+
+
+def _bn(node: Node, graph: Graph) -> str | None:
+    names = [graph.tensors[p.name] for p in node.all_input_nodes if p.name in graph.tensors]
+    return names[0].rpartition(".")[0] if names and operator(node) == "batch_norm" else None
+
+
+_CHANNELWISE = (
+    *_NOTHING,
+    *_ACTIVATIONS,
+    "hardtanh",
+    "max_pool2d",
+    "avg_pool2d",
+    "max_pool1d",
+    "avg_pool1d",
+    "max_pool3d",
+)

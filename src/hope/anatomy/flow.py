@@ -75,7 +75,7 @@ class Flow:
         self.reads: dict[str, dict[str, tuple[Step, ...]]] = {}
         self.positions: Counter[str] = Counter()
         self.order: dict[str, int] = {}
-        self.computed: dict[str, str] = {}
+        self.computed: dict[str, tuple[int, str]] = {}
         self.uses: Counter[str] = Counter()
         self._env: dict[Node, Any] = {}
         self._evaluated: dict[Node, Any] = {}

@@ -133,7 +133,7 @@ def capture(
                 program = torch.export.export(model, args, kwargs, strict=False)
         except Exception as error:  # torch.export raises many kinds; all mean the same to the caller
             raise _explain(model, args, kwargs, error) from error
-    return _graph(program, training)
+    return _graph(model, program, training)
 
 
 def _explain(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], error: Exception) -> Exception:
@@ -164,9 +164,13 @@ def _shapes(args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
     )
 
 
-def _graph(program: ExportedProgram, training: bool) -> Graph:
+def _graph(model: nn.Module, program: ExportedProgram, training: bool) -> Graph:
     signature = program.graph_signature
-    tensors = {**signature.inputs_to_parameters, **signature.inputs_to_buffers}
+    first: dict[int, str] = {}  # what goes by several names is called by the first
+    every = [*model.named_parameters(remove_duplicate=False), *model.named_buffers(remove_duplicate=False)]
+    called = {name: first.setdefault(id(tensor), name) for name, tensor in every}
+    named = {**signature.inputs_to_parameters, **signature.inputs_to_buffers}
+    tensors = {placeholder: called.get(name, name) for placeholder, name in named.items()}
     return Graph(
         nodes=tuple(program.graph.nodes),
         tensors=tensors,

@@ -211,13 +211,18 @@ def read(flow: Flow, parameters: frozenset[str], shared: Mapping[str, tuple[str,
             layers.append(_layer(flow, group, slices, len(own), parameters))
         else:
             words = reason or "its neurons are not alike: some own more places in the weights that read them"
-            skipped += [Skipped(module_of(t), flow.shapes[t][d], words) for t, d in group]
+            skipped += [
+                Skipped(module_of(name), flow.shapes[t][d], words)
+                for t, d in group
+                for name in shared.get(t, (t,))
+            ]
     cut = {part.tensor for layer in layers for part in layer.slices}
     for (tensor, dim), role in flow.roles.items():
         if role == "through" and tensor not in cut:
             held = [units.pinned[unit] for unit in units.places[tensor, dim].tolist() if unit in units.pinned]
             words = held[0] if held else "it goes with the channels it is grouped over, which stay"
             skipped.append(Skipped(module_of(tensor), flow.shapes[tensor][dim], words))
+    skipped += [Skipped(name, channels, words) for name, (channels, words) in flow.computed.items()]
     return Reading(tuple(layers), tuple(streams), tuple(skipped))
 
 

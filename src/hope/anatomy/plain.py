@@ -92,7 +92,9 @@ def _read_block(data: dict[str, Any]) -> Block:
     way = dict(data["way"])
     kind = {"replace": Replace, "silence": Silence}[way.pop("kind")]
     way = {name: tuple(value) if isinstance(value, list) else value for name, value in way.items()}
-    return Block(**{**data, "layers": tuple(data["layers"]), "way": kind(**way)})
+    return Block(
+        **{**data, "layers": tuple(data["layers"]), "tensors": tuple(data["tensors"]), "way": kind(**way)}
+    )
 
 
 def _slice(part: Slice) -> dict[str, Any]:

@@ -1,1 +1,3 @@
-"""Closed forms over whole layers: capacities, pair geometry, parents, costs. Tensors in, tensors out, float64."""
+"""Closed forms over whole layers: capacities, pair geometry, parents, costs. Tensors in, tensors out,
+float64.
+"""

@@ -1,7 +1,7 @@
 """Kernels K(i, j) = E[Ψ(y_i)·Ψ(y_j)] of two Gaussian signals behind PH-1 activations.
 
-`zero_bias` is the paper's default: the arc-cosine kernel between signals without means, scaled to the exact energies.
-`exact` is the bivariate integral itself.
+`zero_bias` is the paper's default: the arc-cosine kernel between signals without means, scaled to the exact
+energies. `exact` is the bivariate integral itself.
 """
 
 from __future__ import annotations
@@ -47,12 +47,14 @@ def ramp_product(c_i: Tensor, c_j: Tensor, rho: Tensor) -> Tensor:
 
         K(ρ) = h(c_i)·h(c_j) + ρ·Φ(c_i)·Φ(c_j) + ∫₀^ρ (ρ − u)·φ₂(c_i, c_j; u) du,
 
-    which equals the truncated-moment formula of the paper (Section "Exact Bivariate Cross-Kernel"), but for ρ ≥ 0 has no
-    terms of opposite signs: it is accurate relative to √(K_ii·K_jj) even where both are tiny. In u = cos t the integrand is
-    (ρ − cos t)·exp(−(c_i − c_j)²/(4(1 − cos t)) − (c_i + c_j)²/(4(1 + cos t)))/2π, whose features near ρ = 1 have the width of
-    c_i − c_j in t and so unit width in log t, where it is integrated.
+    which equals the truncated-moment formula of the paper (Section "Exact Bivariate Cross-Kernel"), but for ρ
+    ≥ 0 has no terms of opposite signs: it is accurate relative to √(K_ii·K_jj) even where both are tiny. In u
+    = cos t the integrand is (ρ − cos t)·exp(−(c_i − c_j)²/(4(1 − cos t)) − (c_i + c_j)²/(4(1 + cos t)))/2π,
+    whose features near ρ = 1 have the width of c_i − c_j in t and so unit width in log t, where it is
+    integrated.
     """
-    c_i, c_j, rho = torch.broadcast_tensors(c_i, c_j, rho)
+    shape = torch.broadcast_shapes(c_i.shape, c_j.shape, rho.shape)
+    c_i, c_j, rho = c_i.expand(shape), c_j.expand(shape), rho.expand(shape)
     rho = rho.clamp(-1, 1)
     base = ramp_mean(c_i) * ramp_mean(c_j) + rho * distribution(c_i) * distribution(c_j)
     size = rho.abs()
@@ -71,14 +73,21 @@ def ramp_product(c_i: Tensor, c_j: Tensor, rho: Tensor) -> Tensor:
 
 
 def exact(
-    mean_i: Tensor, mean_j: Tensor, spread_i: Tensor, spread_j: Tensor, rho: Tensor, slope_i: Tensor, slope_j: Tensor
+    mean_i: Tensor,
+    mean_j: Tensor,
+    spread_i: Tensor,
+    spread_j: Tensor,
+    rho: Tensor,
+    slope_i: Tensor,
+    slope_j: Tensor,
 ) -> Tensor:
     """`E[Ψ(y_i)·Ψ(y_j)]`, any slopes, any spreads ≥ 0; a signal that does not move is the constant Ψ(mean).
 
     Ψ(y) = slope·y + (1 − slope)·max(y, 0), so that one integral and first moments suffice.
     """
-    tensors = torch.broadcast_tensors(mean_i, mean_j, spread_i, spread_j, rho, slope_i, slope_j)
-    m_i, m_j, s_i, s_j, rho, a_i, a_j = tensors
+    given = (mean_i, mean_j, spread_i, spread_j, rho, slope_i, slope_j)
+    shape = torch.broadcast_shapes(*(tensor.shape for tensor in given))
+    m_i, m_j, s_i, s_j, rho, a_i, a_j = (tensor.expand(shape) for tensor in given)
     still_i, still_j = s_i <= 0, s_j <= 0
     safe_i = torch.where(still_i, torch.ones_like(s_i), s_i)
     safe_j = torch.where(still_j, torch.ones_like(s_j), s_j)
@@ -90,4 +99,9 @@ def exact(
     mixed_j = m_i * ramp_j + covariance * distribution(c_j)  # E[y_i·max(y_j, 0)], by Stein's lemma
     mixed_i = m_j * ramp_i + covariance * distribution(c_i)
     both = torch.where(still_i | still_j, ramp_i * ramp_j, safe_i * safe_j * ramp_product(c_i, c_j, rho))
-    return a_i * a_j * linear + a_i * (1 - a_j) * mixed_j + (1 - a_i) * a_j * mixed_i + (1 - a_i) * (1 - a_j) * both
+    return (
+        a_i * a_j * linear
+        + a_i * (1 - a_j) * mixed_j
+        + (1 - a_i) * a_j * mixed_i
+        + (1 - a_i) * (1 - a_j) * both
+    )

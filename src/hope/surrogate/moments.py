@@ -1,15 +1,18 @@
 """Moments of Gaussian signals behind a PH-1 activation.
 
-A PH-1 activation is `Ψ(y) = max(y, 0) + slope·min(y, 0)`: slope 0 is ReLU, 1 is the identity, anything between LeakyReLU or
-PReLU. A signal before the activation is `y ~ N(mean, spread²)`, `spread = |γ|·√(σ²/(σ² + ε))` with the BN's numbers (paper,
-Appendix "Kernel Formulation", before it lets ε go to 0). All functions are element-wise, in float64, and keep their relative
-accuracy far out in the tails.
+A PH-1 activation is `Ψ(y) = max(y, 0) + slope·min(y, 0)`: slope 0 is ReLU, 1 is the identity, anything
+between LeakyReLU or PReLU. A signal before the activation is `y ~ N(mean, spread²)`, `spread = |γ|·√(σ²/(σ² +
+ε))` with the BN's numbers (paper, Appendix "Kernel Formulation", before it lets ε go to 0). All functions are
+element-wise, in float64, and keep their relative accuracy far out in the tails.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
+from functools import lru_cache
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -29,7 +32,8 @@ def distribution(c: Tensor) -> Tensor:
 
 def _mills(c: Tensor) -> Tensor:
     """Φ(−c)/φ(c) for c ≥ 0, without underflow."""
-    return math.sqrt(math.pi / 2) * torch.special.erfcx(c / _SQRT2)
+    ratio: Tensor = math.sqrt(math.pi / 2) * torch.special.erfcx(c / _SQRT2)
+    return ratio
 
 
 def ramp_mean(c: Tensor) -> Tensor:
@@ -85,3 +89,17 @@ def energy(means: Tensor, spreads: Tensor, slopes: Tensor) -> Tensor:
     moving = up + slopes**2 * down
     still = means.clamp(min=0) ** 2 + slopes**2 * means.clamp(max=0) ** 2
     return torch.where(spreads > 0, moving, still)
+
+
+def energy_of(activation: Callable[[Tensor], Tensor], means: Tensor, spreads: Tensor) -> Tensor:
+    """`E Ψ(y)²` of any activation, by Gauss–Hermite quadrature."""
+    total = torch.zeros_like(means)
+    for node, weight in zip(*_hermite(), strict=True):
+        total += weight * activation(means + spreads * node) ** 2
+    return total
+
+
+@lru_cache(maxsize=1)
+def _hermite() -> tuple[list[float], list[float]]:
+    nodes, weights = np.polynomial.hermite_e.hermegauss(80)
+    return nodes.tolist(), (weights / _SQRT2PI).tolist()

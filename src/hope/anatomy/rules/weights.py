@@ -8,6 +8,7 @@ import numpy as np
 from torch.fx import Node
 
 from hope.anatomy.flow import Flow, Step, Value, describe, module_of, output_shape
+from hope.anatomy.graph import module_path
 from hope.anatomy.labels import FIXED, Ids, along, dims
 from hope.anatomy.rules.registry import rule
 
@@ -25,7 +26,7 @@ def _weighted(
     """A dense map of channels: its weight reads along one of its dimensions and writes along another."""
     shape = output_shape(node)
     if weight is None or weight.tensor is None or (bias is not None and bias.tensor is None):
-        return _computed(flow, node, [x, *(v for v in (weight, bias) if v is not None)])
+        return _computed(flow, node, [x, *(v for v in (weight, bias) if v is not None)], channel)
     name = weight.tensor
     reads, writes = flow.mark(name, in_dim, "in"), flow.mark(name, out_dim, "out")
     through = _read(flow, node, x, channel, reads)
@@ -54,15 +55,15 @@ def _read(flow: Flow, node: Node, x: Value, channel: int, reads: Ids) -> tuple[I
     return tuple(through)
 
 
-def _computed(flow: Flow, node: Node, values: list[Value]) -> Value:
+def _computed(flow: Flow, node: Node, values: list[Value], channel: int) -> Value:
+    """Weights that are not parameters themselves: their rows and columns cannot be cut."""
     reason = (
         f"{describe(node)} uses weights that are computed at run time (normalised, standardised or masked)"
     )
     flow.pin_all(values, reason)
-    for value in values:
-        if value.static:
-            flow.computed[describe(node)] = reason
-    return Value(output_shape(node))
+    shape = output_shape(node)
+    flow.computed[module_path(node)] = (shape[channel], reason)
+    return Value(shape)
 
 
 @rule("conv1d", "conv2d", "conv3d", "convolution")
@@ -80,7 +81,7 @@ def _convolution(flow: Flow, node: Node, args: dict[str, Any]) -> Value | None:
     if args["groups"] == 1:
         return _weighted(flow, node, x, weight, bias, channel, 1, 0)
     if weight.tensor is None or (bias is not None and bias.tensor is None):
-        return _computed(flow, node, [x, weight])
+        return _computed(flow, node, [x, weight], channel)
     writes = flow.mark(weight.tensor, 0, "through")
     if bias is not None and bias.tensor is not None:
         flow.ties.tie(flow.tensor_ids(bias.tensor, 0), writes)
@@ -99,7 +100,7 @@ def _transposed(flow: Flow, node: Node, args: dict[str, Any]) -> Value | None:
     if args["groups"] == 1:
         return _weighted(flow, node, x, weight, bias, channel, 0, 1)
     if weight.tensor is None or (bias is not None and bias.tensor is None):
-        return _computed(flow, node, [x, weight])
+        return _computed(flow, node, [x, weight], channel)
     rows = flow.mark(weight.tensor, 0, "through").reshape(args["groups"], -1)
     flow.ties.tie(np.broadcast_to(rows[:, :1], rows.shape), rows)
     writes = np.repeat(rows[:, 0], shape[channel] // args["groups"])

@@ -8,10 +8,10 @@ import random
 import hypothesis.strategies as st
 import torch
 from hypothesis import assume, given
-from networks import Net, build, example, networks
-from support import assert_same, check_cut, masked, random_cut, run
 
 import hope
+from tests.properties.networks import Net, build, example, networks
+from tests.support import assert_same, check_cut, masked, random_cut, run
 
 TOLERANCE = 1e-10
 seeds = st.integers(0, 1000)

@@ -9,14 +9,14 @@ from typing import Any
 import hypothesis.strategies as st
 import torch
 from hypothesis import assume, given
-from networks import Net, build, example, networks
-from support import assert_same, backward, masked, random_cut, run
 from torch import Tensor, nn
 from torch.fx import Interpreter, Node
 
 import hope
 from hope.anatomy.anatomy import Anatomy
 from hope.surgery.operate import outcome
+from tests.properties.networks import Net, build, example, networks
+from tests.support import assert_same, backward, masked, random_cut, run
 
 TOLERANCE = 1e-10
 seeds = st.integers(0, 1000)

@@ -14,14 +14,14 @@ import numpy as np
 import pytest
 import torch
 from hypothesis import given
-from networks import Net, build, example, networks, original_name
-from support import random_cut, run
 from torch import Tensor, nn
 from torch.nn.modules.conv import _ConvNd
 
 import hope
 from hope.anatomy.anatomy import Anatomy
 from hope.anatomy.plain import from_plain, to_plain
+from tests.properties.networks import Net, build, example, networks, original_name
+from tests.support import random_cut, run
 
 seeds = st.integers(0, 1000)
 

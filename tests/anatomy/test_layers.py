@@ -177,7 +177,12 @@ def test_a_neuron_in_front_of_a_grouped_convolution_is_a_group_of_channels() -> 
     pairs, fours = [[0, 1], [2, 3], [4, 5]], [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9, 10, 11]]
     places = owned(layer)
     assert places["0.weight", 0, "out"] == places["0.bias", 0, "along"] == pairs
-    assert places["2.weight", 0, "along"] == places["2.bias", 0, "along"] == places["3.weight", 0, "along"] == fours
+    assert (
+        places["2.weight", 0, "along"]
+        == places["2.bias", 0, "along"]
+        == places["3.weight", 0, "along"]
+        == fours
+    )
     assert places["5.weight", 1, "in"] == fours
     assert left_alone(anatomy) == {"5": "it is an output of the model"}
     small = hope.cut(net, anatomy, [hope.Prune("0", [1])])
@@ -219,7 +224,9 @@ class Excited(nn.Module):
 
 
 def test_squeeze_and_excitation_reads_a_neuron_and_gates_it() -> None:
-    gate = nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Conv2d(6, 2, 1), nn.ReLU(), nn.Conv2d(2, 6, 1), nn.Sigmoid())
+    gate = nn.Sequential(
+        nn.AdaptiveAvgPool2d(1), nn.Conv2d(6, 2, 1), nn.ReLU(), nn.Conv2d(2, 6, 1), nn.Sigmoid()
+    )
     anatomy = hope.inspect(Excited(gate), torch.zeros(1, 3, 4, 4))
     conv, squeeze = anatomy.layers
     assert facts(conv) == ("conv", 6, 1, 3, 2 + 2, 3 + 1 + 2 + (2 + 1) + 2)
@@ -279,7 +286,12 @@ def test_channel_wise_parameters_and_buffers_go_with_the_neuron() -> None:
     (layer,) = anatomy.layers
     assert facts(layer) == ("fc1", 4, 1, 3, 2, 3 + 1 + 1 + 1 + 2)
     places = owned(layer)
-    assert places["act.weight", 0, "along"] == places["scale", 0, "along"] == places["shift", 1, "along"] == one_each(4)
+    assert (
+        places["act.weight", 0, "along"]
+        == places["scale", 0, "along"]
+        == places["shift", 1, "along"]
+        == one_each(4)
+    )
     assert layer.activation == "prelu"
     small = hope.cut(net, anatomy, [hope.Prune("fc1", 2)])
     assert (small.act.num_parameters, small.scale.shape, small.shift.shape) == (3, (3,), (1, 3))

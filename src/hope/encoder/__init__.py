@@ -1,0 +1,1 @@
+"""The greedy loop over layer states: it runs without the model."""

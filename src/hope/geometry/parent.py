@@ -1,0 +1,174 @@
+"""The optimal parent of two neurons, for any number of pairs at once.
+
+With W̃ = [w̃_i, w̃_j] (effective filters with their biases) and the outgoing weights o_i, o_j, everything
+about a pair follows from two 2×2 Gram matrices, G = W̃ᵀW̃ and H = [o_i, o_j]ᵀ[o_i, o_j]: the parent's
+direction û = W̃z maximises ‖Au‖ for A = o_i w̃_iᵀ + o_j w̃_jᵀ (paper, Section "Optimal Direction"), and AᵀA
+restricted to the span is the eigenproblem (HG)z = λz with zᵀGz = 1. Under the pair's surrogate y_u = z₁y_i +
+z₂y_j exactly, so all kernels of the parent follow by bilinearity.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from hope.geometry import kernels
+from hope.surrogate.moments import energy
+from hope.surrogate.pairwise import warp
+
+PARALLEL = (
+    0.99  # from here on the zero-bias kernel would call parallel signals with different thresholds the same
+)
+
+
+class Side(NamedTuple):
+    """One neuron of each pair, as broadcastable tensors.
+
+    Attributes:
+        mean, spread: of the signal before the activation.
+        slope: of the activation below zero.
+        energy: K(i, i).
+        bias: effective bias b.
+        inner: squared norm of the effective filter with its bias, G_ii.
+        outer: squared norm of the outgoing weights, H_ii.
+    """
+
+    mean: Tensor
+    spread: Tensor
+    slope: Tensor
+    energy: Tensor
+    bias: Tensor
+    inner: Tensor
+    outer: Tensor
+
+
+@dataclass(frozen=True)
+class Parents:
+    """Parents of many pairs, up to their scale.
+
+    Attributes:
+        alignment: b = ⟨ψ*, f_i + f_j⟩; 0 where there is no parent.
+        overlap: ⟨f_i, f_j⟩.
+        rows: (z₁, z₂), the direction û in terms of the children, sign decided by the phase check.
+        reach: (K(u, i), K(u, j)).
+        energy: K(u, u).
+        spread: deviation of y_u.
+        correlation: ρ̂ of the children.
+    """
+
+    alignment: Tensor
+    overlap: Tensor
+    rows: tuple[Tensor, Tensor]
+    reach: tuple[Tensor, Tensor]
+    energy: Tensor
+    spread: Tensor
+    correlation: Tensor
+
+
+def parents(i: Side, j: Side, inner: Tensor, outer: Tensor, *, kernel: str) -> Parents:
+    """The optimal parent directions of pairs (i, j).
+
+    Args:
+        i, j: the neurons, broadcast against each other.
+        inner: ⟨w̃_i, w̃_j⟩, biases included.
+        outer: ⟨o_i, o_j⟩.
+        kernel: "zero-bias" (the paper's default, exact where the children are parallel or do not move) or
+            "exact".
+    """
+    filters = inner - i.bias * j.bias
+    rho = warp(filters, i.inner - i.bias**2, j.inner - j.bias**2, i.spread, j.spread)
+    hard = (rho.abs() > PARALLEL) | (i.spread <= 0) | (j.spread <= 0)
+    overlap = _kernel(i, j, rho, hard, kernel) * outer
+    z1, z2 = _direction(i, j, inner, outer)
+    best: tuple[Tensor, ...] | None = None
+    mean = z1 * i.mean + z2 * j.mean
+    covariance = rho * i.spread * j.spread
+    toward_i = z1 * i.spread**2 + z2 * covariance
+    toward_j = z1 * covariance + z2 * j.spread**2
+    spread = torch.sqrt((z1 * toward_i + z2 * toward_j).clamp(min=0))
+    rho_i = _ratio(toward_i, spread * i.spread)
+    rho_j = _ratio(toward_j, spread * j.spread)
+    for sign in (1.0, -1.0):  # the phase check: an eigenvector has two signs, the kernel has one
+        u = Side(sign * mean, spread, i.slope, energy(sign * mean, spread, i.slope), i.bias, i.inner, i.outer)
+        reach_i = _kernel(u, i, sign * rho_i, hard, kernel)
+        reach_j = _kernel(u, j, sign * rho_j, hard, kernel)
+        square = reach_i**2 * i.outer + 2 * reach_i * reach_j * outer + reach_j**2 * j.outer
+        alignment = torch.sqrt(_ratio(square.clamp(min=0), u.energy))
+        found = (alignment, sign * z1, sign * z2, reach_i, reach_j, u.energy.expand_as(alignment))
+        if best is None:
+            best = found
+        else:
+            better = alignment > best[0]
+            best = tuple(torch.where(better, new, old) for new, old in zip(found, best, strict=True))
+    assert best is not None
+    alignment, z1, z2, reach_i, reach_j, self_energy = best
+    same = i.slope == j.slope
+    alignment = torch.where(same, alignment, torch.zeros_like(alignment))
+    return Parents(alignment, overlap, (z1, z2), (reach_i, reach_j), self_energy, spread, rho)
+
+
+def _direction(i: Side, j: Side, inner: Tensor, outer: Tensor) -> tuple[Tensor, Tensor]:
+    """z of the leading eigenvector of HG with zᵀGz = 1; zero where A is."""
+    m00 = i.outer * i.inner + outer * inner
+    m01 = i.outer * inner + outer * j.inner
+    m10 = outer * i.inner + j.outer * inner
+    m11 = outer * inner + j.outer * j.inner
+    half = (m00 - m11) / 2
+    root = torch.sqrt((half * half + m01 * m10).clamp(min=0))
+    # λ − m11 = root + half and λ − m00 = root − half: take whichever does not cancel
+    first = half >= 0
+    z1 = torch.where(first, root + half, m01)
+    z2 = torch.where(first, m10, root - half)
+    empty = (z1 == 0) & (z2 == 0)  # HG is a multiple of the identity: every direction is as good
+    z1 = torch.where(empty, torch.ones_like(z1), z1)
+    length = z1 * z1 * i.inner + 2 * z1 * z2 * inner + z2 * z2 * j.inner
+    scale = torch.where(length > 0, torch.rsqrt(length.clamp(min=1e-300)), torch.zeros_like(length))
+    return z1 * scale, z2 * scale
+
+
+def _kernel(a: Side, b: Side, rho: Tensor, hard: Tensor, kernel: str) -> Tensor:
+    """K(a, b) by the chosen kernel; exact wherever `hard`."""
+    if kernel == "exact":
+        return kernels.exact(a.mean, b.mean, a.spread, b.spread, rho, a.slope, b.slope)
+    cosine = kernels.zero_bias_cosine(rho, a.slope, b.slope)
+    value = cosine * torch.sqrt(a.energy * b.energy)
+    if hard.any():
+        shape = value.shape
+        where = hard.expand(shape)
+        parts = [t.expand(shape)[where] for t in (a.mean, b.mean, a.spread, b.spread, rho, a.slope, b.slope)]
+        value = value.masked_scatter(where, kernels.exact(*parts))
+    return value
+
+
+def _ratio(above: Tensor, below: Tensor) -> Tensor:
+    return torch.where(
+        below > 0, above / torch.where(below > 0, below, torch.ones_like(below)), torch.zeros_like(above)
+    )
+
+
+class Recipe(NamedTuple):
+    """How a parent is made of its children: what a `Merge` action carries."""
+
+    rows: tuple[float, float]
+    outs: tuple[float, float]
+    spread: float
+
+
+def recipe(found: Parents, i: Side, j: Side, scale: float) -> Recipe:
+    """The physical parent of one pair (paper, Section "Input/Output Scaling").
+
+    Args:
+        found: the parents of exactly this pair.
+        i, j: the pair.
+        scale: ‖f_p‖, s* or b.
+    """
+    k_ui, k_uj = (float(value) for value in found.reach)
+    z1, z2 = (float(value) for value in found.rows)
+    norm = float(found.alignment) * float(found.energy) ** 0.5  # ‖K(u,i)·o_i + K(u,j)·o_j‖
+    ratio = (float(i.inner + j.inner) / float(i.outer + j.outer)) ** 0.5
+    fourth = float(found.energy) ** -0.25
+    into, out = (scale * ratio) ** 0.5 * fourth, (scale / ratio) ** 0.5 * fourth
+    return Recipe((into * z1, into * z2), (out * k_ui / norm, out * k_uj / norm), into * float(found.spread))

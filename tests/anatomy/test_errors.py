@@ -1,0 +1,145 @@
+"""What cannot be read is refused in one line that names the thing and the way out."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import hope
+
+
+def mlp() -> nn.Sequential:
+    return nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2))
+
+
+def refused(kind: type[Exception], model: Any, example: Any) -> str:
+    """The message of the refusal, which must be one line."""
+    with pytest.raises(kind) as caught:
+        hope.inspect(model, example)
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+def test_no_example() -> None:
+    assert "no example input: pass a tensor" in refused(hope.InvalidExample, mlp(), None)
+
+
+@pytest.mark.parametrize("example", [3, "image.png", 1.5, {1, 2}, object()])
+def test_an_example_of_an_unsupported_type(example: Any) -> None:
+    message = refused(hope.InvalidExample, mlp(), example)
+    assert message.startswith(f"an example of type {type(example).__name__} cannot be used: pass a tensor")
+
+
+def test_an_example_of_the_wrong_shape() -> None:
+    message = refused(hope.InvalidExample, mlp(), torch.zeros(1, 5))
+    assert message.startswith("Sequential cannot run on this example (1x5): ")
+    assert message.endswith("pass an example of the shape, dtype and device that the model takes")
+
+
+def test_an_example_of_the_wrong_type_of_numbers() -> None:
+    assert "cannot run on this example" in refused(
+        hope.InvalidExample, mlp(), torch.zeros(1, 4, dtype=torch.float64)
+    )
+
+
+@pytest.mark.parametrize("example", [(), {}, (torch.zeros(1, 4), 3), {"wrong": torch.zeros(1, 4)}])
+def test_an_example_with_the_wrong_arguments(example: Any) -> None:
+    assert "cannot run on this example" in refused(hope.InvalidExample, mlp(), example)
+
+
+def test_something_that_is_no_module() -> None:
+    message = refused(hope.UnsupportedModel, lambda x: x, torch.zeros(1, 4))
+    assert message == "expected a torch.nn.Module, got function"
+
+
+def test_parameters_without_data() -> None:
+    with torch.device("meta"):
+        model = mlp()
+    message = refused(hope.UnsupportedModel, model, torch.zeros(1, 4))
+    assert message.startswith("0.weight has no data (meta device): load the weights first")
+
+
+def test_sparse_parameters() -> None:
+    model = mlp()
+    model[2].weight = nn.Parameter(model[2].weight.detach().to_sparse())
+    message = refused(hope.UnsupportedModel, model, torch.zeros(1, 4))
+    assert message.startswith("2.weight is a sparse tensor")
+    assert "to_dense()" in message
+
+
+def test_lazy_modules() -> None:
+    model = nn.Sequential(nn.LazyLinear(8), nn.Linear(8, 2))
+    message = refused(hope.UnsupportedModel, model, torch.zeros(1, 4))
+    assert (
+        message == "0.weight is not initialised yet (a lazy module): run the model once on an example first"
+    )
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_quantised_modules() -> None:
+    model = nn.Sequential(torch.ao.nn.quantized.dynamic.Linear(4, 8), nn.Linear(8, 2))
+    message = refused(hope.UnsupportedModel, model, torch.zeros(1, 4))
+    assert "quantise" in message
+    assert message.endswith("compress the float model first, then quantise the result")
+
+
+def test_wrapped_models() -> None:
+    message = refused(hope.UnsupportedModel, nn.DataParallel(mlp()), torch.zeros(1, 4))
+    assert message == "the model is wrapped in DataParallel: pass model.module instead"
+    message = refused(hope.UnsupportedModel, torch.compile(mlp()), torch.zeros(1, 4))
+    assert message == "the model is wrapped in OptimizedModule: pass model._orig_mod instead"
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_scripted_models() -> None:
+    message = refused(hope.UnsupportedModel, torch.jit.script(mlp()), torch.zeros(1, 4))
+    assert message.startswith("the model is a TorchScript module")
+
+
+class Branching(nn.Module):
+    """Decides by the data what it does."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b = nn.Linear(4, 8), nn.Linear(8, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.a(x)
+        return self.b(x if x.sum() > 0 else -x)
+
+
+def test_control_flow_that_depends_on_data() -> None:
+    message = refused(hope.UnsupportedModel, Branching(), torch.zeros(1, 4))
+    assert message.startswith("Branching runs but torch.export cannot capture it: ")
+    assert "replace data-dependent Python in forward()" in message
+
+
+class Careless(nn.Module):
+    """Fails in its own words."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        raise RuntimeError("first line\nsecond line " + 500 * "x")
+
+
+def test_the_models_own_error_is_quoted_by_its_first_line() -> None:
+    message = refused(hope.InvalidExample, Careless(), torch.zeros(1, 4))
+    assert "(1x4): first line; pass" in message
+
+
+@pytest.mark.parametrize("model", [Branching(), Careless(), mlp()])
+def test_a_refusal_puts_the_training_flags_back(model: nn.Module) -> None:
+    for i, module in enumerate(model.modules()):
+        module.training = i % 2 == 0
+    with pytest.raises(hope.HopeError):
+        hope.inspect(model, torch.zeros(1, 4) if not isinstance(model, nn.Sequential) else torch.zeros(1, 3))
+    assert [module.training for module in model.modules()] == [
+        i % 2 == 0 for i, _ in enumerate(model.modules())
+    ]
+
+
+def test_errors_can_be_caught_as_what_python_calls_them() -> None:
+    assert issubclass(hope.InvalidExample, ValueError)
+    assert issubclass(hope.InvalidAction, ValueError)

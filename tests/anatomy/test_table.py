@@ -1,0 +1,95 @@
+"""An anatomy prints as a table that a person can read."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+import hope
+
+
+class Net(nn.Module):
+    """A layer with BN, a grouped one, a block and a stream."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem = nn.Conv2d(3, 8, 1)
+        self.a, self.bn, self.b = (
+            nn.Conv2d(8, 6, 3, padding=1, bias=False),
+            nn.BatchNorm2d(6),
+            nn.Conv2d(6, 8, 1),
+        )
+        self.c, self.d, self.out = nn.Conv2d(8, 4, 1), nn.Conv2d(4, 4, 1, groups=2), nn.Linear(4, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.stem(x)
+        x = x + self.b(F.relu(self.bn(self.a(x))))
+        return self.out(F.silu(self.d(self.c(x))).mean((2, 3)))
+
+
+def rows(text: str) -> dict[str, list[str]]:
+    return {line.split()[0]: line.split() for line in text.splitlines() if line.split()}
+
+
+def test_the_table_has_a_row_for_every_layer() -> None:
+    text = str(hope.inspect(Net(), torch.zeros(1, 3, 4, 4)))
+    header = next(line for line in text.splitlines() if line.startswith("layer"))
+    assert header.split() == [
+        "layer",
+        "neurons",
+        "fan-in",
+        "fan-out",
+        "activation",
+        "BN",
+        "releases",
+        "goes",
+        "with",
+        "it",
+    ]
+    table = rows(text)
+    assert table["a"] == ["a", "6", "72", "8", "relu", "bn", "82"]
+    assert table["c"] == ["c", "2×2", "16", "6", "silu", "none", str(2 * 9 + 2 * 2 + 2 + 6), "d"]
+    assert table["model"][:4] == ["model", "identity", "8", str(8 * 6 * 9 + 12 + 56)]
+
+
+def test_the_head_counts_neurons_blocks_streams_parameters_and_macs() -> None:
+    anatomy = hope.inspect(Net(), torch.zeros(1, 3, 4, 4))
+    lines = str(anatomy).splitlines()
+    assert lines[0] == "Net: 8 compressible neurons in 2 layers, 1 blocks that can be evicted, 1 streams"
+    share = 1 - anatomy.floor().parameters / anatomy.size().parameters
+    macs = 16 * (24 + 432 + 48 + 32 + 8) + 12
+    assert (
+        lines[1]
+        == f"{32 + 432 + 12 + 56 + 36 + 12 + 15} parameters, of which {share:.1%} can go; {macs:,} MACs on the example"
+    )
+
+
+def test_a_network_without_removable_neurons_says_why() -> None:
+    text = str(
+        hope.inspect(
+            nn.Sequential(nn.Conv2d(3, 4, 1), nn.Softmax(1), nn.Conv2d(4, 2, 1)), torch.zeros(1, 3, 4, 4)
+        )
+    )
+    assert "Sequential: 0 compressible neurons in 0 layers" in text
+    assert "No neuron can be removed on its own; the reasons are below." in text
+    assert "softmax in 1 normalises its channels together" in text
+    assert "it is an output of the model" in text
+
+
+def test_a_network_without_parameters_prints_too() -> None:
+    assert "0 parameters, of which 0.0% can go" in str(hope.inspect(nn.ReLU(), torch.zeros(1, 3)))
+
+
+def test_equal_reasons_are_told_once() -> None:
+    class Heads(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.heads = nn.ModuleList(nn.Linear(3, n) for n in (2, 4, 5))
+
+        def forward(self, x: Tensor) -> list[Tensor]:
+            return [head(x) for head in self.heads]
+
+    text = str(hope.inspect(Heads(), torch.zeros(1, 3)))
+    assert text.count("it is an output of the model") == 1
+    assert rows(text)["heads.0"][:5] == ["heads.0", "and", "2", "more", "11"]

@@ -1,0 +1,67 @@
+"""The reference for evictions: the original's own graph, run node by node with the branches' outputs replaced."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.export import ExportedProgram
+from torch.export.graph_signature import InputKind
+from torch.fx import Interpreter, Node
+from torch.utils import _pytree as pytree
+
+from hope.anatomy.graph import Example, as_call
+
+
+def export(model: nn.Module, example: Example) -> ExportedProgram:
+    """The model's graph in evaluation mode, as the inspection reads it."""
+    args, kwargs = as_call(example)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return torch.export.export(model.eval(), args, kwargs, strict=False)
+
+
+class _Replacing(Interpreter):
+    """Runs a graph; the value of a named node is replaced as soon as it is there, before an in-place add can use it."""
+
+    def __init__(self, program: ExportedProgram, values: Mapping[str, Tensor | float]) -> None:
+        super().__init__(program.graph_module)
+        self.values = values
+        self.met: set[str] = set()
+
+    def run_node(self, n: Node) -> Any:
+        result = super().run_node(n)
+        if n.name not in self.values:
+            return result
+        self.met.add(n.name)
+        return torch.zeros_like(result) + self.values[n.name]
+
+
+def replaced(
+    program: ExportedProgram, model: nn.Module, example: Example, values: Mapping[str, Tensor | float]
+) -> list[Tensor]:
+    """All tensors that the model returns when the named nodes yield the given values (broadcast) instead of their own.
+
+    Args:
+        program: the graph, from `export`.
+        model: where parameters and buffers are taken from: the exported model or one of the same shapes.
+        example: the inputs.
+        values: node name -> what it yields.
+    """
+    tensors = {**program.constants, **dict(model.named_parameters()), **dict(model.named_buffers())}
+    given = iter(pytree.tree_leaves(as_call(example)))
+    inputs = [
+        next(given) if spec.kind is InputKind.USER_INPUT else tensors[str(spec.target)]
+        for spec in program.graph_signature.input_specs
+    ]
+    interpreter = _Replacing(program, values)
+    with torch.no_grad():
+        outputs = interpreter.run(
+            *(value.clone() if isinstance(value, Tensor) else value for value in inputs),
+            enable_io_processing=False,
+        )
+    assert interpreter.met == set(values), "a branch's output is not a node of the graph"
+    return [leaf for leaf in pytree.tree_leaves(outputs) if isinstance(leaf, Tensor)]
