@@ -1,7 +1,7 @@
 """Networks that nobody here wrote: one list for the tests in tests/peers and for the coverage sweep.
 
-All of torchvision's classification models, one small model of each of many timm families, and a few from transformers.
-Weights are random, images as small as the architecture permits.
+All of torchvision's classification models, one small model of each of many timm families, and a few from
+transformers. Weights are random, images as small as the architecture permits.
 """
 
 from __future__ import annotations
@@ -40,6 +40,7 @@ class Entry:
         pixels: height and width of the images it is tried on.
         batch: how many images.
         options: further arguments for building it.
+        double: compute in double precision, where random weights make single precision meaningless.
     """
 
     source: str
@@ -47,21 +48,27 @@ class Entry:
     pixels: int = 64
     batch: int = 2
     options: Mapping[str, Any] = field(default_factory=dict)
+    double: bool = False
 
     @property
     def key(self) -> str:
         """A name that is unique in the zoo."""
         return f"{self.source}/{self.name}"
 
+    @property
+    def dtype(self) -> torch.dtype:
+        """The type of weights and images."""
+        return torch.float64 if self.double else torch.float32
+
     def build(self, seed: int = 0) -> nn.Module:
         """The network with random weights, in evaluation mode."""
         torch.manual_seed(seed)
-        return _BUILDERS[self.source](self.name, dict(self.options)).eval()
+        return _BUILDERS[self.source](self.name, dict(self.options)).to(self.dtype).eval()
 
     def example(self) -> Tensor | dict[str, Tensor]:
         """Random images, in the form that the network takes."""
         generator = torch.Generator().manual_seed(0)
-        images = torch.randn(self.batch, 3, self.pixels, self.pixels, generator=generator)
+        images = torch.randn(self.batch, 3, self.pixels, self.pixels, generator=generator).to(self.dtype)
         return {"pixel_values": images} if self.source == "transformers" else images
 
 
@@ -85,7 +92,10 @@ _BUILDERS = {"torchvision": _torchvision, "timm": _timm, "transformers": _transf
 
 _TORCHVISION: dict[str, dict[str, Any]] = {
     "googlenet": {"options": {"init_weights": False}},
-    "inception_v3": {"pixels": 299, "options": {"init_weights": False}},  # less is not enough for its training-only head
+    "inception_v3": {
+        "pixels": 299,
+        "options": {"init_weights": False},
+    },  # less is not enough for its training-only head
     "maxvit_t": {"pixels": 224},  # its windows of 7 need multiples of 224
     "vit_b_16": {"options": {"image_size": 64}},
     "vit_b_32": {"options": {"image_size": 64}},
@@ -121,7 +131,7 @@ _TIMM: dict[str, dict[str, Any]] = {
     "efficientnet_b0": {},
     "efficientnet_es": {},
     "efficientnet_cc_b0_4e": {},
-    "efficientnetv2_rw_t": {},
+    "efficientnetv2_rw_t": {"double": True},
     "tf_efficientnet_lite0": {},
     "mobilenetv1_100": {},
     "mobilenetv2_050": {},

@@ -1,13 +1,13 @@
-"""HOPE: read a trained network as neurons and make it smaller, without data, without fine-tuning and without
-knobs.
-"""
+"""HOPE: read a trained network as neurons and make it smaller: no data, no fine-tuning, no knobs."""
 
 from hope._version import __version__
 from hope.anatomy.anatomy import Anatomy
+from hope.encoding import Encoding, capacities, encode
 from hope.errors import (
     CheckpointMismatch,
     DamagedFolder,
     HopeError,
+    InfeasibleBudget,
     InvalidAction,
     InvalidExample,
     UnsupportedModel,
@@ -22,15 +22,19 @@ __all__ = [
     "Anatomy",
     "CheckpointMismatch",
     "DamagedFolder",
+    "Encoding",
     "Evict",
     "HopeError",
+    "InfeasibleBudget",
     "InvalidAction",
     "InvalidExample",
     "Merge",
     "Prune",
     "UnsupportedModel",
     "__version__",
+    "capacities",
     "cut",
+    "encode",
     "inspect",
     "load",
     "save",

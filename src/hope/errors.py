@@ -19,6 +19,10 @@ class InvalidAction(HopeError, ValueError):
     """An action names a neuron or block that is not there, or cannot be done as asked."""
 
 
+class InfeasibleBudget(HopeError, ValueError):
+    """No budget was given, several were, or the one that was cannot be met."""
+
+
 class CheckpointMismatch(HopeError):
     """A saved folder and a model do not belong together."""
 

@@ -234,26 +234,33 @@ def test_a_block_within_a_block_knows_what_it_lies_in() -> None:
     assert anatomy.floor().parameters == anatomy.size(evicted=["blocks.0"]).parameters
 
 
+class Attention(nn.Module):
+    """Two heads, written out."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.qkv, self.proj = nn.Linear(8, 24), nn.Linear(8, 8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        b, n, d = x.shape
+        q, k, v = self.qkv(x).reshape(b, n, 3, 2, d // 2).permute(2, 0, 3, 1, 4).unbind(0)
+        weights = (q @ k.transpose(-2, -1)).softmax(-1)
+        return self.proj((weights @ v).transpose(1, 2).reshape(b, n, d))
+
+
 class Transformer(nn.Module):
     """One encoder block: attention and an MLP, both behind a LayerNorm, both beside the stream."""
 
     def __init__(self) -> None:
         super().__init__()
         self.patch = nn.Conv2d(3, 8, 4, 4)
-        self.norm1, self.norm2 = nn.LayerNorm(8), nn.LayerNorm(8)
-        self.qkv, self.proj = nn.Linear(8, 24), nn.Linear(8, 8)
+        self.norm1, self.norm2, self.attention = nn.LayerNorm(8), nn.LayerNorm(8), Attention()
         self.fc1, self.fc2 = nn.Linear(8, 16), nn.Linear(16, 8)
         self.head = nn.Linear(8, 2)
 
-    def attend(self, x: Tensor) -> Tensor:
-        b, n, d = x.shape
-        q, k, v = self.qkv(x).reshape(b, n, 3, 2, d // 2).permute(2, 0, 3, 1, 4).unbind(0)
-        weights = (q @ k.transpose(-2, -1)).softmax(-1)
-        return self.proj((weights @ v).transpose(1, 2).reshape(b, n, d))
-
     def forward(self, x: Tensor) -> Tensor:
         x = self.patch(x).flatten(2).transpose(1, 2)
-        x = x + self.attend(self.norm1(x))
+        x = x + self.attention(self.norm1(x))
         x = x + self.fc2(F.gelu(self.fc1(self.norm2(x))))
         return self.head(x.mean(1))
 
@@ -261,24 +268,19 @@ class Transformer(nn.Module):
 def test_a_transformer_has_its_mlp_as_layer_and_both_halves_as_blocks() -> None:
     anatomy = read(Transformer())
     (layer,) = anatomy.layers
-    assert (layer.name, layer.neurons, layer.fan_in, layer.fan_out, layer.release) == (
-        "fc1",
-        16,
-        8,
-        8,
-        8 + 1 + 8,
-    )
-    assert (layer.activation, layer.block, layer.bn) == ("gelu", "model#2", None)
-    assert [(block.name, block.channel_dim, block.ndim) for block in anatomy.blocks] == [
-        ("model#1", 2, 3),
-        ("model#2", 2, 3),
-    ]
+    assert (layer.name, layer.neurons, layer.fan_in, layer.fan_out) == ("fc1", 16, 8, 8)
+    assert (layer.release, layer.activation, layer.block, layer.bn) == (8 + 1 + 8, "gelu", "model#2", None)
+    attention, mlp = anatomy.blocks
+    assert (attention.name, attention.channel_dim, attention.ndim, attention.channels) == ("model#1", 2, 3, 8)
+    assert attention.way == Silence(("norm1", "attention"), full=False, returns=(0, 0))
+    assert attention.release == 16 + 24 * 9 + 8 * 9
+    assert mlp.way == Silence(("norm2", "fc1", "fc2"), full=False, returns=(0, 0, 0))
     why = reasons(anatomy)
-    assert why["qkv"] == "reshape splits its channels into groups by position"
+    assert why["attention.qkv"] == "reshape in attention splits its channels into groups by position"
     assert why["patch"] == "layer_norm in norm1 normalises its channels together"
     (stream,) = anatomy.streams
-    assert stream.writers == ("patch", "proj", "fc2")
-    assert stream.readers == ("qkv", "fc1", "head")
+    assert stream.writers == ("patch", "attention.proj", "fc2")
+    assert stream.readers == ("attention.qkv", "fc1", "head")
 
 
 def test_adds_that_are_no_residuals_are_no_blocks() -> None:

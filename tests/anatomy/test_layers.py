@@ -53,7 +53,8 @@ def test_mlp() -> None:
 
 def test_vgg_flatten_gives_every_neuron_its_49_columns() -> None:
     net = nn.Sequential(
-        nn.Conv2d(3, 4, 3, padding=1), nn.BatchNorm2d(4), nn.ReLU(inplace=True), nn.MaxPool2d(2), nn.Flatten(), nn.Linear(196, 6)
+        nn.Conv2d(3, 4, 3, padding=1), nn.BatchNorm2d(4), nn.ReLU(inplace=True), nn.MaxPool2d(2),
+        nn.Flatten(), nn.Linear(196, 6),
     )  # fmt: skip
     layer = hope.inspect(net, torch.zeros(1, 3, 14, 14)).layers[0]
     assert facts(layer) == ("0", 4, 1, 27, 6 * 49, 27 + 1 + 2 + 6 * 49)
@@ -168,7 +169,8 @@ def test_dense_connections_take_a_part_of_every_later_bn() -> None:
 
 def test_a_neuron_in_front_of_a_grouped_convolution_is_a_group_of_channels() -> None:
     net = nn.Sequential(
-        nn.Conv2d(3, 6, 1), nn.ReLU(), nn.Conv2d(6, 12, 3, groups=3), nn.BatchNorm2d(12), nn.ReLU(), nn.Conv2d(12, 2, 1)
+        nn.Conv2d(3, 6, 1), nn.ReLU(), nn.Conv2d(6, 12, 3, groups=3), nn.BatchNorm2d(12), nn.ReLU(),
+        nn.Conv2d(12, 2, 1),
     )  # fmt: skip
     anatomy = hope.inspect(net, torch.zeros(1, 3, 5, 5))
     (layer,) = anatomy.layers

@@ -1,4 +1,4 @@
-"""The reference for evictions: the original's own graph, run node by node with the branches' outputs replaced."""
+"""The reference for evictions: the original's graph, run node by node with the branches' outputs replaced."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def export(model: nn.Module, example: Example) -> ExportedProgram:
 
 
 class _Replacing(Interpreter):
-    """Runs a graph; the value of a named node is replaced as soon as it is there, before an in-place add can use it."""
+    """Runs a graph; a named node's value is replaced at once, before an in-place add can use it."""
 
     def __init__(self, program: ExportedProgram, values: Mapping[str, Tensor | float]) -> None:
         super().__init__(program.graph_module)
@@ -43,13 +43,13 @@ class _Replacing(Interpreter):
 def replaced(
     program: ExportedProgram, model: nn.Module, example: Example, values: Mapping[str, Tensor | float]
 ) -> list[Tensor]:
-    """All tensors that the model returns when the named nodes yield the given values (broadcast) instead of their own.
+    """All tensors that the model returns when the named nodes yield the given values instead of their own.
 
     Args:
         program: the graph, from `export`.
         model: where parameters and buffers are taken from: the exported model or one of the same shapes.
         example: the inputs.
-        values: node name -> what it yields.
+        values: node name -> what it yields, broadcast to the node's shape.
     """
     tensors = {**program.constants, **dict(model.named_parameters()), **dict(model.named_buffers())}
     given = iter(pytree.tree_leaves(as_call(example)))

@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 from benchmarks.zoo import Entry, zoo
 from safetensors.torch import load_file, save_file
-from support import assert_same, random_cut, randomise, run
 from torch import Tensor
 
 import hope
+from tests.support import assert_same, random_cut, randomise, run
 
 pytestmark = pytest.mark.zoo
 

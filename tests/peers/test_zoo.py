@@ -7,8 +7,6 @@ import random
 import pytest
 import torch
 from benchmarks.zoo import Entry, zoo
-from interpretation import export, replaced
-from support import assert_same, check_cut, masked, random_cut, randomise, run
 from torch import Tensor, nn
 from torch.export import ExportedProgram
 
@@ -17,6 +15,8 @@ from hope.anatomy.anatomy import Anatomy
 from hope.anatomy.blocks import Block
 from hope.anatomy.graph import Example
 from hope.surgery.operate import outcome
+from tests.peers.interpretation import export, replaced
+from tests.support import assert_same, check_cut, masked, random_cut, randomise, run
 
 pytestmark = pytest.mark.zoo
 TOLERANCE = 1e-4
@@ -41,7 +41,7 @@ def check_outermost_evictions(
 
 
 def random_bias(block: Block, rng: random.Random) -> tuple[list[float] | None, Tensor | float]:
-    """A bias to leave behind, as an action takes it and as the branch would yield it; none where none can stay."""
+    """A bias to leave behind, as an action takes it and as the branch would yield it; none if it cannot stay."""
     if not block.bias:
         return None, 0.0
     numbers = [rng.uniform(-0.1, 0.1) for _ in range(block.channels)]
@@ -51,7 +51,7 @@ def random_bias(block: Block, rng: random.Random) -> tuple[list[float] | None, T
 
 
 def check_mixture(program: ExportedProgram, model: nn.Module, example: Example, anatomy: Anatomy) -> None:
-    """Some blocks evicted (also nested ones, leaving a bias where they can) and neurons pruned, all at once."""
+    """Some blocks evicted (nested ones too, leaving a bias if they can) and neurons pruned, all at once."""
     rng = random.Random(1)
     evictions, values = [], {}
     for block in rng.sample(anatomy.blocks, len(anatomy.blocks) // 2):

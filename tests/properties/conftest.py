@@ -1,4 +1,4 @@
-"""How many networks are drawn: the same few in every run, or on request many new ones (HYPOTHESIS_PROFILE=search)."""
+"""How many networks are drawn: the same few in every run, many new ones with HYPOTHESIS_PROFILE=search."""
 
 from __future__ import annotations
 

@@ -1,7 +1,8 @@
-"""Random small networks: a plain description that hypothesis draws, shrinks and prints, and the module it stands for.
+"""Random small networks: a plain description that hypothesis draws, shrinks and prints, and its module.
 
-`networks()` draws a `Net`, `build(net)` makes the `nn.Module`. The same description is built with its blocks as modules
-of their own, or flat in one forward (`Net.flat`), under other names or registered in another order (`build`'s arguments).
+`networks()` draws a `Net`, `build(net)` makes the `nn.Module`. The same description is built with its blocks
+as modules of their own or flat in one forward (`Net.flat`), under other names or registered in another order
+(`build`'s arguments).
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import hypothesis.strategies as st
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.nn.utils.parametrizations import weight_norm
 
 from tests.support import randomise
 
@@ -57,7 +59,7 @@ def _spread(c: int, space: Space) -> tuple[int, ...]:
     return (1, c, *(1 for _ in space))
 
 
-# ---- how a description becomes a module ------------------------------------------------------------------------------
+# ---- how a description becomes a module --------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -133,7 +135,7 @@ class Stage(nn.Module):
 
 
 class Spec:
-    """A description: its parts by name (modules, tensors, nested descriptions), the shape it gives, and what it does."""
+    """A description: its parts by name (modules, tensors, nested descriptions), its shape, what it does."""
 
     def parts(self, c: int, space: Space) -> dict[str, Any]:
         return {}
@@ -159,7 +161,7 @@ def _through(f: Finder, specs: tuple[Spec, ...], x: Tensor) -> Tensor:
     return x
 
 
-# ---- the vocabulary --------------------------------------------------------------------------------------------------
+# ---- the vocabulary ----------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -334,7 +336,7 @@ class Affine(Spec):
 
 @dataclass(frozen=True)
 class Mix(Spec):
-    """Operators that join channels by position: nothing may be removed around them unless it is still exact."""
+    """Operators that join channels by position: nothing may be removed around most of them."""
 
     kind: str
 
@@ -384,15 +386,23 @@ class Last(Spec):
 
 @dataclass(frozen=True)
 class Twice(Spec):
-    """One module called twice."""
+    """Weights not read once as they are: a module called twice, a weight with two names, a computed one."""
 
+    kind: str
     act: str = "relu"
 
     def parts(self, c: int, space: Space) -> dict[str, Any]:
-        return {"conv": _layer(len(space), c, c)} | _act(self.act, c)
+        parts = {"conv": _layer(len(space), c, c)} | _act(self.act, c)
+        if self.kind == "tied":
+            parts["again"] = _layer(len(space), c, c)
+            parts["again"].weight = parts["conv"].weight
+        elif self.kind == "weight norm":
+            weight_norm(parts["conv"])
+        return parts
 
     def run(self, f: Finder, x: Tensor) -> Tensor:
-        return f("conv")(f.act(self.act, f("conv")(x)))
+        x = f.act(self.act, f("conv")(x))
+        return x if self.kind == "weight norm" else f("again" if self.kind == "tied" else "conv")(x)
 
 
 @dataclass(frozen=True)
@@ -551,7 +561,7 @@ class Head(Spec):
         elif self.kind == "flatten last":
             x = x.movedim(1, -1).flatten(1)
         else:
-            x = x.view(x.size(0), -1) if self.kind == "view" else torch.flatten(x, 1)
+            x = x.contiguous().view(x.size(0), -1) if self.kind == "view" else torch.flatten(x, 1)
         if self.hidden:
             x = f.act(self.act, f("fc")(x))
         return f("out")(x)
@@ -559,7 +569,7 @@ class Head(Spec):
 
 @dataclass(frozen=True)
 class Net(Spec):
-    """A whole network: input channels and size, stages, a head, and whether the first stage has a head of its own."""
+    """A whole network: input channels and size, stages, a head, perhaps one more on the first stage."""
 
     channels: int
     space: Space
@@ -598,7 +608,7 @@ def example(net: Net, batch: int = 2) -> Tensor:
     return torch.randn(batch, net.channels, *net.space, generator=generator, dtype=torch.float64)
 
 
-# ---- drawing ---------------------------------------------------------------------------------------------------------
+# ---- drawing -----------------------------------------------------------------------------------------------
 
 WIDTHS = (4, 2, 6, 3, 8, 5, 6, 4, 9, 7, 1)
 
@@ -679,7 +689,7 @@ def _one(draw: Draw, kind: str, c: int, space: Space, depth: int) -> Spec:
         case "last":
             return Last(_pick(draw, *WIDTHS), _pick(draw, "gelu", "silu"))
         case "twice":
-            return Twice(_act_of(draw))
+            return Twice(_pick(draw, "called twice", "tied", "weight norm"), _act_of(draw))
         case "transposed":
             out = _pick(draw, *WIDTHS)
             common = [g for g in (2, 3, c) if c % g == 0 and out % g == 0]
@@ -755,6 +765,4 @@ def networks(draw: Draw, residual: bool = False) -> Net:
         c, now = stages[-1].shape(c, now)
     heads = ("pool", "flatten", "view", "mean", "flatten last", "conv") if dims else ("flatten",)
     head = Head(_pick(draw, *heads), _pick(draw, 0, 4, 1), _act_of(draw))
-    if head.kind == "view" and not isinstance(stages[-1], Conv):
-        head = Head("flatten", head.hidden, head.act)  # view() needs contiguous memory
     return Net(channels, space, tuple(stages), head, draw(st.booleans()), draw(st.booleans()))

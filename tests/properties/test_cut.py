@@ -60,11 +60,9 @@ def test_cutting_in_two_goes_equals_cutting_in_one(net: Net, seed: int) -> None:
     first = random_cut(anatomy, 0.3, seed)
     middle = hope.cut(model, anatomy, first)
     again = hope.inspect(middle, x)
+    gone = {action.layer: action.neurons for action in first}
     left = {
-        layer.name: [
-            n for n in range(layer.neurons) if n not in dict((a.layer, a.neurons) for a in first)[layer.name]
-        ]
-        for layer in anatomy.layers
+        layer.name: [n for n in range(layer.neurons) if n not in gone[layer.name]] for layer in anatomy.layers
     }
     assert {layer.name: layer.neurons for layer in again.layers if len(left.get(layer.name, ())) > 1} == {
         name: len(kept) for name, kept in left.items() if len(kept) > 1

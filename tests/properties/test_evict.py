@@ -3,54 +3,19 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Mapping
-from typing import Any
 
 import hypothesis.strategies as st
-import torch
 from hypothesis import assume, given
-from torch import Tensor, nn
-from torch.fx import Interpreter, Node
 
 import hope
 from hope.anatomy.anatomy import Anatomy
 from hope.surgery.operate import outcome
 from tests.properties.networks import Net, build, example, networks
+from tests.properties.reference import silenced
 from tests.support import assert_same, backward, masked, random_cut, run
 
 TOLERANCE = 1e-10
 seeds = st.integers(0, 1000)
-
-
-class Without(Interpreter):
-    """Runs an exported graph with other values for some of its nodes."""
-
-    def __init__(self, program: torch.export.ExportedProgram, instead: Mapping[str, Tensor]) -> None:
-        super().__init__(program.graph_module)
-        self.instead = instead
-
-    def run_node(self, n: Node) -> Any:
-        value = super().run_node(n)
-        return self.instead[n.name].expand_as(value).clone() if n.name in self.instead else value
-
-
-def silenced(model: nn.Module, x: Tensor, anatomy: Anatomy, evictions: list[hope.Evict]) -> list[Tensor]:
-    """What the full model gives when the branches of these blocks give nothing but their biases."""
-    instead = {}
-    for action in evictions:
-        block = anatomy.block(action.block)
-        shape = [1] * block.ndim
-        shape[block.channel_dim] = block.channels
-        numbers = action.bias or (0.0,) * block.channels
-        instead[block.branch_output] = torch.tensor(numbers, dtype=x.dtype).reshape(shape)
-    with torch.no_grad():
-        program = torch.export.export(model, (x,), strict=False)
-        state = {**program.state_dict, **program.constants}
-        inputs = [
-            x.clone() if spec.target is None else state[spec.target]
-            for spec in program.graph_signature.input_specs
-        ]
-        return [leaf for leaf in Without(program, instead).run(*inputs) if isinstance(leaf, Tensor)]
 
 
 def random_evictions(anatomy: Anatomy, rng: random.Random) -> list[hope.Evict]:

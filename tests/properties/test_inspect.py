@@ -79,7 +79,7 @@ def test_inspect_and_cut_leave_the_model_as_it_was(net: Net, seed: int) -> None:
     small = hope.cut(model, anatomy, random_cut(anatomy, 0.5, seed))
     assert [module.training for module in small.modules()] == flags
     with pytest.raises(hope.InvalidExample):
-        hope.inspect(model, x[:, :, None])
+        hope.inspect(model, x.flatten())
     assert [module.training for module in model.modules()] == flags
     assert state(model) == before
     assert torch.equal(x, given_x)

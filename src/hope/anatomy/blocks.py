@@ -44,6 +44,11 @@ class Replace:
     after: tuple[str, ...] = ()
     positive: bool = False
 
+    @property
+    def paths(self) -> tuple[str, ...]:
+        """Paths of the modules that are replaced."""
+        return (self.module,)
+
 
 @dataclass(frozen=True)
 class Silence:
@@ -59,6 +64,11 @@ class Silence:
     modules: tuple[str, ...]
     full: bool = False
     returns: tuple[int, ...] = ()
+
+    @property
+    def paths(self) -> tuple[str, ...]:
+        """Paths of the modules that are replaced."""
+        return self.modules
 
 
 @dataclass(frozen=True)
@@ -100,7 +110,7 @@ class Block:
     @property
     def place(self) -> str:
         """Path of the (first) module that an eviction replaces."""
-        return self.way.module if isinstance(self.way, Replace) else self.way.modules[0]
+        return self.way.paths[0]
 
     def removes(self, name: str) -> bool:
         """Whether evicting this block removes the module, parameter or buffer of that name."""
@@ -219,7 +229,7 @@ class Layout:
         if outside != {found.fork} or skip is None:
             return None
         rest = nodes - found.branch - found.skip - {found.add}
-        after: list[str] = []
+        after: list[tuple[str | None, str]] = []
         node = found.add
         while rest:
             users = [user for user in node.users if user in self.runtime]
@@ -227,10 +237,11 @@ class Layout:
                 return None
             node = users[0]
             rest.discard(node)
-            name = _child(node, module) or _functional(node)
-            if name is None:
+            call = _child(node, module) or (_functional(node), node.name)
+            if call[0] is None:
                 return None
-            after.append(name)
+            if call not in after:
+                after.append(call)
         positive = (
             operator(found.fork) == "relu"
             and not skip
@@ -238,7 +249,10 @@ class Layout:
             and operator(node) == "relu"
             and len(after) == 1
         )
-        return Replace(module, skip, tuple(dict.fromkeys(after)), positive)
+        names = tuple(str(name) for name, _ in after)
+        if len({*skip, *names}) < len(skip) + len(names):
+            return None  # a child that is called twice
+        return Replace(module, skip, names, positive)
 
     def _silence(self, found: Found) -> Silence | None:
         inside = self._outermost(found.branch, module_path(found.add))
@@ -334,19 +348,22 @@ def _functional(node: Node) -> str | None:
     return _ACTIVATIONS.get(name) if len(node.args) == 1 and not node.kwargs else None
 
 
-def _child(node: Node, module: str) -> str | None:
-    """The name of the module's direct child that ran the node, None if its own code did."""
-    stack = module_stack(node)
-    deeper = stack[stack.index(module) + 1 :] if module in stack else ()
-    return deeper[0][len(module) + 1 :] if deeper else None
+def _child(node: Node, module: str) -> tuple[str, str] | None:
+    """The name of the module's direct child that ran the node, and which call it was; None if its own code
+    did.
+    """
+    calls = list((node.meta.get("nn_module_stack") or {}).items())
+    paths = [str(path) for _, (path, _) in calls]
+    depth = paths.index(module) + 1 if module in paths else len(paths)
+    return (paths[depth][len(module) + 1 :], str(calls[depth][0])) if depth < len(paths) else None
 
 
 def _children(nodes: frozenset[Node], module: str, everything: set[Node]) -> tuple[str, ...] | None:
     """Direct children that do exactly these nodes, in order; None if the module's own code takes part."""
-    names = dict.fromkeys(_child(node, module) for node in sorted(nodes))
-    if None in names or any(_child(other, module) in names for other in everything - nodes):
-        return None
-    return tuple(name for name in names if name is not None)
+    calls = dict.fromkeys(_child(node, module) for node in sorted(nodes))
+    names = tuple(call[0] for call in calls if call is not None)
+    others = {call[0] for call in (_child(node, module) for node in everything - nodes) if call is not None}
+    return None if None in calls or others & set(names) else names
 
 
 def leaves_bias(found: Found, way: Replace | Silence) -> bool:

@@ -47,6 +47,7 @@ class Value:
         static: computed from parameters and constants alone.
         tensor: the name, if this is a parameter or buffer itself.
         signals: weight that wrote a channel found here -> what was done to it since.
+        origins: the parameters and buffers that this is computed from, if from nothing else.
     """
 
     shape: Shape
@@ -54,6 +55,7 @@ class Value:
     static: bool = False
     tensor: str | None = None
     signals: Mapping[str, tuple[Step, ...]] = field(default_factory=dict)
+    origins: tuple[str, ...] = ()
 
     def then(self, step: Step) -> Value:
         """The same value with one more step in every signal."""
@@ -147,7 +149,7 @@ class Flow:
                 spread = [1] * len(shape)
                 spread[dim] = size
                 labels.append(self.tensor_ids(tensor, dim).reshape(spread))
-        return Value(shape, tuple(labels), static=True, tensor=tensor)
+        return Value(shape, tuple(labels), static=True, tensor=tensor, origins=(tensor,))
 
     def value(self, node: Any) -> Value | None:
         """The value of one node, None for what is not a tensor."""
@@ -203,7 +205,7 @@ class Flow:
                 self.pin(label, reason)
             else:
                 kept.append(label)
-        return Value(shape, tuple(kept), value.static, None, value.signals if kept else {})
+        return Value(shape, tuple(kept), value.static, None, value.signals if kept else {}, value.origins)
 
     def combine(self, values: Sequence[Value], shape: Shape, *, adds: bool, what: str) -> Value:
         """An element-wise operator with broadcasting: channels at the same place are tied."""
@@ -229,7 +231,8 @@ class Flow:
         for value in runtime:
             for writer, path in value.signals.items():
                 signals.setdefault(writer, path)
-        return Value(shape, tuple(result), not runtime, None, signals if result else {})
+        origins = () if runtime else origins_of(values)
+        return Value(shape, tuple(result), not runtime, None, signals if result else {}, origins)
 
     def _tie(self, a: Ids, b: Ids, what: str, adds: bool) -> None:
         both = (a >= 0) & (b >= 0)
@@ -240,6 +243,11 @@ class Flow:
         reason = f"{what} combines it with channels that stay"
         self.pin(a[(a >= 0) & (b == FIXED)], reason)
         self.pin(b[(b >= 0) & (a == FIXED)], reason)
+
+
+def origins_of(values: Iterable[Value]) -> tuple[str, ...]:
+    """All parameters and buffers that these values are computed from."""
+    return tuple(dict.fromkeys(name for value in values for name in value.origins))
 
 
 def operator(node: Node) -> str:

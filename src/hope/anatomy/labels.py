@@ -107,6 +107,7 @@ class Ties:
 
     def tie(self, a: Ids, b: Ids) -> None:
         """Tie the ids of two arrays place by place."""
+        assert a.size == b.size, "ids are tied place by place"
         self._pairs.append((a.ravel(), b.ravel()))
 
     def resolve(self) -> Ids:

@@ -65,7 +65,7 @@ class LayerPath:
         """E, the layer's capacity."""
         return float(self.capacities[self.alive].sum())
 
-    # ---- pair geometry ----------------------------------------------------------------------------------------
+    # ---- pair geometry ---------------------------------------------------------------------------
 
     def _pairs(self) -> None:
         """Alignment b and distance D of all pairs, in tiles of rows."""
@@ -118,7 +118,7 @@ class LayerPath:
         cost[i] = np.inf
         return cost
 
-    # ---- the walk ---------------------------------------------------------------------------------------------
+    # ---- the walk --------------------------------------------------------------------------------
 
     def moves(self) -> Iterator[Move]:
         """All moves down to one neuron."""

@@ -16,6 +16,7 @@ from torch import Tensor
 from hope.surrogate.moments import distribution, ramp_mean
 
 _NODES = 64
+_AT_ONCE = 1 << 18  # evaluations of the integrand held in memory at a time
 
 
 def arc_cosine(rho: Tensor) -> Tensor:
@@ -53,7 +54,7 @@ def ramp_product(c_i: Tensor, c_j: Tensor, rho: Tensor) -> Tensor:
     whose features near ρ = 1 have the width of c_i − c_j in t and so unit width in log t, where it is
     integrated.
     """
-    shape = torch.broadcast_shapes(c_i.shape, c_j.shape, rho.shape)
+    shape = np.broadcast_shapes(c_i.shape, c_j.shape, rho.shape)
     c_i, c_j, rho = c_i.expand(shape), c_j.expand(shape), rho.expand(shape)
     rho = rho.clamp(-1, 1)
     base = ramp_mean(c_i) * ramp_mean(c_j) + rho * distribution(c_i) * distribution(c_j)
@@ -64,11 +65,16 @@ def ramp_product(c_i: Tensor, c_j: Tensor, rho: Tensor) -> Tensor:
     start = torch.log(low.clamp(min=1e-6))
     length = math.log(math.pi / 2) - start
     total = torch.zeros_like(rho)
-    for node, weight in zip(*_rule(), strict=True):
-        t = torch.exp(start + node * length)
+    nodes, weights = _rule()
+    together = max(1, _AT_ONCE // max(1, rho.numel()))  # few pairs: all nodes in one go
+    shape = (-1, *(1 for _ in rho.shape))
+    for first in range(0, _NODES, together):
+        some = slice(first, first + together)
+        t = torch.exp(start + nodes[some].reshape(shape) * length)
         half = torch.sin(t / 2) ** 2  # (1 − cos t)/2
         gap = 2 * half - (1 - size)  # ρ − cos t
-        total += weight * t * gap * torch.exp(-minus / (2 * half) - plus / (2 - 2 * half))
+        part = t * gap * torch.exp(-minus / (2 * half) - plus / (2 - 2 * half))
+        total += (weights[some].reshape(shape) * part).sum(dim=0)
     return (base + total * length / (2 * math.pi)).clamp(min=0)
 
 
@@ -86,7 +92,7 @@ def exact(
     Ψ(y) = slope·y + (1 − slope)·max(y, 0), so that one integral and first moments suffice.
     """
     given = (mean_i, mean_j, spread_i, spread_j, rho, slope_i, slope_j)
-    shape = torch.broadcast_shapes(*(tensor.shape for tensor in given))
+    shape = np.broadcast_shapes(*(tensor.shape for tensor in given))
     m_i, m_j, s_i, s_j, rho, a_i, a_j = (tensor.expand(shape) for tensor in given)
     still_i, still_j = s_i <= 0, s_j <= 0
     safe_i = torch.where(still_i, torch.ones_like(s_i), s_i)

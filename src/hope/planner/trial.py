@@ -15,12 +15,13 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
-from typing import Any, Protocol, TypeVar
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils import _pytree as pytree
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from hope.anatomy.anatomy import Anatomy, Candidate
 from hope.anatomy.blocks import Block, Silence
@@ -52,6 +53,19 @@ def _quiet() -> Iterator[None]:
         logger.disabled = before
 
 
+class _Numbers(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Notes every Python number that an element-wise operator is given."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.seen: list[Any] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if torch.Tag.pointwise in func.tags:
+            self.seen.append((str(func), [arg for arg in args if isinstance(arg, (int, float))]))
+        return func(*args, **(kwargs or {}))
+
+
 class Trial:
     """Runs of data-free copies of one model."""
 
@@ -59,14 +73,13 @@ class Trial:
         self.model = model
         self.call = as_call(example)
         self._originals: dict[bool, Any] = {}
+        self._numbers: list[Any] = []  # what the last run computed with
 
     def original(self, training: bool) -> Any:
-        """Shapes of the model's own outputs; None if it does not run in this mode (training on one sample,
-        say).
-        """
+        """Shapes of the model's own outputs and the numbers it computes with; None if it does not run."""
         if training not in self._originals:
             try:
-                self._originals[training] = self._run(lambda _: None, training)
+                self._originals[training] = (self._run(lambda _: None, training), self._numbers)
             except UnsupportedModel:
                 raise
             except Exception:  # whatever its forward raises: then there is nothing to hold a cut against
@@ -86,8 +99,9 @@ class Trial:
                 ) from error
             change(skeleton)
             args, kwargs = pytree.tree_map_only(Tensor, fake.from_tensor, self.call)
-            with mode(skeleton, training):
+            with mode(skeleton, training), _Numbers() as numbers:
                 out = skeleton(*args, **kwargs)
+            self._numbers = numbers.seen
         return pytree.tree_map(
             lambda leaf: tuple(leaf.shape) if isinstance(leaf, Tensor) else None, pytree.tree_leaves(out)
         )
@@ -102,25 +116,43 @@ class Trial:
             except Exception as error:
                 if self.original(training) is not None:
                     return first_line(error)
-            else:
-                if not training and shapes != self.original(training):
+                continue
+            numbers = self._numbers
+            if not training and self.original(training) is not None:
+                wanted, before = self.original(training)
+                if shapes != wanted:
                     return "the outputs change their shapes"
+                if numbers != before and not any(isinstance(action, Evict) for action in actions):
+                    return "it computes with its width as a number"
         return None
 
-    def returns(self, paths: Sequence[str]) -> dict[str, int]:
-        """How many things each of these modules returns as a tuple; 0 for a tensor."""
-        counts: dict[str, int] = {}
+    def calls(self, paths: Sequence[str]) -> dict[str, Call]:
+        """How the model calls each of these modules."""
+        seen: dict[str, Call] = {}
 
         def watch(skeleton: nn.Module) -> None:
             for path in paths:
+                skeleton.get_submodule(path).register_forward_hook(partial(note, path), with_kwargs=True)
 
-                def note(_module: nn.Module, _args: Any, out: Any, path: str = path) -> None:
-                    counts[path] = len(out) if isinstance(out, tuple) else 0
-
-                skeleton.get_submodule(path).register_forward_hook(note)
+        def note(path: str, _: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> None:
+            tensors = [leaf for leaf in pytree.tree_leaves([args, kwargs]) if isinstance(leaf, Tensor)]
+            plain = path not in seen and len(tensors) == 1 and bool(args) and args[0] is tensors[0]
+            seen[path] = Call(len(out) if isinstance(out, tuple) else 0, plain and isinstance(out, Tensor))
 
         self._run(watch, False)
-        return counts
+        return seen
+
+
+class Call(NamedTuple):
+    """How a module is called.
+
+    Attributes:
+        returns: how many things it returns as a tuple, 0 for anything else.
+        plain: it is called once, with one tensor in the first place, and returns one tensor.
+    """
+
+    returns: int
+    plain: bool
 
 
 def verify(
@@ -170,17 +202,10 @@ def _blocks(
     trial: Trial, anatomy: Anatomy, candidates: Sequence[Candidate]
 ) -> tuple[tuple[Block, ...], list[Skipped]]:
     """For every candidate its best way out that the code accepts."""
-    silenced = [
-        path
-        for c in candidates
-        for block in c.ways
-        if isinstance(block.way, Silence)
-        for path in block.way.modules
-    ]
-    returns = trial.returns(silenced) if silenced else {}
+    calls = trial.calls(sorted({path for c in candidates for block in c.ways for path in block.way.paths}))
     chosen: dict[str, Block] = {}
     reasons = {c.name: "its code is interwoven with what surrounds it" for c in candidates}
-    left = [(c.name, [_returning(block, returns) for block in c.ways]) for c in candidates]
+    left = [(c.name, [b for b in (_called(block, calls) for block in c.ways) if b]) for c in candidates]
     while left := [(name, ways) for name, ways in left if ways and name not in chosen]:
         tried = [ways.pop(0) for _, ways in left]
         depth = _depths(tried)
@@ -205,11 +230,15 @@ def _evicting(trial: Trial, anatomy: Anatomy, blocks: Sequence[Block]) -> str | 
     return trial.failure(anatomy, [Evict(block.name) for block in blocks])
 
 
-def _returning(block: Block, returns: dict[str, int]) -> Block:
+def _called(block: Block, calls: dict[str, Call]) -> Block | None:
+    """The block with its way fitted to how its modules are called; None if they are called in a way that does
+    not fit.
+    """
     way = block.way
     if isinstance(way, Silence):
-        return replace(block, way=replace(way, returns=tuple(returns.get(path, 0) for path in way.modules)))
-    return block
+        returns = tuple(calls[path].returns if path in calls else 0 for path in way.modules)
+        return replace(block, way=replace(way, returns=returns))
+    return block if way.module in calls and calls[way.module].plain else None
 
 
 def _depths(blocks: Sequence[Block]) -> dict[str, int]:

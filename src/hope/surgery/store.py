@@ -11,6 +11,7 @@ import hashlib
 import json
 import os
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,8 @@ from torch import Tensor, nn
 
 from hope.anatomy.anatomy import Anatomy
 from hope.anatomy.plain import from_plain, to_plain
-from hope.errors import CheckpointMismatch, DamagedFolder, InvalidAction
+from hope.encoder.trajectory import Trajectory, one_budget, sizes
+from hope.errors import CheckpointMismatch, DamagedFolder, InvalidAction, first_line
 from hope.surgery.actions import Action, from_json, to_json
 from hope.surgery.operate import cut, duplicate, operate
 
@@ -74,6 +76,22 @@ def save_run(
         Linear(in_features=4, out_features=5, bias=True)
     """
     small = cut(model, anatomy, actions)
+    trajectory = Trajectory(
+        tuple(actions), (0.0,) * len(actions), (0,) * len(actions), sizes(anatomy, actions)
+    )
+    return save_trajectory(folder, model, small, anatomy, trajectory, len(actions), "by hand")
+
+
+def save_trajectory(
+    folder: str | os.PathLike[str],
+    model: nn.Module,
+    small: nn.Module,
+    anatomy: Anatomy,
+    trajectory: Trajectory,
+    steps: int,
+    method: str,
+) -> Path:
+    """Save a whole run: every step, and the weights after the first `steps` of them."""
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
     weights = save({name: tensor.clone() for name, tensor in _state(small).items()})
@@ -84,7 +102,11 @@ def save_run(
         "version": VERSION,
         "original": fingerprint(model),
         "weights": {"file": weights_name, "sha256": weights_hash},
-        "actions": [to_json(action) for action in actions],
+        "method": method,
+        "steps": steps,
+        "actions": [to_json(action) for action in trajectory.actions],
+        "costs": list(trajectory.costs),
+        "releases": list(trajectory.releases),
         "anatomy": to_plain(anatomy),
     }
     plan["sha256"] = _digest(plan)
@@ -114,50 +136,119 @@ def _write(path: Path, data: bytes) -> None:
         partial.unlink(missing_ok=True)
 
 
-def load(folder: str | os.PathLike[str], model: nn.Module) -> nn.Module:
-    """Rebuild a saved network from a fresh model of the original architecture; its weights do not matter.
+@dataclass(frozen=True)
+class Run:
+    """A saved run, read and checked.
 
-    Nothing is traced again and no code is loaded. The fresh model is not changed.
+    Attributes:
+        folder: where it was read from.
+        original: fingerprint of the checkpoint that was compressed.
+        anatomy, trajectory, steps, method: as in the `Encoding` that was saved.
+        weights: path of the saved weights.
+        weights_hash: their SHA-256.
+    """
+
+    folder: Path
+    original: str
+    anatomy: Anatomy
+    trajectory: Trajectory
+    steps: int
+    method: str
+    weights: Path
+    weights_hash: str
+
+
+def read_run(folder: str | os.PathLike[str]) -> Run:
+    """Read a saved run's plan, without its weights."""
+    folder = Path(folder)
+    plan = _plan(folder)
+    try:
+        anatomy = from_plain(plan["anatomy"])
+        actions = tuple(from_json(action) for action in plan["actions"])
+        trajectory = Trajectory(
+            actions, tuple(plan["costs"]), tuple(plan["releases"]), sizes(anatomy, actions)
+        )
+        weights = folder / Path(plan["weights"]["file"]).name
+        return Run(
+            folder,
+            plan["original"],
+            anatomy,
+            trajectory,
+            plan["steps"],
+            plan["method"],
+            weights,
+            plan["weights"]["sha256"],
+        )
+    except (KeyError, TypeError, ValueError, InvalidAction) as error:
+        raise DamagedFolder(
+            f"{folder / PLAN} does not say what it should ({error!r}): save the run again"
+        ) from error
+
+
+def load(
+    folder: str | os.PathLike[str],
+    model: nn.Module,
+    *,
+    density: float | None = None,
+    params: float | None = None,
+    macs: float | None = None,
+    steps: int | None = None,
+) -> nn.Module:
+    """Rebuild a saved network from a fresh model of the original architecture. The fresh model is not
+    changed.
+
+    At the saved budget the fresh model's weights do not matter. At another budget the trajectory is replayed
+    on it, so it must have the original weights; that is checked. Nothing is traced again and no code is
+    loaded.
 
     Args:
         folder: what `save` wrote.
         model: a model of the same architecture as the original, uncut.
+        density, params, macs, steps: another moment of the same run; at most one.
 
     Raises:
         DamagedFolder: the folder is incomplete, altered, not one of ours, or from a newer version.
         CheckpointMismatch: the model is of another architecture.
     """
-    folder = Path(folder)
-    plan = _plan(folder)
-    try:
-        anatomy = from_plain(plan["anatomy"])
-        actions = [from_json(action) for action in plan["actions"]]
-        weights_file, weights_hash = folder / Path(plan["weights"]["file"]).name, plan["weights"]["sha256"]
-    except (KeyError, TypeError, ValueError, InvalidAction) as error:
-        raise DamagedFolder(
-            f"{folder / PLAN} does not say what it should ({error!r}): save the run again"
-        ) from error
-    if not weights_file.is_file():
-        raise DamagedFolder(f"{weights_file} is missing: copy the whole folder, or save the run again")
-    if _file_hash(weights_file) != weights_hash:
-        raise DamagedFolder(
-            f"{weights_file} is truncated or altered: copy the folder again, or save the run again"
-        )
-    try:
-        weights = load_file(weights_file)
-    except SafetensorError as error:
-        raise DamagedFolder(f"{weights_file} is not a safetensors file: {error}") from error
-    _same_architecture(anatomy, model, folder)
+    run = read_run(folder)
+    _same_architecture(run.anatomy, model, run.folder)
+    given = {"density": density, "params": params, "macs": macs, "steps": steps}
+    if any(value is not None for value in given.values()):
+        return _replay(run, model, given)
+    weights = _weights(run)
     small = duplicate(model)
     try:
-        operate(small, anatomy, actions, arithmetic=False)
+        operate(small, run.anatomy, run.trajectory.actions[: run.steps], arithmetic=False)
         _fit_dtypes(small, weights)
         small.load_state_dict(weights, strict=True)
     except (InvalidAction, RuntimeError) as error:
         raise CheckpointMismatch(
-            f"{folder} does not fit this {type(model).__name__}: {str(error).splitlines()[0]}"
+            f"{run.folder} does not fit this {type(model).__name__}: {first_line(error)}"
         ) from error
     return small
+
+
+def _replay(run: Run, model: nn.Module, given: dict[str, float | None]) -> nn.Module:
+    unit, budget = one_budget(**given)
+    if fingerprint(model) != run.original:
+        raise CheckpointMismatch(
+            f"{run.folder} was made from other weights than this {type(model).__name__} has: "
+            f"load the original checkpoint to get {unit}={budget:g}, or give no budget for the saved one"
+        )
+    return cut(model, run.anatomy, run.trajectory.actions[: run.trajectory.steps_to(unit, budget)])
+
+
+def _weights(run: Run) -> dict[str, Tensor]:
+    if not run.weights.is_file():
+        raise DamagedFolder(f"{run.weights} is missing: copy the whole folder, or save the run again")
+    if _file_hash(run.weights) != run.weights_hash:
+        raise DamagedFolder(
+            f"{run.weights} is truncated or altered: copy the folder again, or save the run again"
+        )
+    try:
+        return load_file(run.weights)
+    except SafetensorError as error:
+        raise DamagedFolder(f"{run.weights} is not a safetensors file: {error}") from error
 
 
 def _file_hash(path: Path) -> str:

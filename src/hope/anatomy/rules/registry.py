@@ -12,7 +12,8 @@ from typing import Any, TypeAlias
 import torch
 from torch.fx import Node
 
-from hope.anatomy.flow import Flow, Value, arguments, describe, operator, output_shape
+from hope.anatomy.flow import Flow, Value, arguments, describe, operator, origins_of, output_shape
+from hope.anatomy.graph import module_path
 
 Rule: TypeAlias = Callable[[Flow, Node, dict[str, Any]], Any]
 RULES: dict[str, Rule] = {}
@@ -46,13 +47,19 @@ def apply(flow: Flow, node: Node) -> Any:
         result = found(flow, node, arguments(node))
         if result is not None:
             return result
-    flow.pin_all(values, f"{describe(node)} mixes or reorders channels in a way that is not analysed")
-    return _unknown(node, static=bool(values) and all(value.static for value in values))
+    reason = f"{describe(node)} mixes or reorders channels in a way that is not analysed"
+    flow.pin_all(values, reason)
+    static = bool(values) and all(value.static for value in values)
+    weights = [value for value in values if value.static and len(value.shape) > 1 and value.labels]
+    if weights and not static:
+        for name in [module_path(node)] if module_path(node) else origins_of(weights):
+            flow.computed.setdefault(name, ((output_shape(node) or (1,))[-1], reason))
+    return _unknown(node, static, origins_of(values) if static else ())
 
 
-def _unknown(node: Node, static: bool) -> Any:
+def _unknown(node: Node, static: bool, origins: tuple[str, ...]) -> Any:
     value = node.meta.get("val")
     if isinstance(value, (list, tuple)):
         tensors = [item if isinstance(item, torch.Tensor) else None for item in value]
         return [None if item is None else Value(tuple(item.shape), static=static) for item in tensors]
-    return Value(output_shape(node), static=static)
+    return Value(output_shape(node), static=static, origins=origins)

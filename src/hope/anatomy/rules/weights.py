@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from torch.fx import Node
 
-from hope.anatomy.flow import Flow, Step, Value, describe, module_of, output_shape
+from hope.anatomy.flow import Flow, Step, Value, describe, module_of, origins_of, output_shape
 from hope.anatomy.graph import module_path
 from hope.anatomy.labels import FIXED, Ids, along, dims
 from hope.anatomy.rules.registry import rule
@@ -25,7 +25,7 @@ def _weighted(
 ) -> Value | None:
     """A dense map of channels: its weight reads along one of its dimensions and writes along another."""
     shape = output_shape(node)
-    if weight is None or weight.tensor is None or (bias is not None and bias.tensor is None):
+    if weight is None or weight.tensor is None:
         return _computed(flow, node, [x, *(v for v in (weight, bias) if v is not None)], channel)
     name = weight.tensor
     reads, writes = flow.mark(name, in_dim, "in"), flow.mark(name, out_dim, "out")
@@ -34,10 +34,13 @@ def _weighted(
         flow.reads.setdefault(name, {}).update(
             {w: p for w, p in x.signals.items() if w not in flow.reads.get(name, {})}
         )
-    if bias is not None and bias.tensor is not None:
-        flow.ties.tie(flow.tensor_ids(bias.tensor, 0), writes)
     labels = (*through, along(writes, channel, len(shape))) if len(writes) > 1 else through
-    return Value(shape, labels, signals={name: ()})
+    result = Value(shape, labels, signals={name: ()})
+    if bias is not None and bias.tensor is not None and bias.shape == (len(writes),):
+        flow.ties.tie(flow.tensor_ids(bias.tensor, 0), writes)
+    elif bias is not None:  # a matrix product may add anything that broadcasts
+        result = flow.combine([result, bias], shape, adds=False, what=describe(node))
+    return result
 
 
 def _read(flow: Flow, node: Node, x: Value, channel: int, reads: Ids) -> tuple[Ids, ...]:
@@ -62,7 +65,8 @@ def _computed(flow: Flow, node: Node, values: list[Value], channel: int) -> Valu
     )
     flow.pin_all(values, reason)
     shape = output_shape(node)
-    flow.computed[module_path(node)] = (shape[channel], reason)
+    for name in [module_path(node)] if module_path(node) else origins_of(v for v in values if v.static):
+        flow.computed[name] = (shape[channel], reason)
     return Value(shape)
 
 
@@ -165,7 +169,9 @@ def _addmm(flow: Flow, node: Node, args: dict[str, Any]) -> Value | None:
 def _matmul(flow: Flow, node: Node, args: dict[str, Any]) -> Value | None:
     first, second = list(args.values())[:2]
     x, weight = flow.value(first), flow.value(second)
-    if x is None or weight is None or weight.tensor is None or len(weight.shape) != 2 or len(x.shape) < 2:
+    if x is None or x.static or weight is None or weight.tensor is None:
+        return None
+    if len(weight.shape) != 2 or len(x.shape) < 2:
         return None
     _count(flow, node, weight)
     return _weighted(flow, node, x, weight, None, len(x.shape) - 1, 0, 1)

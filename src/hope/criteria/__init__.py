@@ -1,0 +1,1 @@
+"""The magnitude baselines: scores per neuron for the same anatomy, pruned by one global threshold."""
