@@ -218,11 +218,11 @@ def table(results: Mapping[str, Any]) -> str:
     used = ", ".join(f"{name} {version}" for name, version in results["versions"].items())
     lines += [
         "",
-        "“can go” is the share of parameters that prunings and evictions can reach. “blocks” are those that can "
-        "be evicted, of those found. “difference” is the larger of the two relative differences between the "
-        "network that was really cut (30 % of all neurons at random; then every outermost block) and the original "
-        "with the same parts silenced. “left alone” tells the two most frequent reasons. Random weights; "
-        f"{used}.",
+        "“can go” is the share of parameters that prunings and evictions can reach. “blocks” are those that "
+        "can be evicted, of those found. “difference” is the larger of the two relative differences between "
+        "the network that was really cut (30 % of all neurons at random; then every outermost block) and the "
+        "original with the same parts silenced. “left alone” tells the two most frequent reasons. Random "
+        f"weights; {used}.",
         "",
         "</details>",
     ]

@@ -13,8 +13,9 @@ from torch import Tensor, nn
 from torch.nn.utils.parametrizations import weight_norm
 
 import hope
+from hope.surgery.operate import outcome
 from tests.properties.reference import silenced
-from tests.support import assert_same, check_cut, randomise, run
+from tests.support import assert_same, check_cut, masked, randomise, run
 
 Forward = Callable[..., Any]
 
@@ -310,3 +311,20 @@ def test_evicting_equals_silencing_however_the_block_is_written(name: str, flat:
 @pytest.mark.parametrize("name", CALLS)
 def test_evicting_equals_silencing_however_the_block_is_called(name: str) -> None:
     check_evictions(name, *CALLS[name], flat=False)
+
+
+def test_a_layer_that_runs_through_an_evicted_block_is_cut_along_with_the_bias_left_there() -> None:
+    mixer = Code(lambda m, x: x + m.c1(x), c1=nn.Conv2d(4, 4, 3, padding=1, groups=4))
+    net = (
+        Code(lambda m, x: m.out(m.block(m.stem(x))), stem=conv(3, 4), block=mixer, out=conv(4, 2))
+        .double()
+        .eval()
+    )
+    x = torch.randn(1, 3, 5, 5, dtype=torch.float64)
+    anatomy = hope.inspect(net, x)
+    (block,) = anatomy.blocks
+    prune, evict = hope.Prune("stem", [1]), hope.Evict("block", [0.1, 0.2, 0.3, 0.4] if block.bias else None)
+    small = hope.cut(net, anatomy, [prune, evict])
+    assert_same(run(small, x), silenced(masked(net, anatomy, [prune]), x, anatomy, [evict]), 1e-10)
+    size = outcome(anatomy, [prune, evict]).size(anatomy)
+    assert sum(p.numel() for p in small.parameters()) == size.parameters

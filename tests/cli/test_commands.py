@@ -8,7 +8,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from hope.cli.demo import Network
+from hope.bench.networks import DigitsNet as Network
 from hope.cli.main import main
 
 MODEL = """

@@ -41,7 +41,7 @@ def check_outermost_evictions(
 
 
 def random_bias(block: Block, rng: random.Random) -> tuple[list[float] | None, Tensor | float]:
-    """A bias to leave behind, as an action takes it and as the branch would yield it; none if it cannot stay."""
+    """A bias to leave behind, as an action takes it and as the branch yields it; none if none can stay."""
     if not block.bias:
         return None, 0.0
     numbers = [rng.uniform(-0.1, 0.1) for _ in range(block.channels)]

@@ -341,8 +341,8 @@ class Mix(Spec):
     kind: str
 
     def shape(self, c: int, space: Space) -> tuple[int, Space]:
-        if self.kind == "glu":
-            return c // 2, space
+        if self.kind in ("glu", "context"):
+            return (c // 2 if self.kind == "glu" else 2 * c), space
         return (c - 1, space) if self.kind == "slice" else (c, space)
 
     def run(self, f: Finder, x: Tensor) -> Tensor:
@@ -363,6 +363,10 @@ class Mix(Spec):
             return x / (x.norm(dim=1, keepdim=True) + 0.1)
         if self.kind == "slice":
             return x[:, 1:]
+        if self.kind == "context":
+            return torch.cat(
+                [x, x.flatten(2).mean(2).view(x.shape[0], c, *(1 for _ in x.shape[2:])).expand_as(x)], 1
+            )
         if self.kind == "pad channels":
             return F.pad(x, (0, 0) * (x.ndim - 2) + (1, 0))[:, :c]
         return x.flip(1)
@@ -382,6 +386,22 @@ class Last(Spec):
         x = x.movedim(1, -1) if x.ndim == 4 else x.transpose(1, -1)
         x = f("fc2")(F.silu(f("fc1")(x)) if self.act == "silu" else F.gelu(f("fc1")(x)))
         return x.movedim(-1, 1) if x.ndim == 4 else x.transpose(1, -1)
+
+
+@dataclass(frozen=True)
+class Tokens(Spec):
+    """Two linear layers over the places, the same for every channel."""
+
+    hidden: int
+    act: str = "relu"
+
+    def parts(self, c: int, space: Space) -> dict[str, Any]:
+        n = prod(space)
+        return {"fc1": nn.Linear(n, self.hidden), "fc2": nn.Linear(self.hidden, n)} | _act(self.act, c)
+
+    def run(self, f: Finder, x: Tensor) -> Tensor:
+        y = f.act(self.act, f("fc1")(x.flatten(2)))
+        return x + f("fc2")(y).view_as(x) if self.hidden % 2 else f("fc2")(y).view_as(x)
 
 
 @dataclass(frozen=True)
@@ -655,11 +675,18 @@ def _branch(draw: Draw, c: int, space: Space, out: int, stride: int, depth: int)
 
 def _inner(draw: Draw, c: int, space: Space, depth: int) -> Spec:
     """A stage that keeps the size of the maps."""
-    kinds = ["conv", "depthwise", "gate", "fork", "dense"] * 3 + ["affine", "last", "dropout", "mix", "twice"]
+    kinds = ["conv", "depthwise", "gate", "fork", "dense"] * 3 + [
+        "affine",
+        "last",
+        "tokens",
+        "dropout",
+        "mix",
+        "twice",
+    ]
     if depth:
         kinds += ["residual"] * 2
     if not space:
-        kinds = [k for k in kinds if k not in ("depthwise", "last")]
+        kinds = [k for k in kinds if k not in ("depthwise", "last", "tokens")]
     return _one(draw, _pick(draw, *kinds), c, space, depth)
 
 
@@ -685,9 +712,12 @@ def _one(draw: Draw, kind: str, c: int, space: Space, depth: int) -> Spec:
         case "mix":
             even = ("glu", "shuffle") if c % 2 == 0 else ()
             several = ("swap halves", "slice", *even) if c > 1 else ()
-            return Mix(_pick(draw, "softmax", "centre", "norm", "flip", "pad channels", *several))
+            rest = ("context", "context") if space else ()
+            return Mix(_pick(draw, "softmax", "centre", "norm", "flip", "pad channels", *several, *rest))
         case "last":
             return Last(_pick(draw, *WIDTHS), _pick(draw, "gelu", "silu"))
+        case "tokens":
+            return Tokens(_pick(draw, *WIDTHS), _act_of(draw))
         case "twice":
             return Twice(_pick(draw, "called twice", "tied", "weight norm"), _act_of(draw))
         case "transposed":
@@ -745,13 +775,17 @@ def networks(draw: Draw, residual: bool = False) -> Net:
     dims = _pick(draw, 2, 2, 1, 0, 3)
     space: Space = tuple(draw(st.integers(3, 4 if dims == 3 else 7)) for _ in range(dims))
     channels = draw(st.integers(1, 3))
-    stages: list[Spec] = [_conv(draw, channels, space, groups=1)]
+    firsts = ("conv", "conv", "conv", "dense", "fork", "residual", *(("unet",) if dims else ()))
+    first = _pick(draw, *firsts)
+    stages = [
+        _conv(draw, channels, space, groups=1) if first == "conv" else _one(draw, first, channels, space, 1)
+    ]
     c, now = stages[0].shape(channels, space)
     count = draw(st.integers(1, 4))
     for i in range(count):
         kinds = ["conv", "residual", "gate", "dense", "fork"] * 3 + ["affine", "dropout", "mix", "twice"]
         if dims:
-            kinds += ["depthwise", "strided"] * 3 + ["last"]
+            kinds += ["depthwise", "strided"] * 3 + ["last", "tokens"]
             if all(s > 1 for s in now):
                 kinds += ["unet", "strided residual"] * 3 + ["pool"]
                 kinds += ["pad"] if max(now) < 8 and dims < 3 else []

@@ -13,7 +13,7 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 
 import hope
-from hope.cli.demo import Network
+from hope.bench.networks import DigitsNet as Network
 from hope.surgery import store
 from tests.support import assert_same, random_cut, randomise, run
 
@@ -40,7 +40,7 @@ import pickle, sys, torch
 from safetensors.torch import load_file, save_file
 def refuse(*args, **kwargs): raise AssertionError("not allowed here")
 import hope
-from hope.cli.demo import Network
+from hope.bench.networks import DigitsNet as Network
 torch.export.export = pickle.load = pickle.loads = torch.load = refuse
 small = hope.load(sys.argv[1], Network()).eval()
 save_file({{"y": small(load_file(sys.argv[2])["x"]).detach()}}, sys.argv[3])

@@ -1,93 +1,103 @@
-"""`hope demo`: read a small residual network, cut it, evict a block, save it and load it again."""
+"""`hope demo`: train a small network on digits, compress it with every method, compare, save."""
 
 from __future__ import annotations
 
 import argparse
 import tempfile
-from pathlib import Path
 from typing import Any
 
 import torch
 from rich.console import Console
+from rich.progress import track
+from rich.table import Table
 from torch import Tensor, nn
 
 import hope
+from hope.bench.datasets import accuracy, digits
+from hope.bench.networks import DigitsNet
+
+DENSITIES = (0.9, 0.8, 0.7, 0.6, 0.5, 0.4, 0.3)
+METHODS: dict[str, dict[str, Any]] = {
+    "hope": {},
+    "hope, merge=sum": {"merge": "sum"},
+    "hope, no eviction": {"evict": False},
+    "l1-in": {"method": "l1-in"},
+    "l1-joint": {"method": "l1-joint"},
+    "bn-scale": {"method": "bn-scale"},
+    "random": {"method": "random"},
+}
 
 
 def register(commands: Any) -> None:
     """Add the command."""
     parser: argparse.ArgumentParser = commands.add_parser(
         "demo",
-        help="read and cut a small network, in seconds",
-        description="Read a small residual network, remove neurons and a block, save and load the result.",
+        help="train a small network on digits and compress it, in about a minute",
+        description="Train a small residual network on scikit-learn's digits, compress it with HOPE and the "
+        "baselines without data, compare the accuracies, and save the run.",
     )
     parser.add_argument("--out", metavar="FOLDER", help="where to save the run (default: a temporary folder)")
+    parser.add_argument("--epochs", type=int, default=12, help="epochs of training (default: %(default)s)")
     parser.set_defaults(run=run)
 
 
-class Block(nn.Module):
-    """Two convolutions beside an identity."""
-
-    def __init__(self, channels: int, width: int) -> None:
-        super().__init__()
-        self.conv1 = nn.Conv2d(channels, width, 3, padding=1, bias=False)
-        self.bn1 = nn.BatchNorm2d(width)
-        self.conv2 = nn.Conv2d(width, channels, 3, padding=1, bias=False)
-        self.bn2 = nn.BatchNorm2d(channels)
-        self.relu = nn.ReLU(inplace=True)
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Add the branch to its input."""
-        out = self.bn2(self.conv2(self.relu(self.bn1(self.conv1(x)))))
-        out += x
-        activated: Tensor = self.relu(out)
-        return activated
-
-
-class Network(nn.Module):
-    """A stem, three blocks and a head that flattens 4×4 maps."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.stem = nn.Sequential(nn.Conv2d(1, 16, 3, padding=1, bias=False), nn.BatchNorm2d(16), nn.ReLU())
-        self.blocks = nn.Sequential(*(Block(16, 32) for _ in range(3)))
-        self.squeeze = nn.Conv2d(16, 24, 1)
-        self.head = nn.Linear(24 * 16, 10)
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Scores for ten classes."""
-        x = self.blocks(self.stem(x))
-        x = nn.functional.max_pool2d(torch.relu(self.squeeze(x)), 2)
-        scores: Tensor = self.head(x.flatten(1))
-        return scores
+def train(images: Tensor, labels: Tensor, epochs: int) -> nn.Module:
+    """A trained network."""
+    torch.manual_seed(0)
+    model = DigitsNet()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, weight_decay=5e-4, nesterov=True)
+    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, 0.2, total_steps=epochs * len(images) // 60)
+    for _ in track(range(epochs), "training", console=Console(stderr=True), transient=True):
+        for batch in torch.randperm(len(images)).reshape(-1, 60):
+            optimizer.zero_grad()
+            loss = nn.functional.cross_entropy(model(images[batch]), labels[batch])
+            loss.backward()  # type: ignore[no-untyped-call]
+            optimizer.step()
+            schedule.step()
+    return model.eval()
 
 
 def run(options: argparse.Namespace) -> None:
     """The whole tour."""
     console = Console(highlight=False)
-    torch.manual_seed(0)
-    model = Network().eval()
-    example = torch.randn(4, 1, 8, 8)
-    anatomy = hope.inspect(model, example)
+    images, labels, test_images, test_labels = digits()
+    model = train(images, labels, options.epochs)
+    example = images[:1]
     console.print("[bold]1. hope.inspect[/bold]: what the network consists of\n")
-    print(anatomy)
+    print(hope.inspect(model, example))
 
-    actions = [hope.Prune(layer.name, range(layer.neurons // 2)) for layer in anatomy.layers]
-    actions_all: list[hope.Prune | hope.Evict | hope.Merge] = [*actions, hope.Evict("blocks.1")]
-    small = hope.cut(model, anatomy, actions_all)
-    before, after = (sum(p.numel() for p in net.parameters()) for net in (model, small))
-    console.print("\n[bold]2. hope.cut[/bold]: half of all neurons and one block removed, for real\n")
-    console.print(f"{type(small).__name__}: {before:,} → {after:,} parameters ({after / before:.0%})")
-    console.print(f"blocks.0.conv1 is now {small.get_submodule('blocks.0.conv1')}", markup=False)
-    console.print(f"blocks.1 is now {small.get_submodule('blocks.1')}", markup=False)
-
-    folder = hope.save(options.out or tempfile.mkdtemp(prefix="hope-demo-"), model, anatomy, actions_all)
-    again = hope.load(folder, Network()).eval()
-    with torch.no_grad():
-        same = torch.equal(small(example), again(example))
-    size = sum(file.stat().st_size for file in Path(folder).iterdir())
-    console.print("\n[bold]3. hope.save, hope.load[/bold]: data, not code\n")
-    console.print(
-        f"saved in {folder} ({size / 1024:.0f} KiB); loaded into a fresh network: outputs equal: {same}"
+    base = accuracy(model, test_images, test_labels)
+    console.print(f"\n[bold]2. hope.encode[/bold]: smaller, without data (test accuracy {base:.3f})\n")
+    table = Table(
+        "neurons kept", *(f"{density:.0%}" for density in DENSITIES), box=None, title_justify="left"
     )
-    console.print("\nNext: hope inspect torchvision:resnet18, or hope inspect your_file.py:your_function")
+    runs = {}
+    for name, settings in track(METHODS.items(), "encoding", console=Console(stderr=True), transient=True):
+        encoding = runs[name] = hope.encode(
+            model, example, density=min(DENSITIES), progress=False, **settings
+        )
+        scores = [accuracy(encoding.at(density=d), test_images, test_labels) for d in DENSITIES]
+        table.add_row(name, *(f"{score:.3f}" for score in scores))
+    console.print(table)
+    sizes = Table("of hope's network", *(f"{density:.0%}" for density in DENSITIES), box=None)
+    trajectory = runs["hope"].trajectory
+    points = [trajectory.size(trajectory.steps_to("density", density)) for density in DENSITIES]
+    before = trajectory.size(0)
+    sizes.add_row("parameters", *(f"{point.parameters / before.parameters:.0%}" for point in points))
+    sizes.add_row("MACs", *(f"{point.macs / before.macs:.0%}" for point in points))
+    console.print(sizes)
+
+    folder = runs["hope"].save(options.out or tempfile.mkdtemp(prefix="hope-demo-"))
+    again = hope.load(folder, DigitsNet()).eval()
+    halfway = hope.load(folder, model, density=0.7)
+    console.print("\n[bold]3. hope.load[/bold]: the run is data, and any moment of it can be had back\n")
+    console.print(f"saved in {folder}", soft_wrap=True)
+    console.print(f"loaded into a fresh network: accuracy {accuracy(again, test_images, test_labels):.3f}")
+    console.print(
+        f"the same run at 70% of the neurons: accuracy {accuracy(halfway, test_images, test_labels):.3f}"
+    )
+    console.print("\nNext: hope inspect torchvision:resnet18", soft_wrap=True)
+    console.print(
+        "      hope encode your_file.py:function --weights w.safetensors --params 0.6 --out run/",
+        soft_wrap=True,
+    )

@@ -1,0 +1,1 @@
+"""Benchmarks: networks, images, and measurements of accuracy and speed."""

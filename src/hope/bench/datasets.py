@@ -1,0 +1,66 @@
+"""Images for the benchmarks and the demo, as tensors ready for the networks."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from hope.errors import HopeError
+
+
+class MissingData(HopeError):
+    """A data set is not at hand."""
+
+
+def digits() -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """scikit-learn's 8×8 digits: training images and labels, test images and labels."""
+    try:
+        from sklearn.datasets import load_digits
+    except ImportError as error:
+        raise MissingData("the demo needs scikit-learn: pip install 'hope-encoding[demo]'") from error
+    data = load_digits()
+    images = torch.from_numpy(data.images).float()[:, None] / 8 - 1
+    labels = torch.from_numpy(data.target).long()
+    order = torch.randperm(len(images), generator=torch.Generator().manual_seed(0))
+    train, test = order[:1200], order[1200:]
+    return images[train], labels[train], images[test], labels[test]
+
+
+def cifar10(folder: Path, count: int) -> tuple[Tensor, Tensor]:
+    """The first CIFAR-10 test images of `cifar10-test-5k.npz`, normalised as the checkpoints expect."""
+    path = folder / "cifar10-test-5k.npz"
+    if not path.is_file():
+        raise MissingData(f"there is no {path}")
+    with np.load(path) as data:
+        pixels, labels = torch.from_numpy(data["x"][:count]), torch.from_numpy(data["y"][:count]).long()
+    mean, deviation = torch.tensor([0.485, 0.456, 0.406]), torch.tensor([0.229, 0.224, 0.225])
+    return ((pixels.float() / 255 - mean) / deviation).permute(0, 3, 1, 2).contiguous(), labels
+
+
+def imagenet(folder: Path, count: int) -> tuple[Tensor, Tensor]:
+    """Images `imagenet-val-1k/NNNN.jpg`, spread evenly over the classes, as Keras' ResNet-50 expects them."""
+    try:
+        from PIL import Image
+    except ImportError as error:
+        raise MissingData("reading images needs Pillow: pip install pillow") from error
+    paths = sorted((folder / "imagenet-val-1k").glob("*.jpg"))
+    if not paths:
+        raise MissingData(f"there are no images in {folder / 'imagenet-val-1k'}")
+    chosen = [paths[i * len(paths) // count] for i in range(min(count, len(paths)))]
+    pixels = [torch.from_numpy(np.array(Image.open(path).convert("RGB"), dtype=np.uint8)) for path in chosen]
+    mean = torch.tensor([123.68, 116.779, 103.939])
+    images = (torch.stack(pixels).float() - mean).permute(0, 3, 1, 2).contiguous()
+    return images, torch.tensor([int(path.stem) for path in chosen])
+
+
+def accuracy(model: nn.Module, images: Tensor, labels: Tensor, batch: int = 125) -> float:
+    """Share of images whose highest score is the label's."""
+    hits = 0
+    with torch.inference_mode():
+        for start in range(0, len(images), batch):
+            scores = model(images[start : start + batch])
+            hits += int((scores.argmax(dim=1) == labels[start : start + batch]).sum())
+    return hits / len(images)

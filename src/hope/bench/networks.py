@@ -1,0 +1,176 @@
+"""The networks that the benchmarks and the demo use, under the names of their public checkpoints."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+from safetensors.torch import load_file
+from torch import Tensor, nn
+from torch.nn import functional
+
+from hope.errors import CheckpointMismatch
+
+
+class Block(nn.Module):
+    """Two convolutions beside an identity."""
+
+    def __init__(self, channels: int, width: int) -> None:
+        super().__init__()
+        self.conv1 = nn.Conv2d(channels, width, 3, padding=1, bias=False)
+        self.bn1 = nn.BatchNorm2d(width)
+        self.conv2 = nn.Conv2d(width, channels, 3, padding=1, bias=False)
+        self.bn2 = nn.BatchNorm2d(channels)
+        self.relu = nn.ReLU(inplace=True)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Add the branch to its input."""
+        out = self.bn2(self.conv2(self.relu(self.bn1(self.conv1(x)))))
+        out += x
+        activated: Tensor = self.relu(out)
+        return activated
+
+
+class DigitsNet(nn.Module):
+    """A stem, three blocks and a head that flattens 4×4 maps: for 8×8 digits."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem = nn.Sequential(nn.Conv2d(1, 16, 3, padding=1, bias=False), nn.BatchNorm2d(16), nn.ReLU())
+        self.blocks = nn.Sequential(*(Block(16, 32) for _ in range(3)))
+        self.squeeze = nn.Conv2d(16, 24, 1, bias=False)
+        self.bn = nn.BatchNorm2d(24)
+        self.head = nn.Linear(24 * 16, 10)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Scores for ten classes."""
+        x = self.blocks(self.stem(x))
+        x = functional.max_pool2d(torch.relu(self.bn(self.squeeze(x))), 2)
+        scores: Tensor = self.head(x.flatten(1))
+        return scores
+
+
+class Subsample(nn.Module):
+    """A skip without parameters: every second pixel, and zero channels on both sides."""
+
+    def __init__(self, extra: int) -> None:
+        super().__init__()
+        self.extra = extra
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Half the resolution, more channels."""
+        return functional.pad(x[:, :, ::2, ::2], (0, 0, 0, 0, self.extra // 2, self.extra // 2))
+
+
+class CifarBlock(nn.Module):
+    """A basic block with a parameter-free skip."""
+
+    def __init__(self, before: int, channels: int, stride: int) -> None:
+        super().__init__()
+        self.conv1 = nn.Conv2d(before, channels, 3, stride, 1, bias=False)
+        self.bn1 = nn.BatchNorm2d(channels)
+        self.conv2 = nn.Conv2d(channels, channels, 3, 1, 1, bias=False)
+        self.bn2 = nn.BatchNorm2d(channels)
+        self.shortcut = nn.Identity() if stride == 1 else Subsample(channels - before)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Add the branch to the skip."""
+        out = self.bn2(self.conv2(functional.relu(self.bn1(self.conv1(x)))))
+        return functional.relu(out + self.shortcut(x))
+
+
+class CifarResNet(nn.Module):
+    """ResNet-20, -32, -56 … for CIFAR after He et al.: three stages of 16, 32 and 64 channels."""
+
+    def __init__(self, depth: int) -> None:
+        super().__init__()
+        blocks = (depth - 2) // 6
+        self.conv1 = nn.Conv2d(3, 16, 3, padding=1, bias=False)
+        self.bn1 = nn.BatchNorm2d(16)
+        for stage, (before, channels) in enumerate(((16, 16), (16, 32), (32, 64)), start=1):
+            sizes = [(before, channels, 1 if stage == 1 else 2), *[(channels, channels, 1)] * (blocks - 1)]
+            self.add_module(f"layer{stage}", nn.Sequential(*(CifarBlock(*size) for size in sizes)))
+        self.linear = nn.Linear(64, 10)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Scores for ten classes."""
+        x = functional.relu(self.bn1(self.conv1(x)))
+        for stage in ("layer1", "layer2", "layer3"):
+            x = self.get_submodule(stage)(x)
+        scores: Tensor = self.linear(x.mean((2, 3)))
+        return scores
+
+
+class Bottleneck(nn.Module):
+    """1×1, 3×3, 1×1 with the stride on the first, as in the first version of ResNet-50."""
+
+    def __init__(self, before: int, width: int, stride: int, eps: float, project: bool) -> None:
+        super().__init__()
+        self.conv1, self.bn1 = nn.Conv2d(before, width, 1, stride, bias=False), nn.BatchNorm2d(width, eps)
+        self.conv2, self.bn2 = nn.Conv2d(width, width, 3, 1, 1, bias=False), nn.BatchNorm2d(width, eps)
+        self.conv3, self.bn3 = nn.Conv2d(width, 4 * width, 1, bias=False), nn.BatchNorm2d(4 * width, eps)
+        self.relu = nn.ReLU(inplace=True)
+        self.downsample: nn.Module | None = None
+        if project:
+            self.downsample = nn.Sequential(
+                nn.Conv2d(before, 4 * width, 1, stride, bias=False), nn.BatchNorm2d(4 * width, eps)
+            )
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Add the branch to the skip."""
+        out = self.relu(self.bn1(self.conv1(x)))
+        out = self.bn3(self.conv3(self.relu(self.bn2(self.conv2(out)))))
+        out += x if self.downsample is None else self.downsample(x)
+        activated: Tensor = self.relu(out)
+        return activated
+
+
+class ResNet50V1(nn.Module):
+    """ResNet-50 as Keras has it: stride on the first convolution of a block, ε = 1e-3."""
+
+    def __init__(self, eps: float = 1e-3) -> None:
+        super().__init__()
+        self.conv1 = nn.Conv2d(3, 64, 7, 2, 3, bias=False)
+        self.bn1 = nn.BatchNorm2d(64, eps)
+        self.relu = nn.ReLU(inplace=True)
+        self.maxpool = nn.MaxPool2d(3, 2, 1)
+        before = 64
+        for stage, (width, blocks) in enumerate(((64, 3), (128, 4), (256, 6), (512, 3)), start=1):
+            parts = []
+            for position in range(blocks):
+                stride = 2 if stage > 1 and position == 0 else 1
+                parts.append(Bottleneck(before, width, stride, eps, position == 0))
+                before = 4 * width
+            self.add_module(f"layer{stage}", nn.Sequential(*parts))
+        self.fc = nn.Linear(2048, 1000)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Scores for a thousand classes."""
+        x = self.maxpool(self.relu(self.bn1(self.conv1(x))))
+        for stage in ("layer1", "layer2", "layer3", "layer4"):
+            x = self.get_submodule(stage)(x)
+        scores: Tensor = self.fc(x.mean((2, 3)))
+        return scores
+
+
+CHECKPOINTS = {
+    "cifar10-resnet20": "weights/cifar10-resnet20.safetensors",
+    "cifar10-resnet56": "weights/cifar10-resnet56.safetensors",
+    "keras-resnet50": "keras-resnet50.safetensors",
+}
+
+
+def trained(name: str, *folders: Path) -> nn.Module:
+    """One of the benchmark's trained networks, in evaluation mode, from the first folder that has its
+    checkpoint.
+    """
+    model = (
+        ResNet50V1() if name == "keras-resnet50" else CifarResNet(int(name.removeprefix("cifar10-resnet")))
+    )
+    for folder in folders:
+        path = folder / CHECKPOINTS[name]
+        if path.is_file():
+            model.load_state_dict(load_file(path), strict=False)
+            return model.eval()
+    places = " or ".join(str(folder / CHECKPOINTS[name]) for folder in folders)
+    raise CheckpointMismatch(f"there is no checkpoint of {name}: expected {places}")

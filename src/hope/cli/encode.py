@@ -1,0 +1,103 @@
+"""`hope encode`: compress a checkpoint to a budget and save the run."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import Any
+
+from hope.cli import models
+from hope.encoder.trajectory import UNITS
+from hope.encoding import METHODS, encode
+from hope.errors import DamagedFolder, InfeasibleBudget
+from hope.surgery.store import fingerprint, read_run
+
+
+def add_budgets(parser: argparse.ArgumentParser, *, required: bool) -> None:
+    """--density, --params, --macs, --steps: one of them."""
+    group = parser.add_mutually_exclusive_group(required=required)
+    for unit in UNITS:
+        words = (
+            "how many actions to take" if unit == "steps" else f"{unit} to keep: a fraction (0.6) or a count"
+        )
+        group.add_argument(f"--{unit}", type=_number, metavar="N", help=words)
+
+
+def _number(text: str) -> float:
+    """A budget: "0.6" is a fraction, "15_000_000" a count.
+
+    >>> _number("0.6"), _number("15_000_000")
+    (0.6, 15000000)
+    """
+    return float(text) if "." in text or "e" in text.lower() else int(text)
+
+
+def budget_of(options: argparse.Namespace) -> dict[str, Any]:
+    """The budget that was given, as keywords."""
+    return {unit: getattr(options, unit) for unit in UNITS if getattr(options, unit) is not None}
+
+
+def register(commands: Any) -> None:
+    """Add the command."""
+    parser: argparse.ArgumentParser = commands.add_parser(
+        "encode",
+        help="compress a checkpoint to a budget and save the run",
+        description="Compress a trained network to a budget without data, and save the run: every step, and the "
+        "compressed weights. Any other moment of the run can be had back with `hope extract`.",
+        epilog="example: hope encode torchvision:resnet18 --weights r18.safetensors --params 0.6 --out run/",
+    )
+    models.add_arguments(parser)
+    add_budgets(parser, required=True)
+    parser.add_argument("--out", metavar="FOLDER", required=True, help="where to save the run")
+    parser.add_argument(
+        "--method", choices=METHODS, default="hope", help="how to choose (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--merge", choices=("pair", "sum", "none"), default="pair", help="default: %(default)s"
+    )
+    parser.add_argument(
+        "--kernel", choices=("zero-bias", "exact"), default="zero-bias", help="default: %(default)s"
+    )
+    parser.add_argument("--no-evict", action="store_true", help="leave residual blocks in place")
+    parser.add_argument(
+        "--exclude", metavar="PATTERN", action="append", default=[], help="modules to leave untouched"
+    )
+    parser.add_argument("--resume", action="store_true", help="do nothing if the folder already has this run")
+    parser.set_defaults(run=run)
+
+
+def run(options: argparse.Namespace) -> None:
+    """Encode, save, and print the summary."""
+    model, example = models.build(options)
+    budget = budget_of(options)
+    if options.resume and _there_already(Path(options.out), model, budget, options.method):
+        print(f"{options.out} already has this run")
+        return
+    encoding = encode(
+        model,
+        example,
+        method=options.method,
+        merge=None if options.merge == "none" else options.merge,
+        kernel=options.kernel,
+        evict=not options.no_evict,
+        exclude=options.exclude,
+        **budget,
+    )
+    encoding.save(options.out)
+    print(encoding)
+    print(
+        f"saved in {options.out}; other budgets: hope extract {options.out} --density 0.8 --weights … --out small.safetensors"
+    )
+
+
+def _there_already(folder: Path, model: Any, budget: dict[str, Any], method: str) -> bool:
+    try:
+        saved = read_run(folder)
+        ((unit, value),) = budget.items()
+        return (
+            saved.original == fingerprint(model)
+            and saved.method == method
+            and saved.trajectory.steps_to(unit, value) == saved.steps
+        )
+    except (DamagedFolder, InfeasibleBudget):
+        return False

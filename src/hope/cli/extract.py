@@ -1,0 +1,61 @@
+"""`hope extract`: the network at any moment of a saved run, as safetensors or ONNX."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import save_file
+
+from hope.cli import models
+from hope.cli.encode import add_budgets, budget_of
+from hope.errors import HopeError
+from hope.surgery.store import load
+
+
+class MissingExtra(HopeError):
+    """An optional package is not installed."""
+
+
+def register(commands: Any) -> None:
+    """Add the command."""
+    parser: argparse.ArgumentParser = commands.add_parser(
+        "extract",
+        help="write the network at any moment of a saved run",
+        description="Write the compressed network of a saved run. Without a budget: the saved one, and the original "
+        "weights are not needed. With one: any moment of the run, replayed on the original weights.",
+        epilog="example: hope extract run/ torchvision:resnet18 --density 0.8 --weights r18.safetensors --out small.safetensors",
+    )
+    parser.add_argument("folder", metavar="RUN", help="what `hope encode` saved")
+    models.add_arguments(parser)
+    add_budgets(parser, required=False)
+    parser.add_argument(
+        "--out", metavar="FILE", required=True, help="where to write the weights (.safetensors)"
+    )
+    parser.add_argument("--onnx", metavar="FILE", help="also write the network as ONNX")
+    parser.set_defaults(run=run)
+
+
+def run(options: argparse.Namespace) -> None:
+    """Load, write, and say what was written."""
+    model, example = models.build(options)
+    small = load(options.folder, model, **budget_of(options)).eval()
+    target = Path(options.out)
+    with tempfile.TemporaryDirectory(dir=target.parent) as scratch:
+        part = Path(scratch) / "part"
+        save_file({name: tensor.contiguous() for name, tensor in small.state_dict().items()}, part)
+        os.replace(part, target)
+    before, after = (sum(p.numel() for p in net.parameters()) for net in (model, small))
+    print(f"{target}: {after:,} of {before:,} parameters ({after / before:.1%})")
+    if options.onnx:
+        try:
+            torch.onnx.export(small, (example,), options.onnx, dynamo=True, verbose=False)
+        except ImportError as error:
+            raise MissingExtra(
+                f"--onnx needs more packages ({error.name}): pip install 'hope-encoding[onnx]'"
+            ) from error
+        print(f"{options.onnx}: the same network as ONNX")
