@@ -35,7 +35,7 @@ def saved(tmp_path: Path) -> tuple[Path, nn.Module]:
 def test_fresh_process_rebuilds_it_without_tracing(saved: tuple[Path, nn.Module], tmp_path: Path) -> None:
     folder, small = saved
     save_file({"x": EXAMPLE}, tmp_path / "x.safetensors")
-    program = f"""
+    program = """
 import pickle, sys, torch
 from safetensors.torch import load_file, save_file
 def refuse(*args, **kwargs): raise AssertionError("not allowed here")
@@ -43,7 +43,7 @@ import hope
 from hope.bench.networks import DigitsNet as Network
 torch.export.export = pickle.load = pickle.loads = torch.load = refuse
 small = hope.load(sys.argv[1], Network()).eval()
-save_file({{"y": small(load_file(sys.argv[2])["x"]).detach()}}, sys.argv[3])
+save_file({"y": small(load_file(sys.argv[2])["x"]).detach()}, sys.argv[3])
 """
     paths = [str(folder), str(tmp_path / "x.safetensors"), str(tmp_path / "y.safetensors")]
     subprocess.run([sys.executable, "-c", program, *paths], check=True)
@@ -123,7 +123,7 @@ def test_weights_outside_the_folder_are_never_read(saved: tuple[Path, nn.Module]
 
 def test_another_architecture_is_refused(saved: tuple[Path, nn.Module]) -> None:
     other = nn.Sequential(nn.Linear(2, 3), nn.ReLU(), nn.Linear(3, 1))
-    with pytest.raises(hope.CheckpointMismatch, match=r"saved from a Network where .* is missing"):
+    with pytest.raises(hope.CheckpointMismatch, match=r"saved from a DigitsNet where .* is missing"):
         hope.load(saved[0], other)
 
 

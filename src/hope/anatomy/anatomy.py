@@ -185,6 +185,8 @@ def _candidates(
         around = [other for other in found if one.add in other.branch]
         inside = min(around, key=lambda other: len(other.branch), default=None)
         fed = {layout.graph.tensors.get(p.name) for node in one.branch for p in node.all_input_nodes}
+        # a branch of depthwise filters only has the channels of the layer that runs through it; they may go
+        writes = any(tensor in fed for (tensor, _), role in flow.roles.items() if role == "out")
         shape = shape_of(one.add) or ()
         dim = flow.channel_dim(one.end)
         blocks = tuple(
@@ -198,7 +200,7 @@ def _candidates(
                 release=sum(prod(flow.shapes[name]) for name in parameters if removes(way, name)),
                 inside=names[inside] if inside is not None else None,
                 way=way,
-                bias=leaves_bias(one, way),
+                bias=writes and leaves_bias(one, way),
                 last_bn=ending_bn(one, layout.graph),
                 skip_bn=preceding_bn(one, found, layout.graph),
                 tensors=tuple(sorted(name for name in fed if name is not None)),

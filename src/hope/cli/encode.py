@@ -42,8 +42,8 @@ def register(commands: Any) -> None:
     parser: argparse.ArgumentParser = commands.add_parser(
         "encode",
         help="compress a checkpoint to a budget and save the run",
-        description="Compress a trained network to a budget without data, and save the run: every step, and the "
-        "compressed weights. Any other moment of the run can be had back with `hope extract`.",
+        description="Compress a trained network to a budget without data, and save the run: every step, and "
+        "the compressed weights. Any other moment of the run can be had back with `hope extract`.",
         epilog="example: hope encode torchvision:resnet18 --weights r18.safetensors --params 0.6 --out run/",
     )
     models.add_arguments(parser)
@@ -85,9 +85,7 @@ def run(options: argparse.Namespace) -> None:
     )
     encoding.save(options.out)
     print(encoding)
-    print(
-        f"saved in {options.out}; other budgets: hope extract {options.out} --density 0.8 --weights … --out small.safetensors"
-    )
+    print(f"saved in {options.out}; for another budget of the same run: hope extract --help")
 
 
 def _there_already(folder: Path, model: Any, budget: dict[str, Any], method: str) -> bool:

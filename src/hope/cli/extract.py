@@ -26,9 +26,9 @@ def register(commands: Any) -> None:
     parser: argparse.ArgumentParser = commands.add_parser(
         "extract",
         help="write the network at any moment of a saved run",
-        description="Write the compressed network of a saved run. Without a budget: the saved one, and the original "
-        "weights are not needed. With one: any moment of the run, replayed on the original weights.",
-        epilog="example: hope extract run/ torchvision:resnet18 --density 0.8 --weights r18.safetensors --out small.safetensors",
+        description="Write the compressed network of a saved run. Without a budget: the saved one, and the "
+        "original weights are not needed. With one: any moment of the run, replayed on the original weights.",
+        epilog="example: hope extract run/ torchvision:resnet18 --out small.safetensors",
     )
     parser.add_argument("folder", metavar="RUN", help="what `hope encode` saved")
     models.add_arguments(parser)

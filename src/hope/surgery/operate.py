@@ -52,9 +52,7 @@ def outcome(anatomy: Anatomy, actions: Sequence[Action]) -> Outcome:
             if action.block in evicted:
                 raise InvalidAction(f"block {action.block} is evicted twice")
             if action.bias is not None and not block.bias:
-                raise InvalidAction(
-                    f"block {action.block} cannot leave a bias: more follows its last module before the add"
-                )
+                raise InvalidAction(f"block {action.block} cannot leave a bias behind (block.bias is False)")
             if action.bias is not None and len(action.bias) != block.channels:
                 raise InvalidAction(
                     f"block {action.block} has {block.channels} channels, its bias {len(action.bias)} numbers"
