@@ -1,10 +1,11 @@
-"""Accuracy without data and without fine-tuning, against what is kept: HOPE, its variants and the magnitude baselines.
+"""Accuracy without data and without fine-tuning, against what is kept: HOPE, its variants and the magnitude
+baselines.
 
-    python -m benchmarks.compression            # every network whose checkpoint and images are at hand; resumable
-    python -m benchmarks.compression --table    # the results as Markdown
+    python -m benchmarks.compression            # every network whose checkpoint and images are at hand;
+    resumable python -m benchmarks.compression --table    # the results as Markdown
 
-Checkpoints and images come from HOPE_DATA (default: ../shared/data); see benchmarks/README.md. Every finished point is
-written to benchmarks/compression.json at once, so an interrupted run goes on where it stopped.
+Checkpoints and images come from HOPE_DATA (default: ../shared/data); see benchmarks/README.md. Every finished
+point is written to benchmarks/compression.json at once, so an interrupted run goes on where it stopped.
 """
 
 from __future__ import annotations

@@ -14,7 +14,7 @@ from torch.utils import _pytree as pytree
 import hope
 from hope.anatomy.anatomy import Anatomy
 from hope.anatomy.graph import Example, as_call
-from hope.surgery.actions import Prune
+from hope.encoder.actions import Prune
 from hope.surgery.operate import outcome
 
 

@@ -2,6 +2,7 @@
 
 from hope._version import __version__
 from hope.anatomy.anatomy import Anatomy
+from hope.encoder.actions import Evict, Merge, Prune
 from hope.encoding import Encoding, capacities, encode
 from hope.errors import (
     CheckpointMismatch,
@@ -13,7 +14,6 @@ from hope.errors import (
     UnsupportedModel,
 )
 from hope.inspection import inspect
-from hope.surgery.actions import Evict, Merge, Prune
 from hope.surgery.operate import cut
 from hope.surgery.store import load
 from hope.surgery.store import save_run as save

@@ -21,13 +21,13 @@ from hope.anatomy.graph import Example
 from hope.anatomy.neurons import NeuronLayer
 from hope.anatomy.table import grid, text
 from hope.criteria.scores import SCORES
+from hope.encoder.actions import Action, Evict, Merge, Prune
 from hope.encoder.live import Shrinking
 from hope.encoder.loop import Choice, choices
 from hope.encoder.state import BlockState, LayerState
 from hope.encoder.trajectory import UNITS, Trajectory, allowed, one_budget, sizes
 from hope.errors import HopeError, InfeasibleBudget
 from hope.inspection import inspect
-from hope.surgery.actions import Action, Evict, Merge, Prune
 from hope.surgery.operate import duplicate, operate
 from hope.surgery.store import save_trajectory
 from hope.surrogate.signals import block_state, layer_state, release

@@ -146,7 +146,7 @@ def test_saved_run_gives_back_any_moment_of_it(
     assert json.loads((tmp_path / "trajectory.json").read_text())["method"] == "hope"
 
 
-# ---- the order of actions ------------------------------------------------------------------------------------
+# ---- the order of actions ----------------------------------------------------------------------------------
 
 
 def random_states(seed: int, merge: bool = True) -> list[LayerState]:

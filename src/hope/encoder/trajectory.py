@@ -11,8 +11,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hope.anatomy.anatomy import Anatomy, Size
+from hope.encoder.actions import Action, Evict, Merge, Prune
 from hope.errors import InfeasibleBudget
-from hope.surgery.actions import Action, Evict, Merge, Prune
 
 UNITS = ("density", "params", "macs", "steps")
 

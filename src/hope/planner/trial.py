@@ -27,8 +27,8 @@ from hope.anatomy.anatomy import Anatomy, Candidate
 from hope.anatomy.blocks import Block, Silence
 from hope.anatomy.graph import Example, as_call, mode
 from hope.anatomy.neurons import Skipped
+from hope.encoder.actions import Action, Evict, Prune
 from hope.errors import UnsupportedModel, first_line
-from hope.surgery.actions import Action, Evict, Prune
 from hope.surgery.operate import operate
 
 

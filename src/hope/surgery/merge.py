@@ -6,8 +6,8 @@ import torch
 from torch import Tensor, nn
 
 from hope.anatomy.neurons import NeuronLayer
+from hope.encoder.actions import Merge
 from hope.errors import InvalidAction
-from hope.surgery.actions import Merge
 from hope.surgery.slice import get, owner
 
 

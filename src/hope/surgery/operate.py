@@ -11,9 +11,9 @@ import torch
 from torch import nn
 
 from hope.anatomy.anatomy import Anatomy, Size
+from hope.encoder.actions import Action, Evict, Merge, Prune
 from hope.errors import InvalidAction, UnsupportedModel, first_line
 from hope.surgery import evict, merge, slice
-from hope.surgery.actions import Action, Evict, Merge, Prune
 
 
 @dataclass(frozen=True)

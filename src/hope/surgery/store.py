@@ -22,9 +22,9 @@ from torch import Tensor, nn
 
 from hope.anatomy.anatomy import Anatomy
 from hope.anatomy.plain import from_plain, to_plain
+from hope.encoder.actions import Action, from_json, to_json
 from hope.encoder.trajectory import Trajectory, one_budget, sizes
 from hope.errors import CheckpointMismatch, DamagedFolder, InvalidAction, first_line
-from hope.surgery.actions import Action, from_json, to_json
 from hope.surgery.operate import cut, duplicate, operate
 
 FORMAT = "hope-run"
