@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import NamedTuple
 
 import numpy as np
@@ -19,11 +20,22 @@ from numpy.typing import NDArray
 
 from hope.encoder.state import LayerState
 from hope.geometry import costs
-from hope.geometry.parent import Recipe, parents, recipe
+from hope.geometry.parent import Recipe, Side, alignments, overlaps, parents, recipe
 
 Array = NDArray[np.float64]
 TIE = 1e-12
-TILE = 1 << 18  # pairs whose geometry is worked out at a time
+TILE = 1 << 15  # pairs whose geometry is worked out at a time
+
+
+@contextmanager
+def _one_thread() -> Iterator[None]:
+    """Tiles fit a core's cache; handing them to several threads costs more than it brings."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 class Move(NamedTuple):
@@ -73,27 +85,25 @@ class LayerPath:
         self.alignment: Array = np.zeros((n, n))
         self.distance: Array = np.full((n, n), np.inf)
         rows = max(1, TILE // n)
-        for start in range(0, n, rows):
-            block = slice(start, min(start + rows, n))
-            columns = slice(start, n)  # pairs are undirected
-            alignment, distance = self._geometry(block, columns)
-            self.alignment[block, columns], self.distance[block, columns] = alignment, distance
-            self.alignment[columns, block], self.distance[columns, block] = alignment.T, distance.T
+        with _one_thread():
+            for start in range(0, n, rows):
+                block = slice(start, min(start + rows, n))
+                columns = slice(start, n)  # pairs are undirected
+                alignment, distance = self._geometry(block, columns)
+                self.alignment[block, columns], self.distance[block, columns] = alignment, distance
+                self.alignment[columns, block], self.distance[columns, block] = alignment.T, distance.T
         np.fill_diagonal(self.distance, np.inf)
         self._bounds = self.distance.min(axis=1) if n > 1 else np.full(n, np.inf)
 
     def _geometry(self, rows: slice, columns: slice) -> tuple[Array, Array]:
         state = self.state
-        i = state.side(rows)._replace()
-        one = type(i)(*(t[:, None] for t in i))
-        other = type(i)(*(t[None, :] for t in state.side(columns)))
-        found = parents(
-            one, other, state.inner[rows, columns], state.outer[rows, columns], kernel=self.kernel
-        )
-        alignment = found.alignment.numpy()
+        i = Side(*(t[:, None] for t in state.side(rows)))
+        j = Side(*(t[None, :] for t in state.side(columns)))
+        inner, outer = state.inner[rows, columns], state.outer[rows, columns]
+        alignment = alignments(i, j, inner, outer, kernel=self.kernel).numpy()
         squares = self._squares(rows, columns)
         if self.merge == "sum":
-            below = squares + 2 * found.overlap.numpy() - alignment**2
+            below = squares + 2 * overlaps(i, j, inner, outer).numpy() - alignment**2
         else:
             below = squares - alignment**2 / 2
         # what rounding leaves of a lossless merge is lossless
@@ -224,5 +234,4 @@ class LayerPath:
 
 def full_path(state: LayerState, merge: str | None, kernel: str) -> list[Move]:
     """A layer's whole path at once, for a worker elsewhere."""
-    torch.set_num_threads(1)
     return list(LayerPath(state, merge=merge, kernel=kernel).moves())

@@ -35,6 +35,16 @@ def zero_bias_cosine(rho: Tensor, slope_i: Tensor, slope_j: Tensor) -> Tensor:
     return inner / (0.5 * torch.sqrt((1 + slope_i**2) * (1 + slope_j**2)))
 
 
+def zero_bias_cosines(rho: Tensor, slope: Tensor) -> tuple[Tensor, Tensor]:
+    """`zero_bias_cosine` at ρ and at −ρ, for equal slopes, sharing one arc-cosine: A(ρ) − A(−ρ) = ρ/2."""
+    both = arc_cosine(rho)
+    opposite = both - rho / 2
+    if not slope.any():
+        return 2 * both, 2 * opposite
+    bend, norm = 2 * slope / (1 + slope**2), 2.0
+    return norm * (both - bend * opposite), norm * (opposite - bend * both)
+
+
 @lru_cache(maxsize=1)
 def _rule() -> tuple[Tensor, Tensor]:
     nodes, weights = np.polynomial.legendre.leggauss(_NODES)

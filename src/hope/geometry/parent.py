@@ -51,7 +51,6 @@ class Parents:
 
     Attributes:
         alignment: b = ⟨ψ*, f_i + f_j⟩; 0 where there is no parent.
-        overlap: ⟨f_i, f_j⟩.
         rows: (z₁, z₂), the direction û in terms of the children, sign decided by the phase check.
         reach: (K(u, i), K(u, j)).
         energy: K(u, u).
@@ -60,7 +59,6 @@ class Parents:
     """
 
     alignment: Tensor
-    overlap: Tensor
     rows: tuple[Tensor, Tensor]
     reach: tuple[Tensor, Tensor]
     energy: Tensor
@@ -69,7 +67,7 @@ class Parents:
 
 
 def parents(i: Side, j: Side, inner: Tensor, outer: Tensor, *, kernel: str) -> Parents:
-    """The optimal parent directions of pairs (i, j).
+    """The optimal parent directions of pairs (i, j), with everything that a recipe needs.
 
     Args:
         i, j: the neurons, broadcast against each other.
@@ -78,36 +76,76 @@ def parents(i: Side, j: Side, inner: Tensor, outer: Tensor, *, kernel: str) -> P
         kernel: "zero-bias" (the paper's default, exact where the children are parallel or do not move) or
             "exact".
     """
-    filters = inner - i.bias * j.bias
-    rho = warp(filters, i.inner - i.bias**2, j.inner - j.bias**2, i.spread, j.spread)
-    hard = (rho.abs() > PARALLEL) | (i.spread <= 0) | (j.spread <= 0)
-    overlap = _kernel(i, j, rho, hard, kernel) * outer
+    rho, hard = _correlation(i, j, inner)
     z1, z2 = _direction(i, j, inner, outer)
-    best: tuple[Tensor, ...] | None = None
+    spread, rho_i, rho_j = _toward(i, j, z1, z2, rho)
     mean = z1 * i.mean + z2 * j.mean
-    covariance = rho * i.spread * j.spread
-    toward_i = z1 * i.spread**2 + z2 * covariance
-    toward_j = z1 * covariance + z2 * j.spread**2
-    spread = torch.sqrt((z1 * toward_i + z2 * toward_j).clamp(min=0))
-    rho_i = _ratio(toward_i, spread * i.spread)
-    rho_j = _ratio(toward_j, spread * j.spread)
+    exact = torch.ones_like(hard) if kernel == "exact" else hard
+    best: tuple[Tensor, ...] | None = None
     for sign in (1.0, -1.0):  # the phase check: an eigenvector has two signs, the kernel has one
-        u = Side(sign * mean, spread, i.slope, energy(sign * mean, spread, i.slope), i.bias, i.inner, i.outer)
-        reach_i = _kernel(u, i, sign * rho_i, hard, kernel)
-        reach_j = _kernel(u, j, sign * rho_j, hard, kernel)
+        own = energy(sign * mean, spread, i.slope.expand_as(mean))
+        u = Side(sign * mean, spread, i.slope, own, i.bias, i.inner, i.outer)
+        reach_i, reach_j = _kernel(u, i, sign * rho_i, exact), _kernel(u, j, sign * rho_j, exact)
         square = reach_i**2 * i.outer + 2 * reach_i * reach_j * outer + reach_j**2 * j.outer
-        alignment = torch.sqrt(_ratio(square.clamp(min=0), u.energy))
-        found = (alignment, sign * z1, sign * z2, reach_i, reach_j, u.energy.expand_as(alignment))
+        alignment = torch.sqrt(_ratio(square.clamp(min=0), own))
+        found = (alignment, sign * z1, sign * z2, reach_i, reach_j, own)
         if best is None:
             best = found
         else:
             better = alignment > best[0]
             best = tuple(torch.where(better, new, old) for new, old in zip(found, best, strict=True))
     assert best is not None
-    alignment, z1, z2, reach_i, reach_j, self_energy = best
-    same = i.slope == j.slope
-    alignment = torch.where(same, alignment, torch.zeros_like(alignment))
-    return Parents(alignment, overlap, (z1, z2), (reach_i, reach_j), self_energy, spread, rho)
+    alignment, z1, z2, reach_i, reach_j, own = best
+    alignment = torch.where(i.slope == j.slope, alignment, torch.zeros_like(alignment))
+    return Parents(alignment, (z1, z2), (reach_i, reach_j), own, spread, rho)
+
+
+def alignments(i: Side, j: Side, inner: Tensor, outer: Tensor, *, kernel: str) -> Tensor:
+    """Only b = ⟨ψ*, f_i + f_j⟩ of pairs, for whole layers at once.
+
+    With the zero-bias kernel K(u, k) = 𝓘(ρ_uk)·√(K(u, u)·K(k, k)), the parent's own energy cancels, and the
+    two signs of û share their arc-cosines; the few pairs that need the exact kernel are worked out by
+    `parents`.
+    """
+    if kernel == "exact":
+        return parents(i, j, inner, outer, kernel=kernel).alignment
+    rho, hard = _correlation(i, j, inner)
+    z1, z2 = _direction(i, j, inner, outer)
+    _, rho_i, rho_j = _toward(i, j, z1, z2, rho)
+    square_i, square_j = i.energy * i.outer, j.energy * j.outer
+    cross = 2 * torch.sqrt(i.energy * j.energy) * outer
+    plus_i, minus_i = kernels.zero_bias_cosines(rho_i, i.slope)
+    plus_j, minus_j = kernels.zero_bias_cosines(rho_j, j.slope)
+    plus = plus_i * plus_i * square_i + plus_i * plus_j * cross + plus_j * plus_j * square_j
+    minus = minus_i * minus_i * square_i + minus_i * minus_j * cross + minus_j * minus_j * square_j
+    found = torch.sqrt(torch.maximum(plus, minus).clamp(min=0))
+    found = torch.where(i.slope == j.slope, found, torch.zeros_like(found))
+    if hard.any():
+        some_i = Side(*(tensor.expand(found.shape)[hard] for tensor in i))
+        some_j = Side(*(tensor.expand(found.shape)[hard] for tensor in j))
+        found[hard] = parents(some_i, some_j, inner[hard], outer[hard], kernel="exact").alignment
+    return found
+
+
+def overlaps(i: Side, j: Side, inner: Tensor, outer: Tensor) -> Tensor:
+    """⟨f_i, f_j⟩ = K(i, j)·⟨o_i, o_j⟩ by the exact kernel."""
+    rho, _ = _correlation(i, j, inner)
+    return kernels.exact(i.mean, j.mean, i.spread, j.spread, rho, i.slope, j.slope) * outer
+
+
+def _correlation(i: Side, j: Side, inner: Tensor) -> tuple[Tensor, Tensor]:
+    """ρ̂ of the children, and where the zero-bias kernel does not do."""
+    rho = warp(inner - i.bias * j.bias, i.inner - i.bias**2, j.inner - j.bias**2, i.spread, j.spread)
+    return rho, (rho.abs() > PARALLEL) | (i.spread <= 0) | (j.spread <= 0)
+
+
+def _toward(i: Side, j: Side, z1: Tensor, z2: Tensor, rho: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Deviation of y_u = z₁y_i + z₂y_j, and its correlations with y_i and y_j."""
+    covariance = rho * i.spread * j.spread
+    toward_i = z1 * i.spread**2 + z2 * covariance
+    toward_j = z1 * covariance + z2 * j.spread**2
+    spread = torch.sqrt((z1 * toward_i + z2 * toward_j).clamp(min=0))
+    return spread, _ratio(toward_i, spread * i.spread), _ratio(toward_j, spread * j.spread)
 
 
 def _direction(i: Side, j: Side, inner: Tensor, outer: Tensor) -> tuple[Tensor, Tensor]:
@@ -129,21 +167,21 @@ def _direction(i: Side, j: Side, inner: Tensor, outer: Tensor) -> tuple[Tensor, 
     return z1 * scale, z2 * scale
 
 
-def _kernel(a: Side, b: Side, rho: Tensor, hard: Tensor, kernel: str) -> Tensor:
-    """K(a, b) by the chosen kernel; exact wherever `hard`."""
-    if kernel == "exact":
+def _kernel(a: Side, b: Side, rho: Tensor, exact: Tensor) -> Tensor:
+    """K(a, b): exact where asked for, the zero-bias kernel elsewhere."""
+    if exact.all():
         return kernels.exact(a.mean, b.mean, a.spread, b.spread, rho, a.slope, b.slope)
-    cosine = kernels.zero_bias_cosine(rho, a.slope, b.slope)
-    value = cosine * torch.sqrt(a.energy * b.energy)
-    if hard.any():
+    value = kernels.zero_bias_cosine(rho, a.slope, b.slope) * torch.sqrt(a.energy * b.energy)
+    if exact.any():
         shape = value.shape
-        where = hard.expand(shape)
+        where = exact.expand(shape)
         parts = [t.expand(shape)[where] for t in (a.mean, b.mean, a.spread, b.spread, rho, a.slope, b.slope)]
         value = value.masked_scatter(where, kernels.exact(*parts))
     return value
 
 
 def _ratio(above: Tensor, below: Tensor) -> Tensor:
+    """A quotient that is 0 where the divisor is."""
     return torch.where(
         below > 0, above / torch.where(below > 0, below, torch.ones_like(below)), torch.zeros_like(above)
     )
