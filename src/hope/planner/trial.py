@@ -88,15 +88,16 @@ class Trial:
 
     def _run(self, change: Callable[[nn.Module], object], training: bool) -> Any:
         """Shapes of all outputs of a changed copy."""
-        with FakeTensorMode(allow_non_fake_inputs=True) as fake, _quiet(), torch.no_grad():
-            tensors = [*self.model.parameters(), *self.model.buffers()]
-            memo: dict[int, Any] = {id(tensor): fake.from_tensor(tensor) for tensor in tensors}
-            try:
-                skeleton = copy.deepcopy(self.model, memo)
-            except Exception as error:
-                raise UnsupportedModel(
-                    f"{type(self.model).__name__} cannot be copied: {first_line(error)}"
-                ) from error
+        fake = FakeTensorMode(allow_non_fake_inputs=True)
+        tensors = [*self.model.parameters(), *self.model.buffers()]
+        memo: dict[int, Any] = {id(tensor): fake.from_tensor(tensor) for tensor in tensors}
+        try:
+            skeleton = copy.deepcopy(self.model, memo)
+        except Exception as error:
+            raise UnsupportedModel(
+                f"{type(self.model).__name__} cannot be copied: {first_line(error)}"
+            ) from error
+        with fake, _quiet(), torch.no_grad():
             change(skeleton)
             args, kwargs = pytree.tree_map_only(Tensor, fake.from_tensor, self.call)
             with mode(skeleton, training), _Numbers() as numbers:
