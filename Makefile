@@ -22,6 +22,11 @@ lint: setup
 
 coverage: setup
 	$(BIN)/python -m benchmarks.coverage
+	$(BIN)/python -m benchmarks.coverage --write-readme
+
+figures: setup
+	$(BIN)/python -m benchmarks.draw
+	$(BIN)/python -m benchmarks.compression --write-readme
 
 setup: $(VENV)/.done
 

@@ -21,6 +21,7 @@ import torch
 from rich.progress import Progress
 
 import hope
+from benchmarks.readme import put
 from hope.bench import datasets, networks
 
 RESULTS = Path(__file__).with_name("compression.json")
@@ -138,9 +139,12 @@ def main() -> None:
         "--weights", type=Path, help="another folder with checkpoints (keras-resnet50.safetensors)"
     )
     parser.add_argument("--table", action="store_true", help="print the results as Markdown")
+    parser.add_argument("--write-readme", action="store_true", help="put them into README.md")
     options = parser.parse_args()
     if options.table:
         print(table())
+    elif options.write_readme:
+        put("compression", table())
     else:
         folders = [data_folder(), *([options.weights] if options.weights else [])]
         run(options.networks or list(NETWORKS), folders)

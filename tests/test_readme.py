@@ -15,4 +15,7 @@ def test_readme_example_runs(code: str, tmp_path: Path, monkeypatch: pytest.Monk
     monkeypatch.chdir(tmp_path)
     scope: dict[str, object] = {}
     exec(code, scope)
-    assert "Linear(in_features=64" in str(scope["small"])
+    small, model = scope["small"], scope["model"]
+    assert type(small) is type(model)
+    assert len(str(small)) > 0
+    assert sum(p.numel() for p in small.parameters()) < sum(p.numel() for p in model.parameters())  # type: ignore[attr-defined]

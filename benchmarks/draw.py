@@ -1,0 +1,107 @@
+"""Redraw every figure of the README from the results in this folder: `python -m benchmarks.draw`."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import matplotlib
+import numpy as np
+
+matplotlib.use("svg")
+from matplotlib import pyplot
+
+HERE = Path(__file__).parent
+FIGURES = HERE.parent / "docs"
+COLOURS = {
+    "hope": "#0b6e4f", "hope, merge=sum": "#1f9e89", "hope, no eviction": "#7bc8a4",
+    "hope, live ΔP": "#b5d99c", "l1-in": "#c0392b", "l1-joint": "#e67e22", "bn-scale": "#8e44ad",
+}  # fmt: skip
+TITLES = {
+    "cifar10-resnet20": "ResNet-20, CIFAR-10",
+    "cifar10-resnet56": "ResNet-56, CIFAR-10",
+    "keras-resnet50": "ResNet-50, ImageNet",
+}
+
+
+def read(name: str) -> Any:
+    path = HERE / name
+    return json.loads(path.read_text()) if path.is_file() else None
+
+
+def save(figure: Any, name: str) -> None:
+    FIGURES.mkdir(exist_ok=True)
+    figure.savefig(FIGURES / name, bbox_inches="tight", metadata={"Date": None})
+    pyplot.close(figure)
+    print(FIGURES / name)
+
+
+def coverage(results: Any) -> None:
+    """One bar per model, sorted: the share of its parameters that can be removed physically."""
+    models = results["models"].values() if isinstance(results.get("models"), dict) else results["models"]
+    rows = sorted((m["reachable"], m["source"]) for m in models)
+    colours = {"torchvision": "#0b6e4f", "timm": "#3b7dd8", "transformers": "#e67e22"}
+    figure, axes = pyplot.subplots(figsize=(9, 2.6))
+    axes.bar(
+        range(len(rows)), [100 * share for share, _ in rows], width=1, color=[colours[s] for _, s in rows]
+    )
+    axes.set(
+        ylabel="% of parameters",
+        xlabel=f"{len(rows)} networks, sorted",
+        ylim=(0, 100),
+        xlim=(-0.5, len(rows) - 0.5),
+    )
+    axes.set_xticks([])
+    for source, colour in colours.items():
+        count = sum(s == source for _, s in rows)
+        axes.bar(0, 0, color=colour, label=f"{source} ({count})")
+    axes.legend(frameon=False, loc="upper left", ncols=3)
+    axes.spines[["top", "right"]].set_visible(False)
+    save(figure, "coverage.svg")
+
+
+def compression(results: Any) -> None:
+    """Accuracy against density, one panel per network."""
+    names = [name for name in TITLES if name in results]
+    figure, panels = pyplot.subplots(1, len(names), figsize=(4 * len(names), 3.2), squeeze=False)
+    for axes, name in zip(panels[0], names, strict=True):
+        network = results[name]
+        for method, points in network["points"].items():
+            densities = sorted((float(d) for d in points), reverse=True)
+            scores = [points[str(d)]["accuracy"] for d in densities]
+            style = "-" if method.startswith("hope") else "--"
+            axes.plot([1, *densities], [network["base"], *scores], style, color=COLOURS[method], label=method)
+        axes.set(title=TITLES[name], xlabel="neurons kept", ylim=(0, None))
+        axes.invert_xaxis()
+        axes.spines[["top", "right"]].set_visible(False)
+    panels[0][0].set_ylabel("top-1, no data, no fine-tuning")
+    panels[0][-1].legend(frameon=False, fontsize=8)
+    save(figure, "compression.svg")
+
+
+def speed(results: Any) -> None:
+    """Time and memory of one layer's path against its width, with the fitted exponents."""
+    rows = results["layers"]
+    widths = np.array([row["neurons"] for row in rows])
+    figure, panels = pyplot.subplots(1, 2, figsize=(8, 2.8))
+    for axes, key, label in zip(panels, ("seconds", "megabytes"), ("seconds", "MB"), strict=True):
+        values = np.array([max(row[key], 1e-3) for row in rows])
+        exponent = np.polyfit(np.log(widths[-4:]), np.log(values[-4:]), 1)[0]
+        axes.loglog(widths, values, "o-", color="#0b6e4f", label=f"exponent {exponent:.2f}")
+        axes.set(xlabel="neurons in the layer", ylabel=label)
+        axes.set_xticks(widths, [f"{w:,}" for w in widths], fontsize=7)
+        axes.legend(frameon=False)
+        axes.spines[["top", "right"]].set_visible(False)
+    save(figure, "speed.svg")
+
+
+def main() -> None:
+    for name, draw in (("coverage.json", coverage), ("compression.json", compression), ("speed.json", speed)):
+        results = read(name)
+        if results is not None:
+            draw(results)
+
+
+if __name__ == "__main__":
+    main()
