@@ -93,6 +93,26 @@ def divided_by_width(m: Any, x: Tensor) -> Tensor:
     return m.c(y) / y.shape[1]
 
 
+def divided_by_width_in_a_tensor(m: Any, x: Tensor) -> Tensor:
+    y = m.a(x)
+    return m.c(y / torch.sqrt(torch.tensor(float(y.shape[1]))))
+
+
+def filled_with_width(m: Any, x: Tensor) -> Tensor:
+    y = m.a(x)
+    return m.c(y * torch.full((1,), y.shape[1] ** -0.5, dtype=y.dtype))
+
+
+def weighted_by_width(m: Any, x: Tensor) -> Tensor:
+    y = m.a(x)
+    return m.c(torch.add(y, y.relu(), alpha=1 / y.shape[1]))
+
+
+def pooled_by_width(m: Any, x: Tensor) -> Tensor:
+    y = m.a(x)
+    return m.c(F.max_pool2d(y, 2) if y.shape[1] > 3 else F.avg_pool2d(y, 2))
+
+
 def counted(m: Any, x: Tensor) -> Tensor:
     y = m.a(x)
     return m.c(y * (1.0 + torch.arange(y.shape[1], dtype=x.dtype)).view(1, -1, 1, 1))
@@ -186,7 +206,14 @@ FORMS = {
     "instance norm": form(lambda m, x: m.c(F.instance_norm(m.a(x))), IMAGE, "a"),
     "scaled by its width": form(scaled_by_width, IMAGE),
     "divided by its width": form(divided_by_width, IMAGE),
+    "divided by its width in a tensor": form(divided_by_width_in_a_tensor, IMAGE),
+    "filled with its width": form(filled_with_width, IMAGE),
+    "weighted by its width": form(weighted_by_width, IMAGE),
+    "pooled by its width": form(pooled_by_width, IMAGE),
     "counted": form(counted, IMAGE),
+    "squeezed": form(
+        lambda m, x: m.d(F.adaptive_avg_pool2d(m.a(x), 1).squeeze()), IMAGE, d=lambda: nn.Linear(4, 2)
+    ),
     "norm over tokens": form(lambda m, x: m.c(m.n(m.a(x))), TOKENS, "a", n=lambda: nn.BatchNorm1d(5)),
     "slopes over tokens": form(lambda m, x: m.c(m.n(m.a(x))), TOKENS, "a", n=lambda: nn.PReLU(5)),
     "without a batch": form(

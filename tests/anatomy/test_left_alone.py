@@ -159,6 +159,23 @@ def test_code_whose_training_path_has_a_width_written_down() -> None:
     assert why(Net(), 2, 3)["fc1"].startswith("the model's code does not accept another width: ")
 
 
+def test_code_that_accepts_each_width_but_not_both() -> None:
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a, self.b = nn.Linear(3, 4), nn.Linear(3, 4)
+            self.c, self.d = nn.Linear(4, 2), nn.Linear(4, 2)
+
+        def forward(self, x: Tensor) -> Tensor:
+            a, b = self.a(x), self.b(x)
+            if a.shape[1] < 4 and b.shape[1] < 4:
+                raise ValueError("too narrow together")
+            return self.c(a) + self.d(b)
+
+    left = why(Net(), 2, 3)
+    assert left["a"] == left["b"] == "the model's code does not accept another width: too narrow together"
+
+
 def test_a_parameter_that_nothing_uses() -> None:
     net = nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 2))
     net[1].register_parameter("unused", nn.Parameter(torch.zeros(5)))

@@ -1,7 +1,8 @@
-"""The reference for evictions: the exported graph of the full model, with other values where branches end."""
+"""Evictions drawn at random, and what they are held against: the full graph with other values where branches end."""
 
 from __future__ import annotations
 
+import random
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -41,3 +42,14 @@ def silenced(
         specs = program.graph_signature.input_specs
         inputs = [x.clone() if spec.target is None else state[spec.target] for spec in specs]
         return [leaf for leaf in Without(program, instead).run(*inputs) if isinstance(leaf, Tensor)]
+
+
+def random_evictions(anatomy: hope.Anatomy, rng: random.Random) -> list[hope.Evict]:
+    """Some of the blocks, at least one if there is one, with a bias where one is possible and the coin says so."""
+    blocks = rng.sample(anatomy.blocks, rng.randint(min(1, len(anatomy.blocks)), len(anatomy.blocks)))
+    return [
+        hope.Evict(
+            b.name, [rng.uniform(-1, 1) for _ in range(b.channels)] if b.bias and rng.random() < 0.5 else None
+        )
+        for b in blocks
+    ]

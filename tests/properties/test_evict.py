@@ -8,25 +8,13 @@ import hypothesis.strategies as st
 from hypothesis import assume, given
 
 import hope
-from hope.anatomy.anatomy import Anatomy
 from hope.surgery.operate import outcome
 from tests.properties.networks import Net, build, example, networks
-from tests.properties.reference import silenced
+from tests.properties.reference import random_evictions, silenced
 from tests.support import assert_same, backward, masked, random_cut, run
 
 TOLERANCE = 1e-10
 seeds = st.integers(0, 1000)
-
-
-def random_evictions(anatomy: Anatomy, rng: random.Random) -> list[hope.Evict]:
-    """Some of the blocks, at least one, with a bias where one is possible and the coin says so."""
-    blocks = rng.sample(anatomy.blocks, rng.randint(1, len(anatomy.blocks)))
-    return [
-        hope.Evict(
-            b.name, [rng.uniform(-1, 1) for _ in range(b.channels)] if b.bias and rng.random() < 0.5 else None
-        )
-        for b in blocks
-    ]
 
 
 @given(networks(residual=True), seeds)

@@ -21,6 +21,7 @@ import hope
 from hope.anatomy.anatomy import Anatomy
 from hope.anatomy.plain import from_plain, to_plain
 from tests.properties.networks import Net, build, example, networks, original_name
+from tests.properties.reference import random_evictions
 from tests.support import random_cut, run
 
 seeds = st.integers(0, 1000)
@@ -109,11 +110,7 @@ def test_every_producer_is_a_layer_or_goes_with_one_or_has_a_reason(net: Net) ->
 def test_a_loaded_run_gives_bitwise_the_same_outputs(net: Net, seed: int) -> None:
     model, x = build(net), example(net)
     anatomy = hope.inspect(model, x)
-    rng = random.Random(seed)
-    actions = [
-        *random_cut(anatomy, 0.4, seed),
-        *(hope.Evict(b.name) for b in anatomy.blocks if rng.random() < 0.5),
-    ]
+    actions = [*random_cut(anatomy, 0.4, seed), *random_evictions(anatomy, random.Random(seed))]
     want = run(hope.cut(model, anatomy, actions), x)
     with TemporaryDirectory() as folder:
         loaded = hope.load(hope.save(Path(folder) / "run", model, anatomy, actions), build(net, seed=1))

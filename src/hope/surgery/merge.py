@@ -18,28 +18,29 @@ def check(action: Merge, layer: NeuronLayer, model: nn.Module) -> None:
         raise InvalidAction(
             f"{where}: {', '.join(layer.also) or 'several channels'} would have to merge too; prune one"
         )
-    norms = {
-        step.name for consumer in layer.consumers for step in consumer.path if step.kind in ("bn", "norm")
-    }
-    if len(norms) > 1 or any(step.kind == "norm" for consumer in layer.consumers for step in consumer.path):
+    paths = [consumer.path for consumer in layer.consumers]
+    norms = {step.name for path in paths for step in path if step.kind in ("bn", "norm")}
+    if len(norms) > 1 or any(step.kind == "norm" for path in paths for step in path):
         raise InvalidAction(
             f"{where}: its consumers see it through {len(norms)} normalisations; prune one instead"
         )
     if layer.bn is not None:
-        _, norm = owner(model, layer.bn + ".weight")[0], model.get_submodule(layer.bn)
-        if getattr(norm, "weight", None) is None or getattr(norm, "running_var", None) is None:
+        if any(path[0].kind != "bn" for path in paths):
             raise InvalidAction(
-                f"{where}: {layer.bn} has no scale or no running statistics to write the parent into"
+                f"{where}: {layer.bn} does not stand directly behind the filter; prune one instead"
             )
+        norm = model.get_submodule(layer.bn)
+        if getattr(norm, "weight", None) is None or getattr(norm, "running_var", None) is None:
+            raise InvalidAction(f"{where}: {layer.bn} has no scale or statistics to write the parent into")
         if action.spread is None or action.spread < 0:
             raise InvalidAction(
                 f"{where}: spread must be given and not negative where a BN follows ({layer.bn})"
             )
     for part in layer.slices:
-        if part.role == "along" and "prelu" in {step.name for c in layer.consumers for step in c.path}:
-            module, _ = owner(model, part.tensor)
-            slopes = get(model, part.tensor)
-            if isinstance(module, nn.PReLU) and slopes[action.keep] != slopes[action.drop]:
+        module, _ = owner(model, part.tensor)
+        if isinstance(module, nn.PReLU):
+            slopes = get(model, part.tensor)[torch.from_numpy(part.index[[action.keep, action.drop], 0])]
+            if slopes[0] != slopes[1]:
                 raise InvalidAction(f"{where}: their slopes in {part.tensor} differ")
 
 
