@@ -243,7 +243,7 @@ _TIMM: dict[str, dict[str, Any]] = {
     "efficientvit_b0": {},
     "efficientvit_m0": {"options": {"img_size": 64}},
     "fastvit_t8": {},
-    "visformer_tiny": {"options": {"img_size": 64}},
+    "visformer_tiny": {"double": True, "options": {"img_size": 64}},
     "nextvit_small": {},
     "shvit_s1": {},
     "swiftformer_xs": {},

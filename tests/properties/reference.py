@@ -1,4 +1,4 @@
-"""Evictions drawn at random, and what they are held against: the full graph with other values where branches end."""
+"""Random evictions, and what they are held against: the full graph with other values where branches end."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def silenced(
 
 
 def random_evictions(anatomy: hope.Anatomy, rng: random.Random) -> list[hope.Evict]:
-    """Some of the blocks, at least one if there is one, with a bias where one is possible and the coin says so."""
+    """Some of the blocks, at least one if there is any, half of them with a bias where one is possible."""
     blocks = rng.sample(anatomy.blocks, rng.randint(min(1, len(anatomy.blocks)), len(anatomy.blocks)))
     return [
         hope.Evict(

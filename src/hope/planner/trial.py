@@ -12,7 +12,7 @@ import copy
 import logging
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple, Protocol, TypeVar
@@ -21,12 +21,12 @@ import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils import _pytree as pytree
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
 from hope.anatomy.anatomy import Anatomy, Candidate
 from hope.anatomy.blocks import Block, Silence
 from hope.anatomy.graph import Example, as_call, mode
-from hope.anatomy.neurons import Skipped
+from hope.anatomy.neurons import NeuronLayer, Skipped
 from hope.encoder.actions import Action, Evict, Prune
 from hope.errors import UnsupportedModel, first_line
 from hope.surgery.operate import operate
@@ -53,16 +53,27 @@ def _quiet() -> Iterator[None]:
         logger.disabled = before
 
 
+_SHAPED = ("view", "reshape", "clone", "contiguous", "_unsafe_view", "expand", "alias", "detach", "_to_copy",
+           "as_strided", "t", "transpose", "permute", "unsqueeze", "squeeze")  # fmt: skip
+
+
 class _Numbers(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Notes every Python number that an element-wise operator is given."""
+    """Notes which operators run, and every number that they compute with: widths must not be among them."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.seen: list[Any] = []
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if torch.Tag.pointwise in func.tags:
-            self.seen.append((str(func), [arg for arg in args if isinstance(arg, (int, float))]))
+        name = func.overloadpacket.__name__
+        numbers: list[Any] = []
+        if torch.Tag.pointwise in func.tags or name in ("full", "new_full", "full_like", "fill_"):
+            numbers = [n for n in (*args, *(kwargs or {}).values()) if isinstance(n, (int, float))]
+        elif name.startswith("lift_fresh") and isinstance(args[0], Tensor) and args[0].numel() <= 16:
+            with _disable_current_modes(), suppress(RuntimeError):  # one without data has nothing to tell
+                numbers = [args[0].tolist()]
+        if func.namespace == "aten" and name not in _SHAPED:
+            self.seen.append((name, numbers))
         return func(*args, **(kwargs or {}))
 
 
@@ -161,10 +172,7 @@ def verify(
 ) -> Anatomy:
     """The anatomy with its blocks, less whatever the model's own code does not accept."""
     trial = Trial(model, example)
-    refused = _refused(
-        anatomy.layers,
-        lambda some: trial.failure(anatomy, [Prune(layer.name, layer.neurons - 1) for layer in some]),
-    )
+    refused = _refused(anatomy.layers, partial(_narrowing, trial, anatomy))
     fixed = [
         Skipped(
             layer.name,
@@ -191,12 +199,22 @@ def _refused(items: Sequence[T], failure: Callable[[Sequence[T]], str | None]) -
             search(some[: len(some) // 2])
             search(some[len(some) // 2 :])
 
-    search(items)
+    if not items or failure(items) is None:
+        return refused
+    search(items[: len(items) // 2])
+    search(items[len(items) // 2 :])
     rest = [item for item in items if item.name not in refused]
-    reason = failure(rest) if refused and rest else None
-    if reason is not None:  # each half runs, but not together: leave them all
+    reason = failure(rest) if rest else None
+    if reason is not None:  # each runs, but not all together: leave them all
         refused.update({item.name: reason for item in rest})
     return refused
+
+
+def _narrowing(trial: Trial, anatomy: Anatomy, layers: Sequence[NeuronLayer]) -> str | None:
+    """Both ends of what can be asked for: one neuron less, and one neuron left."""
+    one_less = [Prune(layer.name, layer.neurons - 1) for layer in layers]
+    one_left = [Prune(layer.name, range(1, layer.neurons)) for layer in layers]
+    return trial.failure(anatomy, one_less) or trial.failure(anatomy, one_left)
 
 
 def _blocks(
