@@ -8,6 +8,8 @@ import random
 import hypothesis.strategies as st
 import torch
 from hypothesis import assume, given
+from torch.nn.modules.dropout import _DropoutNd
+from torch.utils._pytree import tree_leaves
 
 import hope
 from tests.properties.networks import Net, build, example, networks
@@ -37,6 +39,28 @@ def test_one_layer_can_be_cut_alone(net: Net, seed: int) -> None:
         released = sum(p.numel() for p in model.parameters()) - sum(p.numel() for p in small.parameters())
         if len(action.neurons) == 1:
             assert released == anatomy.layer(action.layer).release
+
+
+@given(networks(), seeds)
+def test_a_cut_network_learns_what_the_masked_one_learns(net: Net, seed: int) -> None:
+    model, x = build(net), example(net)
+    for module in model.modules():
+        if isinstance(module, _DropoutNd):
+            module.p = 0.0
+    anatomy = hope.inspect(model, x)
+    actions = random_cut(anatomy, 0.3, seed)
+    small, full = hope.cut(model, anatomy, actions), masked(model, anatomy, actions)
+    for one in (small, full):
+        leaves = [leaf.square().sum() for leaf in tree_leaves(one.train()(x))]
+        torch.stack(leaves).sum().backward()
+    with torch.no_grad():  # the full network's gradients, cut like its weights
+        for parameter in full.parameters():
+            parameter.copy_(torch.zeros_like(parameter) if parameter.grad is None else parameter.grad)
+    wanted = dict(hope.cut(full, anatomy, actions).named_parameters())
+    scale = max(parameter.abs().max().item() for parameter in wanted.values())
+    for name, parameter in small.named_parameters():
+        grad = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
+        assert (grad - wanted[name]).abs().max() <= TOLERANCE * scale, name
 
 
 @given(networks(), seeds)

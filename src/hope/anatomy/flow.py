@@ -31,11 +31,13 @@ class Step(NamedTuple):
             "pad" or "norm".
         name: the module (for what has parameters) or the operator.
         values: its numbers, e.g. (eps,) of a BN or (slope,) of a leaky ReLU.
+        tensor: the parameter it uses, where that is not told by the module (the slopes of a PReLU).
     """
 
     kind: str
     name: str
     values: tuple[float, ...] = ()
+    tensor: str = ""
 
 
 @dataclass(frozen=True)

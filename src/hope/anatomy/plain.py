@@ -68,7 +68,10 @@ def _fields(value: Any) -> dict[str, Any]:
 
 def _layer(layer: NeuronLayer) -> dict[str, Any]:
     consumers = [
-        {"weight": c.weight, "path": [[step.kind, step.name, list(step.values)] for step in c.path]}
+        {
+            "weight": c.weight,
+            "path": [[step.kind, step.name, list(step.values), step.tensor] for step in c.path],
+        }
         for c in layer.consumers
     ]
     return {**_fields(layer), "consumers": consumers, "slices": [_slice(s) for s in layer.slices]}
@@ -76,7 +79,10 @@ def _layer(layer: NeuronLayer) -> dict[str, Any]:
 
 def _read_layer(data: dict[str, Any]) -> NeuronLayer:
     consumers = tuple(
-        Consumer(c["weight"], tuple(Step(kind, name, tuple(values)) for kind, name, values in c["path"]))
+        Consumer(
+            c["weight"],
+            tuple(Step(kind, name, tuple(values), tensor) for kind, name, values, tensor in c["path"]),
+        )
         for c in data["consumers"]
     )
     rest = {

@@ -13,6 +13,7 @@ from torch.nn import functional
 
 from hope.anatomy.anatomy import Anatomy
 from hope.anatomy.blocks import Block
+from hope.anatomy.flow import Step
 from hope.anatomy.neurons import Consumer, NeuronLayer, Slice
 from hope.encoder.state import BlockState, LayerState
 from hope.geometry.costs import identity_capacity
@@ -108,33 +109,27 @@ def _signal(layer: NeuronLayer, consumer: Consumer, tensors: Mapping[str, Tensor
         return f"several activations in a row between it and {consumer.module}"
     if not activations:
         return moments.energy(mean, spread, torch.ones_like(mean))
-    name, values = activations[0].name, activations[0].values
-    slopes = _slopes(layer, name, values, tensors)
+    step = activations[0]
+    slopes = _slopes(layer, step, tensors)
     if slopes is not None:
         return moments.energy(mean, spread, slopes.reshape(-1, 1).expand_as(mean))
-    if name in SMOOTH:
-        return moments.energy_of(SMOOTH[name], mean, spread)
-    return f"its activation ({name}) has no known moments"
+    if step.name in SMOOTH:
+        return moments.energy_of(SMOOTH[step.name], mean, spread)
+    return f"its activation ({step.name}) has no known moments"
 
 
-def _slopes(
-    layer: NeuronLayer, name: str, values: tuple[float, ...], tensors: Mapping[str, Tensor]
-) -> Tensor | None:
-    """The slope below zero of a PH-1 activation, one per neuron (or one for all); None if it is not PH-1."""
-    if name in ("relu", "identity"):
-        return torch.tensor([0.0 if name == "relu" else 1.0], dtype=torch.float64)
-    if name == "leaky_relu":
-        return torch.tensor([values[0] if values else 0.01], dtype=torch.float64)
-    if name == "prelu":
-        for part in layer.slices:
-            if (
-                part.role == "along"
-                and part.tensor.endswith("weight")
-                and len(tensors[part.tensor].shape) == 1
-            ):
-                module = part.tensor.rpartition(".")[0]
-                if f"{module}.running_var" not in tensors and f"{module}.bias" not in tensors:
-                    return tensors[part.tensor].double()[torch.from_numpy(part.index[:, 0])]
+def _slopes(layer: NeuronLayer, step: Step | None, tensors: Mapping[str, Tensor]) -> Tensor | None:
+    """The slope below zero of a PH-1 activation, one per neuron or one for all; None if it is not PH-1."""
+    if step is None or step.name == "identity":
+        return torch.ones(1, dtype=torch.float64)
+    if step.name == "relu":
+        return torch.zeros(1, dtype=torch.float64)
+    if step.name == "leaky_relu":
+        return torch.tensor([step.values[0] if step.values else 0.01], dtype=torch.float64)
+    if step.name == "prelu" and step.tensor in tensors:
+        slopes = tensors[step.tensor].double()
+        places = _slice(layer, step.tensor)
+        return slopes if places is None else slopes[torch.from_numpy(places.index[:, 0])]
     return None
 
 
@@ -189,7 +184,7 @@ def _add_pairs(state: LayerState, layer: NeuronLayer, tensors: Mapping[str, Tens
     state.bias = bn.shift[index] - gain * (bn.mean[index] - shift)
     state.mean, state.spread = bn.shift[index], bn.spread[index]
     activation = next((s for s in layer.consumers[0].path if s.kind == "activation"), None)
-    slopes = _slopes(layer, layer.activation, activation.values if activation else (), tensors)
+    slopes = _slopes(layer, activation, tensors)
     assert slopes is not None
     state.slope = slopes.expand(layer.neurons).clone()
     state.energy = moments.energy(state.mean, state.spread, state.slope)

@@ -37,7 +37,7 @@ def _per_channel(flow: Flow, node: Node, args: dict[str, Any]) -> Value | None:
     name = operator(node)
     module = next((module_of(p.tensor) for p in parameters if p.tensor is not None), name)
     if name == "prelu":
-        return result.then(Step("activation", "prelu"))
+        return result.then(Step("activation", "prelu", (), parameters[0].tensor or ""))
     eps = args.get("eps")
     return result.then(
         Step("norm" if name == "instance_norm" else "bn", module, (float(eps),) if eps is not None else ())
