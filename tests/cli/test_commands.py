@@ -6,10 +6,11 @@ from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 
 from hope.bench.networks import DigitsNet as Network
 from hope.cli.main import main
+from hope.cli.models import make
 
 MODEL = """
 from torch import nn
@@ -90,11 +91,51 @@ def test_a_wrong_input_shape_says_what_to_do(file: Path, capsys: pytest.CaptureF
     assert "cannot run on this example (1x5x8x8)" in capsys.readouterr().err
 
 
-def test_demo_reads_cuts_saves_and_loads(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["demo", "--out", str(tmp_path / "run")]) == 0
+def test_demo_compares_methods_and_gives_any_moment_back(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("sklearn", reason="the demo extra is not installed")
+    assert main(["demo", "--epochs", "2", "--out", str(tmp_path / "run")]) == 0
     out = capsys.readouterr().out
-    assert "equal: True" in out.replace("\n", " ")
+    assert all(method in out for method in ("hope", "merge=sum", "l1-in", "l1-joint", "bn-scale", "random"))
+    assert "the same run at 70% of the neurons" in out
     assert (tmp_path / "run" / "trajectory.json").is_file()
+
+
+@pytest.fixture
+def checkpoint(tmp_path: Path, file: Path) -> Path:
+    assert main(["inspect", f"{file}:build", "--input", "1x3x8x8"]) == 0
+    path = tmp_path / "weights.safetensors"
+    save_file(make(f"{file}:build").state_dict(), path)
+    return path
+
+
+def test_encode_saves_a_run_that_extract_gives_back(
+    file: Path, checkpoint: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model = [f"{file}:build", "--input", "1x3x8x8", "--weights", str(checkpoint)]
+    run, small = str(tmp_path / "run"), tmp_path / "small.safetensors"
+    assert main(["encode", *model, "--density", "0.5", "--out", run]) == 0
+    assert "Sequential by hope: 4 steps" in capsys.readouterr().out
+    assert main(["encode", *model, "--density", "0.5", "--out", run, "--resume"]) == 0
+    assert "already has this run" in capsys.readouterr().out
+    assert main(["extract", run, *model, "--out", str(small)]) == 0
+    assert load_file(small)["0.weight"].shape[0] == 4
+    assert main(["extract", run, *model, "--density", "0.75", "--out", str(small)]) == 0
+    assert load_file(small)["0.weight"].shape[0] == 6
+
+
+def test_budgets_that_cannot_be_met_are_one_line(
+    file: Path, checkpoint: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model = [f"{file}:build", "--input", "1x3x8x8", "--weights", str(checkpoint)]
+    assert main(["encode", *model, "--density", "0.01", "--out", str(tmp_path / "run")]) == 2
+    err = capsys.readouterr().err
+    assert "cannot be met: the least is density=0.1250" in err
+    assert err.count("\n") == 1
+    assert not (tmp_path / "run").exists()
+    assert main(["extract", str(tmp_path), *model, "--out", str(tmp_path / "s.safetensors")]) == 2
+    assert "is not a saved run" in capsys.readouterr().err
 
 
 def test_help_names_every_command(capsys: pytest.CaptureFixture[str]) -> None:
