@@ -228,3 +228,10 @@ def test_masked_reference_is_not_trivial(model: nn.Module) -> None:
     actions = random_cut(anatomy)
     difference = run(model, EXAMPLE)[0] - run(masked(model, anatomy, actions), EXAMPLE)[0]
     assert difference.abs().max() > 1e-2
+
+
+def test_a_copy_made_inside_inference_mode_still_trains(model: nn.Module) -> None:
+    anatomy = hope.inspect(model, EXAMPLE)
+    with torch.inference_mode():
+        small = hope.cut(model, anatomy, random_cut(anatomy))
+    backward(small, EXAMPLE)

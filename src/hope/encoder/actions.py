@@ -4,7 +4,7 @@ happened before.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -23,10 +23,9 @@ class Prune:
     neurons: tuple[int, ...]
 
     def __init__(self, layer: str, neurons: Sequence[int] | int) -> None:
+        some = neurons if isinstance(neurons, Iterable) else (neurons,)
         object.__setattr__(self, "layer", layer)
-        object.__setattr__(
-            self, "neurons", (neurons,) if isinstance(neurons, int) else tuple(int(n) for n in neurons)
-        )
+        object.__setattr__(self, "neurons", tuple(int(neuron) for neuron in some))
 
 
 @dataclass(frozen=True)

@@ -99,7 +99,8 @@ def _known(names: Iterable[str]) -> str:
 def duplicate(model: nn.Module) -> nn.Module:
     """A deep copy, or the reason why there can be none."""
     try:
-        return copy.deepcopy(model)
+        with torch.inference_mode(False):  # what is made there could not be trained
+            return copy.deepcopy(model)
     except Exception as error:  # whatever a module's attributes raise
         raise UnsupportedModel(
             f"{type(model).__name__} cannot be copied: {first_line(error)}; "

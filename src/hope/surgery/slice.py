@@ -33,7 +33,7 @@ def keep(model: nn.Module, kept: Mapping[tuple[str, int], Tensor]) -> None:
         module, attribute = owner(model, tensor)
         old = getattr(module, attribute)
         touched.setdefault(module, {}).setdefault(attribute, tuple(old.shape))
-        with torch.no_grad():
+        with torch.inference_mode(False), torch.no_grad():
             new = old.detach().index_select(dim, positions.to(old.device))
         if isinstance(old, nn.Parameter):
             setattr(module, attribute, nn.Parameter(new, requires_grad=old.requires_grad))
