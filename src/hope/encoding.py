@@ -194,8 +194,8 @@ def capacities(
 
     Example:
         >>> import torch, hope
-        >>> net = torch.nn.Sequential(torch.nn.Linear(3, 5), torch.nn.BatchNorm1d(5), torch.nn.ReLU(),
-        torch.nn.Linear(5, 2))
+        >>> linear, bn = torch.nn.Linear(3, 5), torch.nn.BatchNorm1d(5)
+        >>> net = torch.nn.Sequential(linear, bn, torch.nn.ReLU(), torch.nn.Linear(5, 2))
         >>> {name: tuple(values.shape) for name, values in hope.capacities(net, torch.zeros(2, 3)).items()}
         {'0': (5,)}
     """
