@@ -101,12 +101,16 @@ def run(names: list[str], folders: list[Path]) -> None:
                     progress.advance(task)
 
 
+def finished(results: dict[str, Any]) -> list[str]:
+    """The networks whose every point has been measured."""
+    points = {name: results.get(name, {}).get("points", {}) for name in NETWORKS}
+    return [n for n, p in points.items() if all(len(p.get(m, {})) == len(DENSITIES) for m in METHODS)]
+
+
 def table() -> str:
     results = json.loads(RESULTS.read_text())
     lines = []
-    for name in NETWORKS:
-        if name not in results:
-            continue
+    for name in finished(results):
         network = results[name]
         lines += [f"\n**{name}**, base {network['base']:.3f}, {network['images']:,} images; neurons kept:\n"]
         lines += [
@@ -117,7 +121,8 @@ def table() -> str:
             d: max(p[str(d)]["accuracy"] for p in network["points"].values() if str(d) in p)
             for d in DENSITIES
         }
-        for method, points in network["points"].items():
+        for method in METHODS:
+            points = network["points"][method]
             cells = []
             for density in DENSITIES:
                 point = points.get(str(density))

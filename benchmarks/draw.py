@@ -12,6 +12,8 @@ import numpy as np
 matplotlib.use("svg")
 from matplotlib import pyplot
 
+from benchmarks.compression import METHODS, finished
+
 HERE = Path(__file__).parent
 FIGURES = HERE.parent / "docs"
 COLOURS = {
@@ -56,18 +58,19 @@ def coverage(results: Any) -> None:
     for source, colour in colours.items():
         count = sum(s == source for _, s in rows)
         axes.bar(0, 0, color=colour, label=f"{source} ({count})")
-    axes.legend(frameon=False, loc="upper left", ncols=3)
+    axes.legend(frameon=False, loc="lower center", bbox_to_anchor=(0.5, 1.0), ncols=3)
     axes.spines[["top", "right"]].set_visible(False)
     save(figure, "coverage.svg")
 
 
 def compression(results: Any) -> None:
     """Accuracy against density, one panel per network."""
-    names = [name for name in TITLES if name in results]
+    names = finished(results)
     figure, panels = pyplot.subplots(1, len(names), figsize=(4 * len(names), 3.2), squeeze=False)
     for axes, name in zip(panels[0], names, strict=True):
         network = results[name]
-        for method, points in network["points"].items():
+        for method in METHODS:
+            points = network["points"][method]
             densities = sorted((float(d) for d in points), reverse=True)
             scores = [points[str(d)]["accuracy"] for d in densities]
             style = "-" if method.startswith("hope") else "--"

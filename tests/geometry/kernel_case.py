@@ -1,5 +1,5 @@
-"""One test case for all kernels: each supplies itself, the signals it is meant for, and a reference that shares
-no code with it.
+"""One test case for all kernels: each supplies itself, the signals it is meant for, and a reference that
+shares no code with it.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from scipy.special import ndtr
 
 Array = NDArray[np.float64]
 SLOPES = (0.0, 0.01, 0.25, 1.0, -0.5)  # ReLU, leaky ReLUs, the identity, and one that folds
+ROUNDING = 1e-12
 
 
 class Signals(NamedTuple):
@@ -136,10 +137,10 @@ class KernelCase(ABC):
     def size(self, signals: Signals) -> Array:
         return np.sqrt(quadrature(signals.twins("i")) * quadrature(signals.twins("j")))
 
-    def assert_close(self, got: Array, want: Array, signals: Signals, factor: float = 1.0) -> None:
+    def assert_close(self, got: Array, want: Array, signals: Signals, tolerance: float) -> None:
         error = np.abs(got - want) / self.size(signals)
         worst = int(np.argmax(error))
-        assert error[worst] <= self.tolerance * factor, (
+        assert error[worst] <= tolerance, (
             f"{got[worst]!r} instead of {want[worst]!r}, {error[worst]:.1e} of its size, "
             f"at {signals.some(np.array([worst]))}"
         )
@@ -151,14 +152,14 @@ class KernelCase(ABC):
 
     def test_equals_its_reference(self) -> None:
         pairs = self.pairs()
-        self.assert_close(self.kernel(pairs), self.reference(pairs), pairs)
+        self.assert_close(self.kernel(pairs), self.reference(pairs), pairs, self.tolerance)
 
     def test_scaling_the_signals_scales_it(self) -> None:
         """Ψ(λy) = λΨ(y) for λ > 0."""
         pairs = self.pairs()
         m_i, m_j, s_i, s_j, *rest = pairs
         grown = Signals(7 * m_i, 7 * m_j, 7 * s_i, 7 * s_j, *rest)
-        self.assert_close(self.kernel(grown), 49 * self.kernel(pairs), grown, 1e-3)
+        self.assert_close(self.kernel(grown), 49 * self.kernel(pairs), grown, ROUNDING)
 
     def test_obeys_cauchy_schwarz(self) -> None:
         signals = self.signals()
@@ -166,10 +167,12 @@ class KernelCase(ABC):
 
     def test_agrees_with_a_sample(self) -> None:
         """A sanity check that shares no idea with quadrature, on a few pairs."""
-        signals = self.signals()
-        few = signals.some(np.random.default_rng(1).choice(len(signals.rho), 12, replace=False))
+        pairs = self.pairs()
+        common = (np.abs(pairs.mean_i) <= 2 * pairs.spread_i) & (np.abs(pairs.mean_j) <= 2 * pairs.spread_j)
+        pairs = pairs.some(common | (pairs.spread_j == 0))  # what a sample sees often enough
+        few = pairs.some(np.random.default_rng(1).choice(len(pairs.rho), 12, replace=False))
         mean, error = monte_carlo(few)
-        assert (np.abs(self.kernel(few) - mean) <= 5 * error + 1e-12).all()
+        assert (np.abs(self.kernel(few) - mean) <= 5 * error + ROUNDING).all()
 
 
 class CrossKernelCase(KernelCase):
@@ -177,17 +180,17 @@ class CrossKernelCase(KernelCase):
 
     def test_is_symmetric(self) -> None:
         pairs = self.pairs()
-        self.assert_close(self.kernel(pairs), self.kernel(pairs.swapped()), pairs, 1e-3)
+        self.assert_close(self.kernel(pairs), self.kernel(pairs.swapped()), pairs, ROUNDING)
 
     def test_scaling_one_signal_scales_it(self) -> None:
         pairs = self.pairs()
         grown = pairs._replace(mean_i=7 * pairs.mean_i, spread_i=7 * pairs.spread_i)
-        self.assert_close(self.kernel(grown), 7 * self.kernel(pairs), grown, 1e-3)
+        self.assert_close(self.kernel(grown), 7 * self.kernel(pairs), grown, ROUNDING)
 
     def test_equal_signals_have_the_self_kernel(self) -> None:
         for side in ("i", "j"):
             twins = self.pairs().twins(side)
-            self.assert_close(self.kernel(twins), quadrature(twins), twins)
+            self.assert_close(self.kernel(twins), quadrature(twins), twins, self.tolerance)
 
     def test_grows_with_the_correlation(self) -> None:
         """dK/dρ = s_i·s_j·E[Ψ'(y_i)Ψ'(y_j)] ≥ 0 wherever no slope is negative."""
