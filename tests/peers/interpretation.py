@@ -51,7 +51,8 @@ def replaced(
         example: the inputs.
         values: node name -> what it yields, broadcast to the node's shape.
     """
-    tensors = {**program.constants, **dict(model.named_parameters()), **dict(model.named_buffers())}
+    every = [*model.named_parameters(remove_duplicate=False), *model.named_buffers(remove_duplicate=False)]
+    tensors = {**program.constants, **dict(every)}
     given = iter(pytree.tree_leaves(as_call(example)))
     inputs = [
         next(given) if spec.kind is InputKind.USER_INPUT else tensors[str(spec.target)]

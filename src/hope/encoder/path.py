@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 from hope.encoder.state import LayerState
 from hope.geometry import costs
 from hope.geometry.parent import Recipe, Side, alignments, overlaps, parents, recipe
+from hope.surrogate import moments
 
 Array = NDArray[np.float64]
 TIE = 1e-12
@@ -107,7 +108,7 @@ class LayerPath:
         else:
             below = squares - alignment**2 / 2
         # what rounding leaves of a lossless merge is lossless
-        distance = np.sqrt(np.where(below > 1e-14 * squares, below, 0))
+        distance = np.sqrt(np.where(below > 1e-12 * squares, below, 0))
         distance[alignment <= 0] = np.inf
         return alignment, distance
 
@@ -221,7 +222,7 @@ class LayerPath:
         state.mean[i] = c1 * state.mean[i] + c2 * state.mean[j]
         state.bias[i] = c1 * state.bias[i] + c2 * state.bias[j]
         state.spread[i] = made.spread
-        state.energy[i] = capacity**2 / state.outer[i, i]
+        state.energy[i] = moments.energy(state.mean[i], state.spread[i], state.slope[i])
         self.capacities[i] = self._keyed[i] = capacity
         alignment, distance = self._geometry(slice(i, i + 1), slice(0, len(self.capacities)))
         distance[0, i] = np.inf

@@ -86,13 +86,14 @@ def parents(i: Side, j: Side, inner: Tensor, outer: Tensor, *, kernel: str) -> P
         own = energy(sign * mean, spread, i.slope.expand_as(mean))
         u = Side(sign * mean, spread, i.slope, own, i.bias, i.inner, i.outer)
         reach_i, reach_j = _kernel(u, i, sign * rho_i, exact), _kernel(u, j, sign * rho_j, exact)
-        square = reach_i**2 * i.outer + 2 * reach_i * reach_j * outer + reach_j**2 * j.outer
-        alignment = torch.sqrt(_ratio(square.clamp(min=0), own))
+        terms = reach_i**2 * i.outer + reach_j**2 * j.outer
+        square = _cleared(terms + 2 * reach_i * reach_j * outer, terms)
+        alignment = torch.sqrt(_ratio(square, own))
         found = (alignment, sign * z1, sign * z2, reach_i, reach_j, own)
         if best is None:
             best = found
         else:
-            better = alignment > best[0]
+            better = alignment > best[0] * (1 + 1e-12)  # ties go to the first sign
             best = tuple(torch.where(better, new, old) for new, old in zip(found, best, strict=True))
     assert best is not None
     alignment, z1, z2, reach_i, reach_j, own = best
@@ -116,9 +117,11 @@ def alignments(i: Side, j: Side, inner: Tensor, outer: Tensor, *, kernel: str) -
     cross = 2 * torch.sqrt(i.energy * j.energy) * outer
     plus_i, minus_i = kernels.zero_bias_cosines(rho_i, i.slope)
     plus_j, minus_j = kernels.zero_bias_cosines(rho_j, j.slope)
-    plus = plus_i * plus_i * square_i + plus_i * plus_j * cross + plus_j * plus_j * square_j
-    minus = minus_i * minus_i * square_i + minus_i * minus_j * cross + minus_j * minus_j * square_j
-    found = torch.sqrt(torch.maximum(plus, minus).clamp(min=0))
+    plus_terms = plus_i * plus_i * square_i + plus_j * plus_j * square_j
+    minus_terms = minus_i * minus_i * square_i + minus_j * minus_j * square_j
+    plus = _cleared(plus_terms + plus_i * plus_j * cross, plus_terms)
+    minus = _cleared(minus_terms + minus_i * minus_j * cross, minus_terms)
+    found = torch.sqrt(torch.maximum(plus, minus))
     found = torch.where(i.slope == j.slope, found, torch.zeros_like(found))
     if hard.any():
         some_i = Side(*(tensor.expand(found.shape)[hard] for tensor in i))
@@ -178,6 +181,11 @@ def _kernel(a: Side, b: Side, rho: Tensor, exact: Tensor) -> Tensor:
         parts = [t.expand(shape)[where] for t in (a.mean, b.mean, a.spread, b.spread, rho, a.slope, b.slope)]
         value = value.masked_scatter(where, kernels.exact(*parts))
     return value
+
+
+def _cleared(square: Tensor, terms: Tensor) -> Tensor:
+    """A squared norm of two terms, 0 where they cancel up to rounding: opposite twins have no parent."""
+    return torch.where(square > 1e-12 * terms, square, torch.zeros_like(square))
 
 
 def _ratio(above: Tensor, below: Tensor) -> Tensor:

@@ -19,7 +19,7 @@ from hope.encoder.state import BlockState, LayerState
 from hope.geometry.costs import identity_capacity
 from hope.surrogate import moments
 
-SMOOTH: dict[str, Callable[[Tensor], Tensor]] = {
+SMOOTH: dict[str, Callable[..., Tensor]] = {
     "silu": functional.silu, "gelu": functional.gelu, "hardswish": functional.hardswish,
     "relu6": functional.relu6,
     "sigmoid": torch.sigmoid, "tanh": torch.tanh, "elu": functional.elu, "mish": functional.mish,
@@ -104,6 +104,8 @@ def _signal(layer: NeuronLayer, consumer: Consumer, tensors: Mapping[str, Tensor
     index = torch.from_numpy(places.index)
     mean, spread = bn.shift[index], bn.spread[index]
     after = consumer.path[max(p for p, s in enumerate(consumer.path) if s.kind == "bn") + 1 :]
+    if any(s.kind == "scale" for s in after):
+        return f"a scale stands between it and {consumer.module}: it needs calibration"
     activations = [s for s in after if s.kind == "activation"]
     if len(activations) > 1:
         return f"several activations in a row between it and {consumer.module}"
@@ -114,7 +116,8 @@ def _signal(layer: NeuronLayer, consumer: Consumer, tensors: Mapping[str, Tensor
     if slopes is not None:
         return moments.energy(mean, spread, slopes.reshape(-1, 1).expand_as(mean))
     if step.name in SMOOTH:
-        return moments.energy_of(SMOOTH[step.name], mean, spread)
+        alpha = step.values[:1] if step.name in ("elu", "celu") else ()
+        return moments.energy_of(lambda y: SMOOTH[step.name](y, *alpha), mean, spread)
     return f"its activation ({step.name}) has no known moments"
 
 
