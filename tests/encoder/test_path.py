@@ -201,21 +201,23 @@ def test_planted_twins_go_first_at_no_cost(merge: str, scale: float, kernel: str
 
 
 @pytest.mark.parametrize("merge", ["pair", "sum"])
-def test_opposite_twins_are_no_candidates_whatever_their_scale(merge: str) -> None:
-    """A = 0 has no parent, and what rounding leaves of A = 0 is 0."""
-    for seed in range(15):
+@pytest.mark.parametrize("error", [0.0, 1e-15, 1e-12, 1e-9])
+def test_opposite_twins_are_no_candidates_whatever_their_scale(merge: str, error: float) -> None:
+    """A = 0 has no parent, and what rounding leaves of A = 0 is 0: the path is the same for all λ."""
+    for seed in range(12):
+        rng = np.random.default_rng(seed)
         told = []
-        for scale in (1.0, 0.3, 1.7):
+        for scale in (1.0, rng.uniform(0.3, 3)):
             layer = random_layer(seed, 6)
             layer.rows[5], layer.mean[5], layer.spread[5] = (
                 scale * part[2] for part in (layer.rows, layer.mean, layer.spread)
             )
-            layer.outs[5] = -layer.outs[2] / scale
+            layer.outs[5] = -layer.outs[2] / scale + error * rng.normal(size=7)
             moves = walk(layer, merge, "exact")
             assert all(np.isfinite([m.cost, m.capacity]).all() for m in moves)
             assert (moves[0].neuron, moves[0].other) != (2, 5)
             told.append([(m.neuron, m.other) for m in moves])
-        assert told[0] == told[1] == told[2]
+        assert told[0] == told[1] or error > 1e-15  # their sizes differ then, and with them the order
 
 
 def test_equal_costs_go_by_number() -> None:

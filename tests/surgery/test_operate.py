@@ -235,3 +235,23 @@ def test_a_copy_made_inside_inference_mode_still_trains(model: nn.Module) -> Non
     with torch.inference_mode():
         small = hope.cut(model, anatomy, random_cut(anatomy))
     backward(small, EXAMPLE)
+
+
+class Inner(nn.Module):
+    """A residual block inside a module that stands in two places."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Conv2d(1, 4, 1), nn.Conv2d(4, 1, 1)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + self.second(torch.relu(self.first(x)))
+
+
+def test_a_block_in_a_module_that_is_used_in_several_places_is_left_alone() -> None:
+    shared = nn.Sequential(Inner(), nn.Tanh())
+    anatomy = hope.inspect(nn.Sequential(shared, nn.ReLU(), shared), EXAMPLE)
+    assert not anatomy.blocks
+    assert {s.reason for s in anatomy.skipped if s.kind == "block"} == {
+        "the block cannot be evicted: it lies in a module that is used in several places"
+    }

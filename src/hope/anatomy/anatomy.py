@@ -47,6 +47,7 @@ class Anatomy:
         shapes: shapes of all parameters and buffers.
         parameters: the names that count as parameters.
         positions: weight -> how many times the example uses each of its entries (for MACs).
+        aliases: parameter -> all the names it goes by, for those with several.
     """
 
     model: str
@@ -57,6 +58,11 @@ class Anatomy:
     shapes: Mapping[str, Shape]
     parameters: frozenset[str]
     positions: Mapping[str, int]
+    aliases: Mapping[str, tuple[str, ...]]
+
+    def names(self, tensor: str) -> tuple[str, ...]:
+        """All names that a parameter or buffer goes by; it is gone when the last of them is."""
+        return self.aliases.get(tensor, (tensor,))
 
     def layer(self, name: str) -> NeuronLayer:
         """The neuron layer of that name."""
@@ -91,9 +97,9 @@ class Anatomy:
             for part in layer.slices:
                 shapes[part.tensor][part.dim] -= count * part.index.shape[1]
         left = {
-            name: prod(shape)
-            for name, shape in shapes.items()
-            if not any(block.removes(name) for block in gone)
+            tensor: prod(shape)
+            for tensor, shape in shapes.items()
+            if not all(any(block.removes(name) for block in gone) for name in self.names(tensor))
         }
         return Size(
             neurons=neurons,
@@ -141,7 +147,8 @@ def read_model(
             UnsupportedModel
         ):  # then they stay as they are, and the trial run tells whether that holds
             unused -= flow.walk(capture(model, example, training=True, progress=progress), rules.apply)
-    reading = read(flow, parameters, _shared(model))
+    shared = _shared(model)
+    reading = read(flow, parameters, shared)
     skipped = [
         Skipped(name, _first(flow.shapes[name]), "not used when the model runs", "parameter")
         for name in sorted(unused)
@@ -149,7 +156,7 @@ def read_model(
     weights = frozenset(tensor for (tensor, _), role in flow.roles.items() if role in ("out", "through"))
     layout = Layout(graph)
     found = layout.find(weights)
-    candidates = _candidates(layout, found, reading.layers, flow, parameters)
+    candidates = _candidates(layout, found, reading.layers, flow, parameters, shared)
     home = _homes(candidates)
     anatomy = Anatomy(
         model=type(model).__name__,
@@ -160,6 +167,7 @@ def read_model(
         shapes=flow.shapes,
         parameters=parameters,
         positions=dict(flow.positions),
+        aliases=shared,
     )
     return anatomy, candidates
 
@@ -177,7 +185,12 @@ def _shared(model: nn.Module) -> dict[str, tuple[str, ...]]:
 
 
 def _candidates(
-    layout: Layout, found: list[Found], layers: Iterable[NeuronLayer], flow: Flow, parameters: frozenset[str]
+    layout: Layout,
+    found: list[Found],
+    layers: Iterable[NeuronLayer],
+    flow: Flow,
+    parameters: frozenset[str],
+    shared: Mapping[str, tuple[str, ...]],
 ) -> list[Candidate]:
     names = _block_names(found)
     candidates = []
@@ -197,7 +210,11 @@ def _candidates(
                 channel_dim=dim,
                 ndim=len(shape),
                 layers=tuple(layer.name for layer in layers if layer.weight in fed),
-                release=sum(prod(flow.shapes[name]) for name in parameters if removes(way, name)),
+                release=sum(
+                    prod(flow.shapes[tensor])
+                    for tensor in parameters
+                    if all(removes(way, name) for name in shared.get(tensor, (tensor,)))
+                ),
                 inside=names[inside] if inside is not None else None,
                 way=way,
                 bias=writes and leaves_bias(one, way),

@@ -32,6 +32,7 @@ def to_plain(anatomy: Anatomy) -> dict[str, Any]:
         "shapes": {name: list(shape) for name, shape in anatomy.shapes.items()},
         "parameters": sorted(anatomy.parameters),
         "positions": dict(anatomy.positions),
+        "aliases": {name: list(names) for name, names in anatomy.aliases.items()},
     }
 
 
@@ -55,6 +56,7 @@ def from_plain(data: dict[str, Any]) -> Anatomy:
         shapes={name: tuple(shape) for name, shape in data["shapes"].items()},
         parameters=frozenset(data["parameters"]),
         positions=data["positions"],
+        aliases={name: tuple(names) for name, names in data["aliases"].items()},
     )
 
 

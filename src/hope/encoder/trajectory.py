@@ -153,12 +153,12 @@ def sizes(anatomy: Anatomy, actions: Sequence[Action]) -> NDArray[np.int64]:
             count = len(action.neurons) if isinstance(action, Prune) else 1
             lost.setdefault(action.layer, np.zeros(length, dtype=np.int64))[t] += count
     lost = {name: counts.cumsum() for name, counts in lost.items()}
-    alive_until: dict[str, int] = {}
-    for name, t in end.items():
-        block = anatomy.block(name)
-        for tensor in anatomy.shapes:
-            if block.removes(tensor):
-                alive_until[tensor] = min(t, alive_until.get(tensor, length))
+    blocks = [(anatomy.block(name), t) for name, t in end.items()]
+    alive_until: dict[str, int] = {}  # a tensor goes with the last of its names
+    for tensor in anatomy.shapes:
+        times = [min((t for b, t in blocks if b.removes(n)), default=length) for n in anatomy.names(tensor)]
+        if max(times) < length:
+            alive_until[tensor] = max(times)
     table = np.zeros((length, 3), dtype=np.int64)
     shrink: dict[tuple[str, int], NDArray[np.int64]] = {}
     for layer in anatomy.layers:

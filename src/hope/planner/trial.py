@@ -223,8 +223,14 @@ def _blocks(
     """For every candidate its best way out that the code accepts."""
     calls = trial.calls(sorted({path for c in candidates for block in c.ways for path in block.way.paths}))
     chosen: dict[str, Block] = {}
+    shared = _shared_modules(trial.model)
     reasons = {c.name: "its code is interwoven with what surrounds it" for c in candidates}
-    left = [(c.name, [b for b in (_called(block, calls) for block in c.ways) if b]) for c in candidates]
+    left = []
+    for candidate in candidates:
+        ways = [block for block in candidate.ways if not any(_within(p, shared) for p in block.way.paths)]
+        if len(ways) < len(candidate.ways):
+            reasons[candidate.name] = "it lies in a module that is used in several places"
+        left.append((candidate.name, [b for b in (_called(block, calls) for block in ways) if b]))
     while left := [(name, ways) for name, ways in left if ways and name not in chosen]:
         tried = [ways.pop(0) for _, ways in left]
         depth = _depths(tried)
@@ -243,6 +249,20 @@ def _blocks(
     return tuple(
         replace(block, inside=block.inside if block.inside in chosen else None) for block in blocks
     ), stuck
+
+
+def _shared_modules(model: nn.Module) -> set[str]:
+    """Paths of modules that are registered in several places."""
+    paths: dict[nn.Module, list[str]] = {}
+    for path, module in model.named_modules(remove_duplicate=False):
+        paths.setdefault(module, []).append(path)
+    return {path for several in paths.values() if len(several) > 1 for path in several}
+
+
+def _within(path: str, modules: set[str]) -> bool:
+    """Whether a module lies inside one of the given ones: changing it would change it everywhere."""
+    parts = path.split(".")
+    return any(".".join(parts[:depth]) in modules for depth in range(1, len(parts)))
 
 
 def _evicting(trial: Trial, anatomy: Anatomy, blocks: Sequence[Block]) -> str | None:
