@@ -28,14 +28,13 @@ from tests.support import masked, random_cut, randomise, run
 from torch import Tensor, nn
 
 import hope
+from benchmarks.readme import put
 from benchmarks.zoo import Entry, zoo
 from hope.anatomy.anatomy import Anatomy
 from hope.errors import first_line
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = Path(__file__).with_name("coverage.json")
-README = ROOT / "README.md"
-START, END = "<!-- coverage:start -->", "<!-- coverage:end -->"
 TOLERANCE = 1e-4
 
 CATEGORIES = (
@@ -243,16 +242,6 @@ def _row(key: str, record: Mapping[str, Any]) -> str:
     )
 
 
-def write_readme(text: str, readme: Path = README) -> None:
-    """Replace what stands between the markers."""
-    whole = readme.read_text()
-    if START not in whole or END not in whole:
-        raise SystemExit(f"{readme.name} has no {START} and {END} to write between: add the two lines first")
-    before, _, rest = whole.partition(START)
-    _, _, after = rest.partition(END)
-    readme.write_text(f"{before}{START}\n{text}\n{END}{after}")
-
-
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks.coverage", description=__doc__.partition(":")[0]
@@ -268,7 +257,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         if chosen.table:
             print(text)
         if chosen.write_readme:
-            write_readme(text)
+            put("coverage", text)
         return
     entries = zoo()
     unknown = set(chosen.networks) - {entry.key for entry in entries}

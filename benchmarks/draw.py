@@ -10,6 +10,7 @@ import matplotlib
 import numpy as np
 
 matplotlib.use("svg")
+matplotlib.rcParams["svg.hashsalt"] = "hope"  # the same picture is the same file
 from matplotlib import pyplot
 
 from benchmarks.compression import METHODS, finished
