@@ -10,11 +10,11 @@ import matplotlib
 import numpy as np
 
 matplotlib.use("svg")
-matplotlib.rcParams["svg.hashsalt"] = "hope"  # the same picture is the same file
 from matplotlib import pyplot
 
 from benchmarks.compression import METHODS, finished
 
+matplotlib.rcParams["svg.hashsalt"] = "hope"  # the same picture is the same file
 HERE = Path(__file__).parent
 FIGURES = HERE.parent / "docs"
 COLOURS = {
