@@ -201,7 +201,7 @@ def test_planted_twins_go_first_at_no_cost(merge: str, scale: float, kernel: str
 
 
 @pytest.mark.parametrize("merge", ["pair", "sum"])
-@pytest.mark.parametrize("error", [0.0, 1e-15])
+@pytest.mark.parametrize("error", [0.0, 1e-15, 1e-12, 1e-9])
 def test_opposite_twins_are_no_candidates_whatever_their_scale(merge: str, error: float) -> None:
     """A = 0 has no parent, and what rounding leaves of A = 0 is 0: the path is the same for all λ."""
     for seed in range(12):

@@ -122,7 +122,7 @@ def alignments(i: Side, j: Side, inner: Tensor, outer: Tensor, *, kernel: str) -
     plus = _cleared(plus_terms + plus_i * plus_j * cross, plus_terms)
     minus = _cleared(minus_terms + minus_i * minus_j * cross, minus_terms)
     found = torch.sqrt(torch.maximum(plus, minus))
-    found = torch.where(i.slope == j.slope, found, torch.zeros_like(found))
+    found = torch.where((i.slope == j.slope) & ((z1 != 0) | (z2 != 0)), found, torch.zeros_like(found))
     if hard.any():
         some_i = Side(*(tensor.expand(found.shape)[hard] for tensor in i))
         some_j = Side(*(tensor.expand(found.shape)[hard] for tensor in j))
@@ -165,6 +165,9 @@ def _direction(i: Side, j: Side, inner: Tensor, outer: Tensor) -> tuple[Tensor, 
     z2 = torch.where(first, m10, root - half)
     empty = (z1 == 0) & (z2 == 0)  # HG is a multiple of the identity: every direction is as good
     z1 = torch.where(empty, torch.ones_like(z1), z1)
+    # ‖A‖² = λ against what its two terms alone would have: where they cancel, û is rounding
+    none = (m00 + m11) / 2 + root <= 1e-12 * (i.outer * i.inner + j.outer * j.inner)
+    z1, z2 = z1.masked_fill(none, 0), z2.masked_fill(none, 0)
     length = z1 * z1 * i.inner + 2 * z1 * z2 * inner + z2 * z2 * j.inner
     scale = torch.where(length > 0, torch.rsqrt(length.clamp(min=1e-300)), torch.zeros_like(length))
     return z1 * scale, z2 * scale
