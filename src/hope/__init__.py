@@ -2,7 +2,7 @@
 
 from hope._version import __version__
 from hope.anatomy.anatomy import Anatomy
-from hope.encoder.actions import Evict, Merge, Prune
+from hope.encoder.actions import Absorb, Evict, Merge, Prune
 from hope.encoding import Encoding, capacities, encode
 from hope.errors import (
     CheckpointMismatch,
@@ -14,11 +14,14 @@ from hope.errors import (
     UnsupportedModel,
 )
 from hope.inspection import inspect
+from hope.planner.judge import fidelity
+from hope.planner.probes import dream
 from hope.surgery.operate import cut
 from hope.surgery.store import load
 from hope.surgery.store import save_run as save
 
 __all__ = [
+    "Absorb",
     "Anatomy",
     "CheckpointMismatch",
     "DamagedFolder",
@@ -34,7 +37,9 @@ __all__ = [
     "__version__",
     "capacities",
     "cut",
+    "dream",
     "encode",
+    "fidelity",
     "inspect",
     "load",
     "save",

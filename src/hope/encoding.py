@@ -2,37 +2,35 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass, field, replace
-from fnmatch import fnmatchcase
 from functools import cached_property
 from itertools import islice
 from os import PathLike
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from torch import Tensor, nn
 
 from hope.anatomy.anatomy import Anatomy, Size
-from hope.anatomy.blocks import Block
 from hope.anatomy.graph import Example
-from hope.anatomy.neurons import NeuronLayer
 from hope.anatomy.table import grid, text
-from hope.criteria.scores import SCORES
-from hope.encoder.actions import Action, Evict, Merge, Prune
-from hope.encoder.live import Shrinking
-from hope.encoder.loop import Choice, choices
-from hope.encoder.state import BlockState, LayerState
+from hope.encoder.actions import Action
+from hope.encoder.loop import Choice
+from hope.encoder.state import LayerState, View
 from hope.encoder.trajectory import UNITS, Trajectory, allowed, one_budget, sizes
-from hope.errors import HopeError, InfeasibleBudget
+from hope.errors import HopeError
 from hope.inspection import inspect
+from hope.planner.evictions import decide
+from hope.planner.judge import Judge
+from hope.planner.plan import METHODS, Plan
 from hope.surgery.operate import duplicate, operate
 from hope.surgery.store import save_trajectory
-from hope.surrogate.signals import block_state, layer_state, release
 
-METHODS = ("hope", *SCORES)
+GRID, REFINEMENTS = 20, 6  # looks at a run's fidelity
 CHUNK = 256  # steps between two looks at the budget
 
 
@@ -50,6 +48,8 @@ class Encoding:
         steps: how many of them the budget took.
         method: how they were chosen.
         left_alone: layers and blocks that the method could not price, with the reason.
+        views: moments of what weights read, for absorption.
+        notes: what else there is to know.
     """
 
     anatomy: Anatomy
@@ -57,7 +57,10 @@ class Encoding:
     steps: int
     method: str
     left_alone: Mapping[str, str]
+    views: Mapping[str, View] = field(repr=False)
+    notes: tuple[str, ...]
     original: nn.Module = field(repr=False)
+    example: Example | None = field(repr=False)
 
     @cached_property
     def model(self) -> nn.Module:
@@ -80,8 +83,23 @@ class Encoding:
 
     def _after(self, steps: int) -> nn.Module:
         small = duplicate(self.original)
-        operate(small, self.anatomy, self.trajectory.actions[:steps])
+        operate(small, self.anatomy, self.trajectory.actions[:steps], views=self.views)
         return small
+
+    @cached_property
+    def judge(self) -> Judge:
+        """Compares networks with the original, without data."""
+        return Judge(self.original, self.example, self.anatomy.program)
+
+    @cached_property
+    def fidelity(self) -> float:
+        """The predicted fidelity of the compressed model (see `hope.fidelity`)."""
+        return self.judge(self.model)
+
+    def fidelities(self, points: int = 10) -> list[tuple[int, float]]:
+        """(steps, predicted fidelity) at evenly spaced moments of the run."""
+        steps = sorted({round(len(self.trajectory) * k / points) for k in range(points + 1)})
+        return [(k, self.judge(self._after(k))) for k in steps]
 
     @property
     def size(self) -> Size:
@@ -91,7 +109,14 @@ class Encoding:
     def save(self, folder: str | PathLike[str]) -> Path:
         """Save the run: the trajectory as JSON, the compressed weights as safetensors."""
         return save_trajectory(
-            folder, self.original, self.model, self.anatomy, self.trajectory, self.steps, self.method
+            folder,
+            self.original,
+            self.model,
+            self.anatomy,
+            self.trajectory,
+            self.steps,
+            self.method,
+            self.views,
         )
 
     def __str__(self) -> str:
@@ -108,6 +133,9 @@ class Encoding:
             old, new = getattr(before, name), getattr(after, name)
             table.add_row(name, f"{old:,}", f"{new:,}", f"{new / old:.1%}" if old else "")
         parts: list[object] = [table]
+        if self.example is not None:
+            parts.append(f"fidelity {self.fidelity:.3f} (predicted without data; 1 is the original)")
+        parts += self.notes
         if self.left_alone:
             reasons = grid("Left alone by this method", " what", " why")
             for name, reason in list(self.left_alone.items())[:12]:
@@ -125,12 +153,14 @@ def encode(
     params: float | None = None,
     macs: float | None = None,
     steps: int | None = None,
+    fidelity: float | None = None,
     method: str = "hope",
     merge: str | None = "pair",
     kernel: str = "zero-bias",
     evict: bool = True,
     static_release: bool = True,
     exclude: Sequence[str] = (),
+    calibration: Iterable[Any] | None = None,
     executor: Executor | None = None,
     anatomy: Anatomy | None = None,
     progress: bool | None = None,
@@ -146,13 +176,17 @@ def encode(
         params: share (or number) of parameters to keep.
         macs: share (or number) of multiply-accumulates to keep.
         steps: how many actions to take.
-        method: "hope", or a baseline: "l1-in", "l1-joint", "bn-scale", "random".
+        fidelity: the least predicted fidelity (see `hope.fidelity`): the longest run that never dips below,
+            looked at in 20 places and then refined.
+        method: "hope" (the paper), "absorb" (what a removed neuron did, its survivors take over), or a
+            baseline: "l1-in", "l1-joint", "bn-scale", "random".
         merge: "pair" as in the paper, "sum" (two neurons are replaced by one that stands for their sum), or
             None.
         kernel: "zero-bias" as in the paper, or "exact".
         evict: whether residual blocks may be evicted.
         static_release: rank actions by what they release in the original network, as the paper does.
         exclude: patterns (`*`, `?`) of module names that must stay untouched, inputs and outputs.
+        calibration: a few unlabelled batches, to measure moments instead of deriving them (absorb only).
         executor: any `concurrent.futures.Executor` to work out the layers' paths on; the result is the same.
         anatomy: what `hope.inspect` returned, to save reading the model again.
         progress: show a progress bar; by default on a terminal only.
@@ -171,20 +205,51 @@ def encode(
         >>> encoding.at(steps=1)[0]
         Conv2d(3, 7, kernel_size=(3, 3), stride=(1, 1))
     """
-    unit, budget = one_budget(density=density, params=params, macs=macs, steps=steps)
-    _check_options(method, merge, kernel)
+    unit, budget = one_budget(density=density, params=params, macs=macs, steps=steps, fidelity=fidelity)
+    _check_options(method, merge, kernel, calibration)
     if anatomy is None:
         anatomy = inspect(model, example, progress=progress)
-    plan = _Plan(model, anatomy, method, evict, exclude)
+    plan = Plan(model, anatomy, method, evict=evict, exclude=exclude, calibration=calibration)
     plan.check(unit, budget)
-    if method == "hope":
-        live = None if static_release else Shrinking(anatomy, plan.layers, plan.blocks)
-        stream = choices(plan.layers, plan.blocks, merge=merge, kernel=kernel, executor=executor, live=live)
-    else:
-        stream = _by_score(plan)
+    stream = plan.stream(merge=merge, kernel=kernel, executor=executor, static_release=static_release)
+    judge: Judge | None = None
+    if unit == "fidelity" or (method == "absorb" and plan.blocks):
+        judge = Judge(model, example, anatomy.program)
+    if method == "absorb" and plan.blocks:
+        assert judge is not None
+        stream = iter(decide(model, plan, list(stream), judge, progress=progress))
     trajectory = _collect(plan, stream, unit, budget, progress)
-    taken = trajectory.steps_to(unit, budget)
-    return Encoding(anatomy, trajectory, taken, method, plan.left_alone, duplicate(model))
+    original = duplicate(model)
+    encoding = Encoding(
+        anatomy, trajectory, 0, method, plan.left_alone, plan.views, tuple(plan.notes), original, example
+    )
+    if unit == "fidelity":
+        assert judge is not None
+        return replace(encoding, steps=_longest(encoding, judge, budget))
+    return replace(encoding, steps=trajectory.steps_to(unit, budget))
+
+
+def _longest(encoding: Encoding, judge: Judge, least: float) -> int:
+    """The longest prefix that never dips below a fidelity, on a grid of steps that is then refined."""
+    total = len(encoding.trajectory)
+    looks = sorted({round(total * k / GRID) for k in range(1, GRID + 1)})
+    low = 0
+    for steps in looks:
+        if judge(encoding.at(steps=steps)) < least:
+            high = steps
+            break
+        low = steps
+    else:
+        return total
+    for _ in range(REFINEMENTS):
+        if high - low <= 1:
+            break
+        middle = (low + high) // 2
+        if judge(encoding.at(steps=middle)) < least:
+            high = middle
+        else:
+            low = middle
+    return low
 
 
 def capacities(
@@ -199,11 +264,11 @@ def capacities(
         >>> {name: tuple(values.shape) for name, values in hope.capacities(net, torch.zeros(2, 3)).items()}
         {'0': (5,)}
     """
-    plan = _Plan(model, inspect(model, example, progress=progress), "hope", False, ())
-    return {state.name: state.capacities for state in plan.layers}
+    plan = Plan(model, inspect(model, example, progress=progress), "hope", evict=False)
+    return {state.name: state.capacities for state in plan.layers if isinstance(state, LayerState)}
 
 
-def _check_options(method: str, merge: str | None, kernel: str) -> None:
+def _check_options(method: str, merge: str | None, kernel: str, calibration: object) -> None:
     for name, value, known in (
         ("method", method, METHODS),
         ("merge", merge, ("pair", "sum", None)),
@@ -211,107 +276,12 @@ def _check_options(method: str, merge: str | None, kernel: str) -> None:
     ):
         if value not in known:
             raise UnknownMethod(f"there is no {name} {value!r}: choose from {', '.join(map(str, known))}")
-
-
-class _Plan:
-    """What a method has to work with: states (or scores) of layers and blocks, and what it must leave
-    alone.
-    """
-
-    def __init__(
-        self, model: nn.Module, anatomy: Anatomy, method: str, evict: bool, exclude: Sequence[str]
-    ) -> None:
-        self.anatomy = anatomy
-        self.left_alone: dict[str, str] = {}
-        self.layers: list[LayerState] = []
-        self.blocks: list[BlockState] = []
-        tensors = {name: t.detach().cpu() for name, t in [*model.named_parameters(), *model.named_buffers()]}
-        for layer in anatomy.layers:
-            state = _excluded(layer, exclude) or self._state(layer, tensors, method)
-            if isinstance(state, str):
-                self.left_alone[layer.name] = state
-            else:
-                self.layers.append(state)
-        if method == "hope" and evict:
-            self._add_blocks(tensors, exclude)
-
-    def _state(self, layer: NeuronLayer, tensors: Mapping[str, Tensor], method: str) -> LayerState | str:
-        if method == "hope":
-            return layer_state(layer, self.anatomy, tensors)
-        scores = SCORES[method](layer, tensors)
-        if scores is None:
-            return "it has no BN"
-        return LayerState(layer.name, scores, release(self.anatomy, layer.slices))
-
-    def _add_blocks(self, tensors: Mapping[str, Tensor], exclude: Sequence[str]) -> None:
-        for block in self.anatomy.blocks:
-            state = _removes_excluded(block, exclude, tensors) or block_state(
-                block, self.anatomy, tensors, self.layers
-            )
-            if isinstance(state, str):
-                self.left_alone[block.name] = state
-            else:
-                self.blocks.append(state)
-
-    def check(self, unit: str, budget: float) -> None:
-        """Say before the work starts whether a budget can be met."""
-        if unit == "steps":
-            return
-        removed = {state.name: len(state.capacities) - 1 for state in self.layers}
-        outer = [state.name for state in self.blocks]
-        least, original = self.anatomy.size(removed, outer), self.anatomy.size()
-        column = {"density": "neurons", "params": "parameters", "macs": "macs"}[unit]
-        low, high = getattr(least, column), getattr(original, column)
-        if low > allowed(unit, budget, high):
-            raise InfeasibleBudget(
-                f"{unit}={budget:g} cannot be met: the least is {unit}={low / max(high, 1):.4f} "
-                f"({low:,} of {high:,}); the rest is listed in print(hope.inspect(...))"
-            )
-
-
-def _excluded(layer: NeuronLayer, patterns: Sequence[str]) -> str | None:
-    names = {layer.name, *layer.also, *(consumer.module for consumer in layer.consumers)}
-    return next((f"excluded by {p!r}" for p in patterns for name in names if fnmatchcase(name, p)), None)
-
-
-def _removes_excluded(block: Block, patterns: Sequence[str], tensors: Mapping[str, Tensor]) -> str | None:
-    modules = {name.rpartition(".")[0] for name in tensors if block.removes(name)}
-    return next((f"excluded by {p!r}" for p in patterns for name in modules if fnmatchcase(name, p)), None)
-
-
-def _by_score(plan: _Plan) -> Iterator[Choice]:
-    """Prune by ascending score over the whole network, never the last neuron of a layer."""
-    from hope.encoder.path import Move
-
-    ranked = sorted(
-        (float(score), position, neuron)
-        for position, state in enumerate(plan.layers)
-        for neuron, score in enumerate(state.capacities.tolist())
-    )
-    left = [len(state.capacities) for state in plan.layers]
-    for score, position, neuron in ranked:
-        if left[position] > 1:
-            left[position] -= 1
-            yield Choice(
-                "prune",
-                position,
-                score,
-                plan.layers[position].release,
-                Move(score, neuron, -1, left[position], 0.0, None),
-            )
-
-
-def _action(plan: _Plan, choice: Choice) -> Action:
-    if choice.move is None:
-        return Evict(plan.blocks[choice.target].name)
-    layer, move = plan.layers[choice.target].name, choice.move
-    if move.recipe is None:
-        return Prune(layer, move.neuron)
-    return Merge(layer, move.neuron, move.other, move.recipe.rows, move.recipe.outs, move.recipe.spread)
+    if calibration is not None and method != "absorb":
+        raise UnknownMethod(f'method {method!r} uses no calibration: choose method="absorb"')
 
 
 def _collect(
-    plan: _Plan, stream: Iterator[Choice], unit: str, budget: float, progress: bool | None
+    plan: Plan, stream: Iterator[Choice], unit: str, budget: float, progress: bool | None
 ) -> Trajectory:
     """Take steps until the budget is met."""
     actions: list[Action] = []
@@ -325,7 +295,7 @@ def _collect(
         task = bar.add_task("encoding", total=1.0)
         while not _met(trajectory, unit, budget):
             some = list(islice(stream, CHUNK if unit != "steps" else min(CHUNK, int(budget) - len(actions))))
-            actions += [_action(plan, choice) for choice in some]
+            actions += [plan.action(choice) for choice in some]
             costs += [choice.cost for choice in some]
             releases += [choice.release for choice in some]
             table = sizes(plan.anatomy, actions)
@@ -339,6 +309,8 @@ def _collect(
 def _met(trajectory: Trajectory, unit: str, budget: float) -> bool:
     if unit == "steps":
         return len(trajectory) >= budget
+    if unit == "fidelity":
+        return False
     column = UNITS.index(unit)
     return bool(trajectory.sizes[-1, column] <= allowed(unit, budget, int(trajectory.sizes[0, column])))
 
@@ -346,6 +318,8 @@ def _met(trajectory: Trajectory, unit: str, budget: float) -> bool:
 def _progress(trajectory: Trajectory, unit: str, budget: float) -> float:
     if unit == "steps":
         return len(trajectory) / max(budget, 1)
+    if unit == "fidelity":
+        return 1 - int(trajectory.sizes[-1, 0]) / max(1, int(trajectory.sizes[0, 0]))
     column = trajectory.sizes[:, UNITS.index(unit)]
     goal = allowed(unit, budget, int(column[0]))
     return float((column[0] - column[-1]) / max(column[0] - goal, 1))

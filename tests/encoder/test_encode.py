@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -14,7 +15,7 @@ from torch import nn
 import hope
 from hope.bench.networks import CifarResNet, DigitsNet, trained
 from hope.encoder.loop import choices, rounded
-from hope.encoder.path import LayerPath
+from hope.encoder.path import LayerPath, layer_path
 from hope.encoder.state import BlockState, LayerState
 from hope.encoder.trajectory import sizes
 from hope.geometry import costs
@@ -203,7 +204,8 @@ def naive(
 def test_merging_paths_equals_rescanning_everything(seed: int, merge: str | None) -> None:
     states = random_states(seed)
     blocks = [BlockState("a", (0, 1), (3.0, 3.0), 300), BlockState("b", (2,), (2.0,), 90)]
-    fast = [(choice.kind, choice.target, choice.cost) for choice in choices(states, blocks, merge=merge)]
+    walk = partial(layer_path, merge=merge, kernel="zero-bias")
+    fast = [(choice.kind, choice.target, choice.cost) for choice in choices(states, blocks, walk=walk)]
     assert fast == naive(states, blocks, merge)
 
 
@@ -217,7 +219,8 @@ def test_real_resnet20_path_merge_equals_rescanning(data_folder: Path) -> None:
     assert all(isinstance(state, LayerState) for state in states)
     blocks = [block_state(block, anatomy, tensors, states) for block in anatomy.blocks]  # type: ignore[arg-type]
     assert all(isinstance(block, BlockState) for block in blocks)
-    fast = [(c.kind, c.target, c.cost) for c in choices(states, blocks, merge="pair")]  # type: ignore[arg-type]
+    walk = partial(layer_path, merge="pair", kernel="zero-bias")
+    fast = [(c.kind, c.target, c.cost) for c in choices(states, blocks, walk=walk)]  # type: ignore[arg-type]
     assert fast == naive(states, blocks, "pair")  # type: ignore[arg-type]
     assert len(fast) > 100
 

@@ -16,6 +16,7 @@ from hope.anatomy.flow import Flow
 from hope.anatomy.graph import Example, capture, check_readable, module_path, shape_of
 from hope.anatomy.labels import Shape
 from hope.anatomy.neurons import NeuronLayer, Skipped, Stream, read
+from hope.anatomy.program import Op, read_program
 from hope.errors import UnsupportedModel
 
 
@@ -48,6 +49,7 @@ class Anatomy:
         parameters: the names that count as parameters.
         positions: weight -> how many times the example uses each of its entries (for MACs).
         aliases: parameter -> all the names it goes by, for those with several.
+        program: the order of operations, for surrogates that follow signals.
     """
 
     model: str
@@ -59,6 +61,7 @@ class Anatomy:
     parameters: frozenset[str]
     positions: Mapping[str, int]
     aliases: Mapping[str, tuple[str, ...]]
+    program: tuple[Op, ...] = ()
 
     def names(self, tensor: str) -> tuple[str, ...]:
         """All names that a parameter or buffer goes by; it is gone when the last of them is."""
@@ -168,6 +171,7 @@ def read_model(
         parameters=parameters,
         positions=dict(flow.positions),
         aliases=shared,
+        program=read_program(graph),
     )
     return anatomy, candidates
 

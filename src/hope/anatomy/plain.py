@@ -14,6 +14,7 @@ from hope.anatomy.blocks import Block, Replace, Silence
 from hope.anatomy.flow import Step
 from hope.anatomy.labels import Ids
 from hope.anatomy.neurons import Consumer, NeuronLayer, Skipped, Slice, Stream
+from hope.anatomy.program import Op
 
 
 def to_plain(anatomy: Anatomy) -> dict[str, Any]:
@@ -33,6 +34,10 @@ def to_plain(anatomy: Anatomy) -> dict[str, Any]:
         "parameters": sorted(anatomy.parameters),
         "positions": dict(anatomy.positions),
         "aliases": {name: list(names) for name, names in anatomy.aliases.items()},
+        "program": [
+            [op.kind, list(op.inputs), list(op.tensors), list(op.values), op.function, op.name]
+            for op in anatomy.program
+        ],
     }
 
 
@@ -57,6 +62,10 @@ def from_plain(data: dict[str, Any]) -> Anatomy:
         parameters=frozenset(data["parameters"]),
         positions=data["positions"],
         aliases={name: tuple(names) for name, names in data["aliases"].items()},
+        program=tuple(
+            Op(kind, tuple(inputs), tuple(tensors), tuple(values), function, name)
+            for kind, inputs, tensors, values, function, name in data.get("program", ())
+        ),
     )
 
 

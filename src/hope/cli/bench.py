@@ -11,7 +11,6 @@ from typing import Any
 
 from hope.anatomy.table import grid, text
 from hope.bench import speed
-from hope.encoder.path import LayerPath
 
 WIDTHS = (256, 512, 1024, 2048, 4096, 8192)
 
@@ -39,12 +38,6 @@ def run(options: argparse.Namespace) -> None:
         print(json.dumps(speed.one_layer(options.layer)))
         return
     whole = speed.whole_network()
-    state = speed.random_layer(512, 2048, 2048)
-    steps = 64
-    naive = speed.naive_seconds(state, steps)
-    path = LayerPath(state, merge="pair", kernel="zero-bias")
-    bounded = speed._seconds(lambda: [path.step() for _ in range(steps)])
-    whole["naive rescan / bounded scan, 512 neurons"] = naive / bounded
     rows = []
     for width in options.widths:
         done = subprocess.run(

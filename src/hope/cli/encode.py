@@ -8,8 +8,9 @@ from typing import Any
 
 from hope.cli import models
 from hope.encoder.trajectory import UNITS
-from hope.encoding import METHODS, encode
+from hope.encoding import encode
 from hope.errors import DamagedFolder, InfeasibleBudget
+from hope.planner.plan import METHODS
 from hope.surgery.store import fingerprint, read_run
 
 

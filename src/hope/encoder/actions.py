@@ -28,6 +28,18 @@ class Prune:
         object.__setattr__(self, "neurons", tuple(int(neuron) for neuron in some))
 
 
+@dataclass(frozen=True, init=False)
+class Absorb(Prune):
+    """Remove neurons of a layer and let the survivors and a constant take over what they did.
+
+    How much each survivor takes over follows from the moments of the layer's signals (`View`), which go with
+    the trajectory.
+
+    >>> Absorb("layer1.0.conv1", 3)
+    Absorb(layer='layer1.0.conv1', neurons=(3,))
+    """
+
+
 @dataclass(frozen=True)
 class Merge:
     """Replace two neurons of a layer by one parent, a linear recipe over both as they are at that moment.
@@ -78,7 +90,7 @@ Action: TypeAlias = Prune | Merge | Evict
 def to_json(action: Action) -> dict[str, Any]:
     """An action as plain data."""
     if isinstance(action, Prune):
-        return {"kind": "prune", "layer": action.layer, "neurons": list(action.neurons)}
+        return {"kind": type(action).__name__.lower(), "layer": action.layer, "neurons": list(action.neurons)}
     if isinstance(action, Evict):
         return {
             "kind": "evict",
@@ -96,6 +108,8 @@ def from_json(data: dict[str, Any]) -> Action:
     match data.get("kind"):
         case "prune":
             return Prune(data["layer"], data["neurons"])
+        case "absorb":
+            return Absorb(data["layer"], data["neurons"])
         case "evict":
             return Evict(data["block"], data["bias"])
         case "merge":

@@ -9,15 +9,22 @@ from __future__ import annotations
 
 import heapq
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Executor, Future
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, TypeAlias
 
-from hope.encoder.path import LayerPath, Move, full_path
-from hope.encoder.state import BlockState, LayerState
+from hope.encoder.path import Move
+from hope.encoder.state import AbsorbState, BlockState, LayerState
 from hope.geometry import costs
 
 _ORDER = {"prune": 0, "merge": 1, "evict": 2}
+State: TypeAlias = LayerState | AbsorbState
+Walk: TypeAlias = Callable[[Any], Iterator[Move]]
+
+
+def _whole(walk: Walk, state: State) -> list[Move]:
+    """A layer's whole path at once, for a worker elsewhere."""
+    return list(walk(state))
 
 
 class LiveRelease(Protocol):
@@ -63,15 +70,14 @@ def rounded(value: float, digits: int = 12) -> float:
 class _Walker:
     """One layer's path, worked out as it is asked for, or elsewhere."""
 
-    def __init__(self, state: LayerState, merge: str | None, kernel: str, executor: Executor | None) -> None:
-        self.neurons = len(state.capacities)
-        self.capacity = float(state.capacities.sum())
+    def __init__(self, state: State, walk: Walk, executor: Executor | None) -> None:
+        self.neurons, self.capacity = state.neurons, state.capacity
         self._future: Future[list[Move]] | None = None
         self._moves: Iterator[Move] | None = None
         if executor is None:
-            self._moves = LayerPath(state, merge=merge, kernel=kernel).moves()
+            self._moves = walk(state)
         else:
-            self._future = executor.submit(full_path, state, merge, kernel)
+            self._future = executor.submit(_whole, walk, state)
 
     def next(self) -> Move | None:
         """The layer's next move, None at its end."""
@@ -86,11 +92,10 @@ class _Walker:
 
 
 def choices(
-    layers: Sequence[LayerState],
+    layers: Sequence[State],
     blocks: Sequence[BlockState] = (),
     *,
-    merge: str | None = "pair",
-    kernel: str = "zero-bias",
+    walk: Walk,
     executor: Executor | None = None,
     live: LiveRelease | None = None,
 ) -> Iterator[Choice]:
@@ -100,13 +105,12 @@ def choices(
     Args:
         layers: the layers' states; they are not changed.
         blocks: the blocks that may be evicted.
-        merge: "pair" (the paper), "sum", or None for no merges.
-        kernel: "zero-bias" or "exact".
+        walk: a layer's state -> its moves (`path.layer_path`, `absorption.absorb_path`).
         executor: where to work out the paths; in this process, as needed, without one. The result is the
             same.
         live: rank by what an action would release now instead of in the original network (an ablation).
     """
-    walkers = [_Walker(state, merge, kernel, executor) for state in layers]
+    walkers = [_Walker(state, walk, executor) for state in layers]
     inside: dict[int, list[int]] = {}
     for number, block in enumerate(blocks):
         for layer in block.layers:
@@ -138,7 +142,8 @@ def choices(
     def queue_block(number: int) -> None:
         block = blocks[number]
         left = [walkers[layer] for layer in block.layers]
-        prices[number] = costs.evict([w.neurons for w in left], [w.capacity for w in left], block.anchors)
+        found = costs.evict([w.neurons for w in left], [w.capacity for w in left], block.anchors)
+        prices[number] = found if block.price is None else block.price
         versions[number] += 1
         ratio = rounded(prices[number] / release_of("evict", number))
         heapq.heappush(heap, (ratio, _ORDER["evict"], number, 0, 0, versions[number]))

@@ -233,6 +233,6 @@ class LayerPath:
         self._bounds[i] = alive.min() if len(alive) else np.inf
 
 
-def full_path(state: LayerState, merge: str | None, kernel: str) -> list[Move]:
-    """A layer's whole path at once, for a worker elsewhere."""
-    return list(LayerPath(state, merge=merge, kernel=kernel).moves())
+def layer_path(state: LayerState, *, merge: str | None, kernel: str) -> Iterator[Move]:
+    """A layer's moves, for the loop."""
+    return LayerPath(state, merge=merge, kernel=kernel).moves()

@@ -80,7 +80,8 @@ class Trajectory:
         {'prune': 1, 'merge': 0, 'evict': 0}
         """
         counts = Counter(type(action).__name__.lower() for action in self.actions[:steps])
-        return {kind: counts[kind] for kind in ("prune", "merge", "evict")}
+        kinds = ("absorb", "evict") if counts["absorb"] else ("prune", "merge", "evict")
+        return {kind: counts[kind] for kind in kinds}
 
     def steps_to(self, unit: str, budget: float) -> int:
         """How many steps it takes to come down to a budget, the fewest.
@@ -118,10 +119,12 @@ def one_budget(**budgets: float | None) -> tuple[str, float]:
     given = [(unit, value) for unit, value in budgets.items() if value is not None]
     if len(given) != 1:
         found = ", ".join(unit for unit, _ in given) or "none"
-        raise InfeasibleBudget(f"give exactly one budget of {', '.join(UNITS)} (given: {found})")
+        raise InfeasibleBudget(f"give exactly one budget of {', '.join(budgets)} (given: {found})")
     unit, value = given[0]
     if value < 0:
         raise InfeasibleBudget(f"{unit}={value:g} is negative: give a fraction of the original or a count")
+    if unit == "fidelity" and value > 1:
+        raise InfeasibleBudget(f"fidelity={value:g} cannot be met: 1 is the original itself")
     return unit, value
 
 

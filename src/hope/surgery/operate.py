@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -11,9 +11,11 @@ import torch
 from torch import nn
 
 from hope.anatomy.anatomy import Anatomy, Size
-from hope.encoder.actions import Action, Evict, Merge, Prune
+from hope.anatomy.neurons import NeuronLayer
+from hope.encoder.actions import Absorb, Action, Evict, Merge, Prune
+from hope.encoder.state import View
 from hope.errors import InvalidAction, UnsupportedModel, first_line
-from hope.surgery import evict, merge, slice
+from hope.surgery import absorb, evict, merge, slice
 
 
 @dataclass(frozen=True)
@@ -109,11 +111,17 @@ def duplicate(model: nn.Module) -> nn.Module:
 
 
 def operate(
-    model: nn.Module, anatomy: Anatomy, actions: Sequence[Action], *, arithmetic: bool = True
+    model: nn.Module,
+    anatomy: Anatomy,
+    actions: Sequence[Action],
+    *,
+    views: Mapping[str, View] | None = None,
+    arithmetic: bool = True,
 ) -> Outcome:
     """Carry out actions on a model in place.
 
     Args:
+        views: moments of what weights read, for absorptions.
         arithmetic: False to change shapes only (merges write nothing), for weights that are loaded
             afterwards.
     """
@@ -122,6 +130,7 @@ def operate(
         for action in actions:
             if isinstance(action, Merge):
                 merge.apply(model, anatomy.layer(action.layer), action)
+        absorb.apply(model, _absorbed(anatomy, actions, done), views or {})
     gone = [anatomy.block(name) for name in done.evicted]
     for block in gone:
         evict.apply(model, block, done.evicted[block.name])
@@ -140,7 +149,26 @@ def operate(
     return done
 
 
-def cut(model: nn.Module, anatomy: Anatomy, actions: Sequence[Action]) -> nn.Module:
+def _absorbed(
+    anatomy: Anatomy, actions: Sequence[Action], done: Outcome
+) -> list[tuple[NeuronLayer, Sequence[int]]]:
+    """Layers with their absorbed neurons, those of evicted blocks left out."""
+    found: dict[str, list[int]] = {}
+    for action in actions:
+        if isinstance(action, Absorb):
+            found.setdefault(action.layer, []).extend(action.neurons)
+    gone = [anatomy.block(name) for name in done.evicted]
+    layers = [(anatomy.layer(name), sorted(neurons)) for name, neurons in found.items()]
+    return [(one, some) for one, some in layers if not any(block.removes(one.weight) for block in gone)]
+
+
+def cut(
+    model: nn.Module,
+    anatomy: Anatomy,
+    actions: Sequence[Action],
+    *,
+    views: Mapping[str, View] | None = None,
+) -> nn.Module:
     """A smaller copy of a model. The model itself is not changed.
 
     The copy is of the same class, with smaller layers inside: it trains, exports, moves and copies as before.
@@ -150,6 +178,7 @@ def cut(model: nn.Module, anatomy: Anatomy, actions: Sequence[Action]) -> nn.Mod
         model: the model that was inspected.
         anatomy: what `hope.inspect` returned for it.
         actions: what to do, in order.
+        views: moments of what weights read; only `Absorb` needs them, and `hope.encode` makes them.
 
     Example:
         >>> import torch, hope
@@ -173,5 +202,5 @@ def cut(model: nn.Module, anatomy: Anatomy, actions: Sequence[Action]) -> nn.Mod
             )
     outcome(anatomy, actions)
     small = duplicate(model)
-    operate(small, anatomy, actions)
+    operate(small, anatomy, actions, views=views)
     return small

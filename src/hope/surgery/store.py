@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,6 +23,7 @@ from torch import Tensor, nn
 from hope.anatomy.anatomy import Anatomy
 from hope.anatomy.plain import from_plain, to_plain
 from hope.encoder.actions import Action, from_json, to_json
+from hope.encoder.state import View
 from hope.encoder.trajectory import Trajectory, one_budget, sizes
 from hope.errors import CheckpointMismatch, DamagedFolder, InvalidAction, first_line
 from hope.surgery.operate import cut, duplicate, operate
@@ -30,6 +31,7 @@ from hope.surgery.operate import cut, duplicate, operate
 FORMAT = "hope-run"
 VERSION = 1
 PLAN = "trajectory.json"
+MOMENTS = ("mean", "covariance", "taps", "variance")
 
 
 def fingerprint(model: nn.Module) -> str:
@@ -90,13 +92,17 @@ def save_trajectory(
     trajectory: Trajectory,
     steps: int,
     method: str,
+    views: Mapping[str, View] | None = None,
 ) -> Path:
-    """Save a whole run: every step, and the weights after the first `steps` of them."""
+    """Save a whole run: every step, the moments that absorptions need, and the weights after the first
+    `steps` of them.
+    """
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
     weights = save({name: tensor.clone() for name, tensor in _state(small).items()})
     weights_hash = hashlib.sha256(weights).hexdigest()
     weights_name = f"weights-{weights_hash[:12]}.safetensors"
+    written = {weights_name}
     plan: dict[str, Any] = {
         "format": FORMAT,
         "version": VERSION,
@@ -109,13 +115,33 @@ def save_trajectory(
         "releases": list(trajectory.releases),
         "anatomy": to_plain(anatomy),
     }
+    if views:
+        moments = save(_arrays(views))
+        moments_hash = hashlib.sha256(moments).hexdigest()
+        moments_name = f"moments-{moments_hash[:12]}.safetensors"
+        plan["moments"] = {
+            "file": moments_name,
+            "sha256": moments_hash,
+            "views": [[v.weight, v.dim, v.repeat, v.bn, v.bias] for v in views.values()],
+        }
+        _write(folder / moments_name, moments)
+        written.add(moments_name)
     plan["sha256"] = _digest(plan)
     _write(folder / weights_name, weights)
     _write(folder / PLAN, json.dumps(plan, indent=None, separators=(",", ":")).encode())
-    for stale in folder.glob("weights-*.safetensors"):
-        if stale.name != weights_name:
+    for stale in [*folder.glob("weights-*.safetensors"), *folder.glob("moments-*.safetensors")]:
+        if stale.name not in written:
             stale.unlink(missing_ok=True)
     return folder
+
+
+def _arrays(views: Mapping[str, View]) -> dict[str, Tensor]:
+    """Moments as float32, which is what they were rounded to when they were made."""
+    return {
+        f"{view.weight}/{name}": getattr(view, name).float().contiguous()
+        for view in views.values()
+        for name in MOMENTS
+    }
 
 
 def _digest(plan: dict[str, Any]) -> str:
@@ -146,6 +172,7 @@ class Run:
         anatomy, trajectory, steps, method: as in the `Encoding` that was saved.
         weights: path of the saved weights.
         weights_hash: their SHA-256.
+        moments: what the plan says of the saved moments, if there are any.
     """
 
     folder: Path
@@ -156,6 +183,19 @@ class Run:
     method: str
     weights: Path
     weights_hash: str
+    moments: dict[str, Any] | None = None
+
+    def views(self) -> dict[str, View]:
+        """The moments that absorptions were made with."""
+        if self.moments is None:
+            return {}
+        path = self.folder / Path(self.moments["file"]).name
+        arrays = {name: t.double() for name, t in _tensors(path, self.moments["sha256"]).items()}
+        found = {}
+        for weight, dim, repeat, bn, bias in self.moments["views"]:
+            some = {name: arrays[f"{weight}/{name}"] for name in MOMENTS}
+            found[weight] = View(weight, dim, **some, repeat=repeat, bn=bn, bias=bias)
+        return found
 
 
 def read_run(folder: str | os.PathLike[str]) -> Run:
@@ -178,6 +218,7 @@ def read_run(folder: str | os.PathLike[str]) -> Run:
             plan["method"],
             weights,
             plan["weights"]["sha256"],
+            plan.get("moments"),
         )
     except (KeyError, TypeError, ValueError, InvalidAction) as error:
         raise DamagedFolder(
@@ -215,7 +256,7 @@ def load(
     given = {"density": density, "params": params, "macs": macs, "steps": steps}
     if any(value is not None for value in given.values()):
         return _replay(run, model, given)
-    weights = _weights(run)
+    weights = _tensors(run.weights, run.weights_hash)
     small = duplicate(model)
     try:
         operate(small, run.anatomy, run.trajectory.actions[: run.steps], arithmetic=False)
@@ -235,20 +276,19 @@ def _replay(run: Run, model: nn.Module, given: dict[str, float | None]) -> nn.Mo
             f"{run.folder} was made from other weights than this {type(model).__name__} has: "
             f"load the original checkpoint to get {unit}={budget:g}, or give no budget for the saved one"
         )
-    return cut(model, run.anatomy, run.trajectory.actions[: run.trajectory.steps_to(unit, budget)])
+    actions = run.trajectory.actions[: run.trajectory.steps_to(unit, budget)]
+    return cut(model, run.anatomy, actions, views=run.views())
 
 
-def _weights(run: Run) -> dict[str, Tensor]:
-    if not run.weights.is_file():
-        raise DamagedFolder(f"{run.weights} is missing: copy the whole folder, or save the run again")
-    if _file_hash(run.weights) != run.weights_hash:
-        raise DamagedFolder(
-            f"{run.weights} is truncated or altered: copy the folder again, or save the run again"
-        )
+def _tensors(path: Path, digest: str) -> dict[str, Tensor]:
+    if not path.is_file():
+        raise DamagedFolder(f"{path} is missing: copy the whole folder, or save the run again")
+    if _file_hash(path) != digest:
+        raise DamagedFolder(f"{path} is truncated or altered: copy the folder again, or save the run again")
     try:
-        return load_file(run.weights)
+        return load_file(path)
     except SafetensorError as error:
-        raise DamagedFolder(f"{run.weights} is not a safetensors file: {error}") from error
+        raise DamagedFolder(f"{path} is not a safetensors file: {error}") from error
 
 
 def _file_hash(path: Path) -> str:

@@ -93,7 +93,7 @@ def energy(means: Tensor, spreads: Tensor, slopes: Tensor) -> Tensor:
 def energy_of(activation: Callable[[Tensor], Tensor], means: Tensor, spreads: Tensor) -> Tensor:
     """`E Ψ(y)²` of any activation, by the trapezoid rule, which kinks and steps do not upset."""
     total = torch.zeros_like(means)
-    nodes, weights = _trapezoid()
+    nodes, weights = trapezoid()
     shape = (-1, *(1 for _ in means.shape))
     for some in range(0, len(nodes), 100):
         y = means + spreads * nodes[some : some + 100].reshape(shape)
@@ -102,7 +102,8 @@ def energy_of(activation: Callable[[Tensor], Tensor], means: Tensor, spreads: Te
 
 
 @lru_cache(maxsize=1)
-def _trapezoid() -> tuple[Tensor, Tensor]:
+def trapezoid() -> tuple[Tensor, Tensor]:
+    """Nodes and weights for means over a standard normal variable."""
     nodes = torch.linspace(-8.5, 8.5, 2001, dtype=torch.float64)
     weights = torch.exp(-nodes * nodes / 2)
     return nodes, weights / weights.sum()

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 
-def warped_correlation(gram: Tensor, spreads: Tensor, other_gram: Tensor | None = None) -> Tensor:
+def warped_correlation(gram: Tensor, spreads: Tensor) -> Tensor:
     """The correlation ρ̂ of all pairs of signals (paper, Proposition "Pairwise Warped Correlation").
 
     Of all distributions with the two observed variances, the one of least Kullback–Leibler divergence from

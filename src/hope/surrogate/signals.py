@@ -24,6 +24,7 @@ SMOOTH: dict[str, Callable[..., Tensor]] = {
     "relu6": functional.relu6,
     "sigmoid": torch.sigmoid, "tanh": torch.tanh, "elu": functional.elu, "mish": functional.mish,
     "selu": functional.selu, "hardsigmoid": functional.hardsigmoid, "celu": functional.celu,
+    "softplus": functional.softplus,
 }  # fmt: skip
 
 
