@@ -24,12 +24,13 @@ from hope.encoder.state import LayerState, View
 from hope.encoder.trajectory import UNITS, Trajectory, allowed, one_budget, sizes
 from hope.errors import HopeError
 from hope.inspection import inspect
+from hope.planner.checkpoint import Checkpoint
 from hope.planner.evictions import decide
 from hope.planner.judge import Judge, images_for
 from hope.planner.plan import METHODS, Plan
 from hope.planner.probes import dream
 from hope.surgery.operate import duplicate, operate
-from hope.surgery.store import save_trajectory
+from hope.surgery.store import fingerprint, save_trajectory
 
 GRID, REFINEMENTS = 20, 6  # looks at a run's fidelity
 CHUNK = 256  # steps between two looks at the budget
@@ -165,6 +166,7 @@ def encode(
     calibration: Iterable[Any] | str | None = None,
     executor: Executor | None = None,
     anatomy: Anatomy | None = None,
+    checkpoint: str | PathLike[str] | None = None,
     progress: bool | None = None,
 ) -> Encoding:
     """Compress a network to a budget, without data. The model is not changed.
@@ -192,6 +194,8 @@ def encode(
             "dream": still without data, measured on what `hope.dream` makes up. Slower and more accurate.
         executor: any `concurrent.futures.Executor` to work out the layers' paths on; the result is the same.
         anatomy: what `hope.inspect` returned, to save reading the model again.
+        checkpoint: a file to note the run in while it is under way; if it has the beginning of the same run,
+            the run goes on from there. It is gone when the run is finished.
         progress: show a progress bar; by default on a terminal only.
 
     Raises:
@@ -215,14 +219,40 @@ def encode(
     batches = dream(model, example, progress=progress) if isinstance(calibration, str) else calibration
     plan = Plan(model, anatomy, method, evict=evict, exclude=exclude, calibration=batches)
     plan.check(unit, budget)
-    stream = plan.stream(merge=merge, kernel=kernel, executor=executor, static_release=static_release)
+    file = None
+    if checkpoint is not None:
+        settings = {
+            "original": fingerprint(model),
+            "method": method,
+            "merge": merge,
+            "kernel": kernel,
+            "evict": evict,
+            "static_release": static_release,
+            "exclude": list(exclude),
+            "calibrated": calibration is not None,
+        }
+        file = Checkpoint(Path(checkpoint), settings)
+    begun = file.read() if file is not None else ([], [], [])
     judge: Judge | None = None
-    if unit == "fidelity" or (method == "absorb" and plan.blocks):
+    deciding = method == "absorb" and bool(plan.blocks) and not begun[0]
+    if unit == "fidelity" or deciding:
         judge = Judge(model, example, anatomy.program, images_for(anatomy.size().macs))
-    if method == "absorb" and plan.blocks:
+    if method == "absorb" and plan.blocks and begun[0]:  # what was decided is the whole run
+        stream: Iterator[Choice] = iter(())
+    else:
+        stream = plan.stream(
+            merge=merge, kernel=kernel, executor=executor, static_release=static_release, done=begun[0]
+        )
+    if deciding:
         assert judge is not None
-        stream = iter(decide(model, plan, list(stream), judge, progress=progress))
-    trajectory = _collect(plan, stream, unit, budget, progress)
+        woven = decide(model, plan, list(stream), judge, progress=progress)
+        if file is not None:  # all of it: deciding is what takes time here
+            actions = [plan.action(choice) for choice in woven]
+            file.write(actions, [c.cost for c in woven], [c.release for c in woven], now=True)
+        stream = iter(woven)
+    trajectory = _collect(plan, stream, unit, budget, progress, begun, None if deciding else file)
+    if file is not None:
+        file.remove()
     original = duplicate(model)
     encoding = Encoding(
         anatomy, trajectory, 0, method, plan.left_alone, plan.views, tuple(plan.notes), original, example
@@ -287,16 +317,20 @@ def _check_options(method: str, merge: str | None, kernel: str, calibration: obj
 
 
 def _collect(
-    plan: Plan, stream: Iterator[Choice], unit: str, budget: float, progress: bool | None
+    plan: Plan,
+    stream: Iterator[Choice],
+    unit: str,
+    budget: float,
+    progress: bool | None,
+    begun: tuple[list[Action], list[float], list[int]],
+    file: Checkpoint | None,
 ) -> Trajectory:
-    """Take steps until the budget is met."""
-    actions: list[Action] = []
-    costs: list[float] = []
-    releases: list[int] = []
+    """Take steps until the budget is met, after those of an interrupted run."""
+    actions, costs, releases = begun
     console = Console(stderr=True)
     show = console.is_terminal if progress is None else progress
     columns = (TextColumn("encoding"), BarColumn(), TextColumn("{task.percentage:.0f}%"), TimeElapsedColumn())
-    trajectory = Trajectory((), (), (), sizes(plan.anatomy, ()))
+    trajectory = Trajectory(tuple(actions), tuple(costs), tuple(releases), sizes(plan.anatomy, actions))
     with Progress(*columns, console=console, transient=True, disable=not show) as bar:
         task = bar.add_task("encoding", total=1.0)
         while not _met(trajectory, unit, budget):
@@ -307,6 +341,8 @@ def _collect(
             table = sizes(plan.anatomy, actions)
             trajectory = Trajectory(tuple(actions), tuple(costs), tuple(releases), table)
             bar.update(task, completed=_progress(trajectory, unit, budget))
+            if file is not None:
+                file.write(actions, costs, releases)
             if not some:
                 break
     return replace(trajectory)

@@ -18,6 +18,7 @@ from hope.bench.networks import DigitsNet
 
 DENSITIES = (0.9, 0.8, 0.7, 0.6, 0.5, 0.4, 0.3)
 METHODS: dict[str, dict[str, Any]] = {
+    "absorb": {"method": "absorb"},
     "hope": {},
     "hope, merge=sum": {"merge": "sum"},
     "hope, no eviction": {"evict": False},

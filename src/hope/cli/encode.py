@@ -6,22 +6,29 @@ import argparse
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import torch
+
 from hope.cli import models
 from hope.encoder.trajectory import UNITS
 from hope.encoding import encode
-from hope.errors import DamagedFolder, InfeasibleBudget
+from hope.errors import DamagedFolder, InfeasibleBudget, InvalidExample, first_line
 from hope.planner.plan import METHODS
 from hope.surgery.store import fingerprint, read_run
 
 
 def add_budgets(parser: argparse.ArgumentParser, *, required: bool) -> None:
-    """--density, --params, --macs, --steps: one of them."""
+    """--density, --params, --macs, --steps: one of them; where a run is made, also --fidelity."""
     group = parser.add_mutually_exclusive_group(required=required)
     for unit in UNITS:
         words = (
             "how many actions to take" if unit == "steps" else f"{unit} to keep: a fraction (0.6) or a count"
         )
         group.add_argument(f"--{unit}", type=_number, metavar="N", help=words)
+    if required:
+        group.add_argument(
+            "--fidelity", type=float, metavar="F", help="the least predicted fidelity, e.g. 0.9"
+        )
 
 
 def _number(text: str) -> float:
@@ -35,7 +42,8 @@ def _number(text: str) -> float:
 
 def budget_of(options: argparse.Namespace) -> dict[str, Any]:
     """The budget that was given, as keywords."""
-    return {unit: getattr(options, unit) for unit in UNITS if getattr(options, unit) is not None}
+    given = {unit: getattr(options, unit, None) for unit in (*UNITS, "fidelity")}
+    return {unit: value for unit, value in given.items() if value is not None}
 
 
 def register(commands: Any) -> None:
@@ -63,7 +71,16 @@ def register(commands: Any) -> None:
     parser.add_argument(
         "--exclude", metavar="PATTERN", action="append", default=[], help="modules to leave untouched"
     )
-    parser.add_argument("--resume", action="store_true", help="do nothing if the folder already has this run")
+    parser.add_argument(
+        "--calibration",
+        metavar="WHAT",
+        help='"dream" (made up from the checkpoint), or a .npy file of unlabelled inputs (absorb only)',
+    )
+    parser.add_argument(
+        "--resume",
+        action="store_true",
+        help="go on with an interrupted run; do nothing if the folder already has this run",
+    )
     parser.set_defaults(run=run)
 
 
@@ -74,10 +91,15 @@ def run(options: argparse.Namespace) -> None:
     if options.resume and _there_already(Path(options.out), model, budget, options.method):
         print(f"{options.out} already has this run")
         return
+    partial = Path(options.out) / "partial.json"
+    if not options.resume:
+        partial.unlink(missing_ok=True)
     encoding = encode(
         model,
         example,
         method=options.method,
+        calibration=_calibration(options.calibration),
+        checkpoint=partial,
         merge=None if options.merge == "none" else options.merge,
         kernel=options.kernel,
         evict=not options.no_evict,
@@ -89,10 +111,25 @@ def run(options: argparse.Namespace) -> None:
     print(f"saved in {options.out}; for another budget of the same run: hope extract --help")
 
 
+def _calibration(what: str | None) -> Any:
+    """Inputs to measure moments on."""
+    if what is None or what == "dream":
+        return what
+    try:
+        array = torch.from_numpy(np.load(what, allow_pickle=False)).float()
+    except (OSError, ValueError) as error:
+        raise InvalidExample(
+            f'--calibration {what} cannot be read ({first_line(error)}): give "dream" or a .npy file'
+        ) from error
+    return torch.split(array, 32)
+
+
 def _there_already(folder: Path, model: Any, budget: dict[str, Any], method: str) -> bool:
     try:
         saved = read_run(folder)
         ((unit, value),) = budget.items()
+        if unit == "fidelity":  # what it came to is not told by the sizes
+            return False
         return (
             saved.original == fingerprint(model)
             and saved.method == method

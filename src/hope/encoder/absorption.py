@@ -67,6 +67,10 @@ class AbsorbPath:
         while len(self.alive) > 1:
             yield self.step()
 
+    def follow(self, neuron: int, other: int) -> None:
+        """Do what an earlier run has found to be the cheapest move, without looking for it."""
+        self._remove(self.alive.index(neuron), [self.state.share * side.losses() for side in self._sides])
+
     def step(self) -> Move:
         """Remove the neuron that costs least."""
         lost = [self.state.share * side.losses().clip(min=0) for side in self._sides]
@@ -74,14 +78,21 @@ class AbsorbPath:
         for side, loss in zip(self._sides, lost, strict=True):
             cost -= np.log((side.left - loss).clip(min=LEFT) / max(side.left, LEFT))
         position = int(np.flatnonzero(cost <= cost.min() * (1 + TIE))[0])
+        neuron = self._remove(position, lost)
+        return Move(float(cost[position]), neuron, -1, len(self.alive), self.capacity, None)
+
+    def _remove(self, position: int, lost: list[Array]) -> int:
         for side, loss in zip(self._sides, lost, strict=True):
-            side.left = max(side.left - float(loss[position]), LEFT)
+            side.left = max(side.left - max(0.0, float(loss[position])), LEFT)
             side.remove(position)
-        neuron = self.alive.pop(position)
-        left = min(side.left for side in self._sides)
-        return Move(float(cost[position]), neuron, -1, len(self.alive), left, None)
+        return self.alive.pop(position)
 
+    @property
+    def count(self) -> int:
+        """Neurons that are left."""
+        return len(self.alive)
 
-def absorb_path(state: AbsorbState) -> Iterator[Move]:
-    """A layer's moves, for the loop."""
-    return AbsorbPath(state).moves()
+    @property
+    def capacity(self) -> float:
+        """The least fraction of signal that is left in front of a consumer."""
+        return min(side.left for side in self._sides)

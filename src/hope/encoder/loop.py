@@ -19,12 +19,36 @@ from hope.geometry import costs
 
 _ORDER = {"prune": 0, "merge": 1, "evict": 2}
 State: TypeAlias = LayerState | AbsorbState
-Walk: TypeAlias = Callable[[Any], Iterator[Move]]
+Done: TypeAlias = tuple[int, int, int]  # (layer, neuron, other), or (block, -1, -1) for an eviction
 
 
-def _whole(walk: Walk, state: State) -> list[Move]:
-    """A layer's whole path at once, for a worker elsewhere."""
-    return list(walk(state))
+class Path(Protocol):
+    """One layer on its way down."""
+
+    @property
+    def count(self) -> int:
+        """Neurons that are left."""
+
+    @property
+    def capacity(self) -> float:
+        """Capacity that is left."""
+
+    def moves(self) -> Iterator[Move]:
+        """All moves down to one neuron."""
+
+    def follow(self, neuron: int, other: int) -> None:
+        """Make a move that is known."""
+
+
+Walk: TypeAlias = Callable[[Any], Path]
+
+
+def _whole(walk: Walk, state: State, done: Sequence[Done]) -> tuple[int, float, list[Move]]:
+    """The rest of a layer's path at once, for a worker elsewhere."""
+    path = walk(state)
+    for _, neuron, other in done:
+        path.follow(neuron, other)
+    return path.count, path.capacity, list(path.moves())
 
 
 class LiveRelease(Protocol):
@@ -70,20 +94,27 @@ def rounded(value: float, digits: int = 12) -> float:
 class _Walker:
     """One layer's path, worked out as it is asked for, or elsewhere."""
 
-    def __init__(self, state: State, walk: Walk, executor: Executor | None) -> None:
+    def __init__(self, state: State, walk: Walk, done: Sequence[Done], executor: Executor | None) -> None:
         self.neurons, self.capacity = state.neurons, state.capacity
-        self._future: Future[list[Move]] | None = None
+        self._future: Future[tuple[int, float, list[Move]]] | None = None
         self._moves: Iterator[Move] | None = None
-        if executor is None:
-            self._moves = walk(state)
-        else:
-            self._future = executor.submit(_whole, walk, state)
+        if executor is not None:
+            self._future = executor.submit(_whole, walk, state, done)
+            if done:
+                self.neurons, self.capacity, _ = self._future.result()
+            return
+        path = walk(state)
+        for _, neuron, other in done:
+            path.follow(neuron, other)
+        if done:
+            self.neurons, self.capacity = path.count, path.capacity
+        self._moves = path.moves()
 
     def next(self) -> Move | None:
         """The layer's next move, None at its end."""
         if self._moves is None:
             assert self._future is not None
-            self._moves = iter(self._future.result())
+            self._moves = iter(self._future.result()[2])
         return next(self._moves, None)
 
     def done(self, move: Move) -> None:
@@ -98,6 +129,7 @@ def choices(
     walk: Walk,
     executor: Executor | None = None,
     live: LiveRelease | None = None,
+    done: Sequence[Done] = (),
 ) -> Iterator[Choice]:
     """All actions in the order of the paper's criterion, argmin J/ΔP, one at a time until nothing is left to
     do.
@@ -105,12 +137,19 @@ def choices(
     Args:
         layers: the layers' states; they are not changed.
         blocks: the blocks that may be evicted.
-        walk: a layer's state -> its moves (`path.layer_path`, `absorption.absorb_path`).
+        walk: a layer's state -> its path (`path.layer_path`, `absorption.AbsorbPath`).
         executor: where to work out the paths; in this process, as needed, without one. The result is the
             same.
         live: rank by what an action would release now instead of in the original network (an ablation).
+        done: what an interrupted run has already done, in order; the rest is as if it had not been stopped.
     """
-    walkers = [_Walker(state, walk, executor) for state in layers]
+    moves: dict[int, list[Done]] = {}
+    for one in done:
+        if one[1] >= 0:
+            moves.setdefault(one[0], []).append(one)
+    walkers = [
+        _Walker(state, walk, moves.get(position, ()), executor) for position, state in enumerate(layers)
+    ]
     inside: dict[int, list[int]] = {}
     for number, block in enumerate(blocks):
         for layer in block.layers:
@@ -148,18 +187,28 @@ def choices(
         ratio = rounded(prices[number] / release_of("evict", number))
         heapq.heappush(heap, (ratio, _ORDER["evict"], number, 0, 0, versions[number]))
 
+    def evict(number: int) -> None:
+        gone_blocks.add(number)
+        gone_layers.update(blocks[number].layers)
+        gone_blocks.update(n for n, b in enumerate(blocks) if set(b.layers) <= gone_layers)
+
+    for target, neuron, other in done:
+        if neuron < 0:
+            evict(target)
+        if live is not None:
+            what = "evict" if neuron < 0 else "prune" if other < 0 else "merge"
+            live.done(Choice(what, target, 0.0, 0, None))
     for position in range(len(layers)):
         queue_layer(position)
     for number in range(len(blocks)):
-        queue_block(number)
+        if number not in gone_blocks:
+            queue_block(number)
     while heap:
         _, kind, target, _, _, version = heapq.heappop(heap)
         if kind == _ORDER["evict"]:
             if target in gone_blocks or version != versions[target]:
                 continue
-            gone_blocks.add(target)
-            gone_layers.update(blocks[target].layers)
-            gone_blocks.update(n for n, b in enumerate(blocks) if set(b.layers) <= gone_layers)
+            evict(target)
             choice = Choice("evict", target, prices[target], release_of("evict", target), None)
         elif target not in gone_layers:
             move = heads.pop(target)

@@ -78,6 +78,11 @@ class LayerPath:
         """E, the layer's capacity."""
         return float(self.capacities[self.alive].sum())
 
+    @property
+    def capacity(self) -> float:
+        """The same, by the name that every path has for it."""
+        return self.total
+
     # ---- pair geometry ---------------------------------------------------------------------------
 
     def _pairs(self) -> None:
@@ -148,6 +153,14 @@ class LayerPath:
         if merge is None:
             return self._prune(pruned, cost)
         return self._merge(*merge)
+
+    def follow(self, neuron: int, other: int) -> None:
+        """Do what an earlier run has found to be the cheapest move, without looking for it."""
+        self._total = self.total
+        if other < 0:
+            self._gone(neuron)
+        else:
+            self._merge(0.0, neuron, other)
 
     def _best_merge(self, limit: float) -> tuple[float, int, int] | None:
         """The cheapest merge, if it is cheaper than `limit`."""
@@ -233,6 +246,6 @@ class LayerPath:
         self._bounds[i] = alive.min() if len(alive) else np.inf
 
 
-def layer_path(state: LayerState, *, merge: str | None, kernel: str) -> Iterator[Move]:
-    """A layer's moves, for the loop."""
-    return LayerPath(state, merge=merge, kernel=kernel).moves()
+def layer_path(state: LayerState, *, merge: str | None, kernel: str) -> LayerPath:
+    """A layer's path, for the loop."""
+    return LayerPath(state, merge=merge, kernel=kernel)

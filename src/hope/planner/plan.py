@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
 from fnmatch import fnmatchcase
 from functools import partial
+from itertools import islice
 from typing import Any
 
 from torch import Tensor, nn
@@ -14,10 +15,10 @@ from hope.anatomy.anatomy import Anatomy
 from hope.anatomy.blocks import Block
 from hope.anatomy.neurons import NeuronLayer
 from hope.criteria.scores import SCORES
-from hope.encoder.absorption import absorb_path
+from hope.encoder.absorption import AbsorbPath
 from hope.encoder.actions import Absorb, Action, Evict, Merge, Prune
 from hope.encoder.live import Shrinking
-from hope.encoder.loop import Choice, State, choices
+from hope.encoder.loop import Choice, Done, State, choices
 from hope.encoder.path import Move, layer_path
 from hope.encoder.state import BlockState, LayerState, View
 from hope.encoder.trajectory import UNITS, allowed
@@ -147,16 +148,32 @@ class Plan:
         kernel: str = "zero-bias",
         executor: Executor | None = None,
         static_release: bool = True,
+        done: Sequence[Action] = (),
     ) -> Iterator[Choice]:
-        """The method's actions, one at a time; under absorption without evictions."""
+        """The method's actions, one at a time; under absorption without evictions.
+
+        Args:
+            done: what an interrupted run has done already; the rest follows.
+        """
         if self.method == "absorb":
-            return choices(self.layers, walk=absorb_path, executor=executor)
+            return islice(choices(self.layers, walk=AbsorbPath, executor=executor), len(done), None)
         states = [state for state in self.layers if isinstance(state, LayerState)]
         if self.method != "hope":
-            return self._by_score(states)
+            return islice(self._by_score(states), len(done), None)
         live = None if static_release else Shrinking(self.anatomy, states, self.blocks)
         walk = partial(layer_path, merge=merge, kernel=kernel)
-        return choices(states, self.blocks, walk=walk, executor=executor, live=live)
+        return choices(
+            states, self.blocks, walk=walk, executor=executor, live=live, done=[self._done(a) for a in done]
+        )
+
+    def _done(self, action: Action) -> Done:
+        """An action as the loop knows it."""
+        if isinstance(action, Evict):
+            return next(k for k, b in enumerate(self.blocks) if b.name == action.block), -1, -1
+        layer = next(k for k, s in enumerate(self.layers) if s.name == action.layer)
+        if isinstance(action, Merge):
+            return layer, action.keep, action.drop
+        return layer, action.neurons[0], -1
 
     def _by_score(self, states: Sequence[LayerState]) -> Iterator[Choice]:
         """Prune by ascending score over the whole network, never the last neuron of a layer."""
