@@ -1,158 +1,95 @@
-"""Accuracy without data and without fine-tuning, against what is kept: HOPE, its variants and the magnitude
-baselines.
+"""The results of `hope bench compression` as Markdown: `python -m benchmarks.compression [--write-readme]`.
 
-    python -m benchmarks.compression            # every network whose checkpoint and images are at hand;
-    resumable python -m benchmarks.compression --table    # the results as Markdown
+The measurements themselves:
 
-Checkpoints and images come from HOPE_DATA (default: ../shared/data); see benchmarks/README.md. Every finished
-point is written to benchmarks/compression.json at once, so an interrupted run goes on where it stopped.
+    hope bench compression --data FOLDER --weights FOLDER --out benchmarks/compression.json
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import os
-import platform
 from pathlib import Path
 from typing import Any
 
-import torch
-from rich.progress import Progress
-
-import hope
 from benchmarks.readme import put
-from hope.bench import datasets, networks
 
 RESULTS = Path(__file__).with_name("compression.json")
-DENSITIES = (0.9, 0.8, 0.7, 0.6, 0.5, 0.4, 0.3)
-METHODS: dict[str, dict[str, Any]] = {
-    "hope": {},
-    "hope, merge=sum": {"merge": "sum"},
-    "hope, no eviction": {"evict": False},
-    "hope, live ΔP": {"static_release": False},
-    "l1-in": {"method": "l1-in"},
-    "l1-joint": {"method": "l1-joint"},
-    "bn-scale": {"method": "bn-scale"},
+TITLES = {
+    "cifar10-resnet20": "ResNet-20, CIFAR-10",
+    "cifar10-resnet56": "ResNet-56, CIFAR-10",
+    "keras-resnet50": "Keras' ResNet-50, ImageNet",
 }
-NETWORKS = {
-    "cifar10-resnet20": (3, 32, 5000),
-    "cifar10-resnet56": (3, 32, 2000),
-    "keras-resnet50": (3, 224, 250),
-}
+WORDS = {"density": "neurons kept", "params": "parameters kept"}
 
 
-def data_folder() -> Path:
-    return Path(os.environ.get("HOPE_DATA", Path(__file__).resolve().parents[2] / "shared" / "data"))
+def read() -> dict[str, Any]:
+    return json.loads(RESULTS.read_text())["networks"]  # type: ignore[no-any-return]
 
 
-def write(results: dict[str, Any]) -> None:
-    part = RESULTS.with_suffix(".part")
-    part.write_text(json.dumps(results, indent=1, sort_keys=True) + "\n")
-    part.replace(RESULTS)
-
-
-def interval(share: float, count: int) -> float:
-    """Half the width of a 95% interval of a share."""
-    return 1.96 * (share * (1 - share) / count) ** 0.5
-
-
-def run(names: list[str], folders: list[Path]) -> None:
-    results: dict[str, Any] = json.loads(RESULTS.read_text()) if RESULTS.is_file() else {}
-    results["versions"] = {
-        "python": platform.python_version(),
-        "torch": torch.__version__,
-        "hope": hope.__version__,
-    }
-    with Progress() as progress:
-        for name in names:
-            channels, size, count = NETWORKS[name]
-            model = networks.trained(name, *folders)
-            load = datasets.imagenet if name.startswith("keras") else datasets.cifar10
-            images, labels = load(folders[0], count)
-            network = results.setdefault(name, {"images": len(images), "points": {}})
-            example = torch.zeros(1, channels, size, size)
-            if "base" not in network:
-                network["base"] = datasets.accuracy(model, images, labels)
-                write(results)
-            anatomy = hope.inspect(model, example)
-            task = progress.add_task(name, total=len(METHODS) * len(DENSITIES))
-            for method, settings in METHODS.items():
-                points = network["points"].setdefault(method, {})
-                if len(points) == len(DENSITIES):
-                    progress.advance(task, len(DENSITIES))
-                    continue
-                encoding = hope.encode(model, example, density=min(DENSITIES), anatomy=anatomy, **settings)
-                trajectory = encoding.trajectory
-                for density in DENSITIES:
-                    if str(density) not in points:
-                        steps = trajectory.steps_to("density", density)
-                        score = datasets.accuracy(encoding.at(steps=steps), images, labels)
-                        before, after = trajectory.size(0), trajectory.size(steps)
-                        points[str(density)] = {
-                            "accuracy": score,
-                            "interval": interval(score, len(images)),
-                            "neurons": after.neurons / before.neurons,
-                            "parameters": after.parameters / before.parameters,
-                            "macs": after.macs / before.macs,
-                            "mix": trajectory.mix(steps),
-                        }
-                        write(results)
-                    progress.advance(task)
-
-
-def finished(results: dict[str, Any]) -> list[str]:
-    """The networks whose every point has been measured."""
-    points = {name: results.get(name, {}).get("points", {}) for name in NETWORKS}
-    return [n for n, p in points.items() if all(len(p.get(m, {})) == len(DENSITIES) for m in METHODS)]
+def budgets(entry: dict[str, Any], unit: str) -> list[str]:
+    found = {b for points in entry["points"].values() for b in points if b.startswith(unit)}
+    return sorted(found, key=lambda b: -float(b.partition("=")[2]))
 
 
 def table() -> str:
-    results = json.loads(RESULTS.read_text())
     lines = []
-    for name in finished(results):
-        network = results[name]
-        lines += [f"\n**{name}**, base {network['base']:.3f}, {network['images']:,} images; neurons kept:\n"]
-        lines += [
-            "| | " + " | ".join(f"{d:.1f}" for d in DENSITIES) + " |",
-            "|---" * (len(DENSITIES) + 1) + "|",
-        ]
-        best = {
-            d: max(p[str(d)]["accuracy"] for p in network["points"].values() if str(d) in p)
-            for d in DENSITIES
-        }
-        for method in METHODS:
-            points = network["points"][method]
-            cells = []
-            for density in DENSITIES:
-                point = points.get(str(density))
-                text = "" if point is None else f"{point['accuracy']:.3f}"
-                cells.append(f"**{text}**" if point and point["accuracy"] == best[density] else text)
-            lines.append(f"| {method} | " + " | ".join(cells) + " |")
-        mix = network["points"]["hope"].get("0.5", {}).get("mix", {})
-        kept = network["points"]["hope"].get("0.5", {}).get("parameters", 0)
-        lines.append(f"\nHOPE at 0.5: {mix}, parameters kept {kept:.2f}.")
+    for name, title in TITLES.items():
+        entry = read().get(name)
+        if entry is None:
+            continue
+        for unit, words in WORDS.items():
+            columns = budgets(entry, unit)
+            rows = {m: p for m, p in entry["points"].items() if any(b in p for b in columns)}
+            if not columns or len(rows) < 3:
+                continue
+            base, count = entry["base"], entry["images"]
+            lines += [f"\n**{title}**: top-1 by {words}; base {base:.3f}, {count:,} images\n"]
+            lines += ["| | " + " | ".join(b.partition("=")[2] for b in columns) + " |"]
+            lines += ["|---" * (len(columns) + 1) + "|"]
+            best = {b: max(p[b]["accuracy"] for p in rows.values() if b in p) for b in columns}
+            for method, points in sorted(rows.items(), key=lambda row: _rank(row[0])):
+                cells = [_cell(points.get(b), best[b]) for b in columns]
+                lines.append(f"| {method} | " + " | ".join(cells) + " |")
+    lines.append("\nIn brackets: after BN re-estimation on 96 unlabelled images. Bold: the best without it.")
     return "\n".join(lines).strip() + "\n"
 
 
+def _rank(method: str) -> tuple[int, str]:
+    order = ("absorb", "hope", "l1", "bn", "random", "torch")
+    return next(k for k, start in enumerate(order) if method.startswith(start)), method
+
+
+def _cell(point: dict[str, Any] | None, best: float) -> str:
+    if point is None:
+        return ""
+    text = f"{point['accuracy']:.3f}"
+    text = f"**{text}**" if point["accuracy"] == best else text
+    return f"{text} ({point['recalibrated']:.2f})" if "recalibrated" in point else text
+
+
+def judge() -> str:
+    """How the judge ranks networks, against their accuracies."""
+    from scipy.stats import spearmanr
+
+    lines = ["| network | compressed forms | rank correlation of fidelity and accuracy |", "|---|---:|---:|"]
+    for name, title in TITLES.items():
+        entry = read().get(name)
+        points = [] if entry is None else [p for m in entry["points"].values() for p in m.values()]
+        pairs = [(p["fidelity"], p["accuracy"]) for p in points if "fidelity" in p]
+        if len(pairs) > 10:
+            lines.append(f"| {title} | {len(pairs)} | {spearmanr(*zip(*pairs, strict=True))[0]:.2f} |")
+    return "\n".join(lines) + "\n"
+
+
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("networks", nargs="*", choices=[*NETWORKS, []], help="default: all")
-    parser.add_argument(
-        "--weights", type=Path, help="another folder with checkpoints (keras-resnet50.safetensors)"
-    )
-    parser.add_argument("--table", action="store_true", help="print the results as Markdown")
-    parser.add_argument("--write-readme", action="store_true", help="put them into README.md")
-    options = parser.parse_args()
-    if options.table:
-        print(table())
-    elif options.write_readme:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--write-readme", action="store_true", help="put the tables into README.md")
+    if parser.parse_args().write_readme:
         put("compression", table())
+        put("judge", judge())
     else:
-        folders = [data_folder(), *([options.weights] if options.weights else [])]
-        run(options.networks or list(NETWORKS), folders)
+        print(table(), judge(), sep="\n")
 
 
 if __name__ == "__main__":

@@ -12,20 +12,18 @@ import numpy as np
 matplotlib.use("svg")
 from matplotlib import pyplot
 
-from benchmarks.compression import METHODS, finished
+from benchmarks.compression import TITLES, budgets
 
 matplotlib.rcParams["svg.hashsalt"] = "hope"  # the same picture is the same file
 HERE = Path(__file__).parent
 FIGURES = HERE.parent / "docs"
 COLOURS = {
-    "hope": "#0b6e4f", "hope, merge=sum": "#1f9e89", "hope, no eviction": "#7bc8a4",
-    "hope, live ΔP": "#b5d99c", "l1-in": "#c0392b", "l1-joint": "#e67e22", "bn-scale": "#8e44ad",
+    "absorb": "#0b6e4f", "absorb, dreamed": "#12a87b", "absorb, 96 images": "#7fd1b0",
+    "hope": "#1f4e9e", "hope, no eviction": "#6f9be0", "hope, merge=sum": "#b3c9ee",
+    "l1-in": "#c0392b", "l1-joint": "#e67e22", "bn-scale": "#8e44ad",
+    "torch-pruning magnitude": "#777777", "torch-pruning BN scale": "#999999",
+    "torch-pruning LAMP": "#b0b0b0", "torch-pruning FPGM": "#c8c8c8",
 }  # fmt: skip
-TITLES = {
-    "cifar10-resnet20": "ResNet-20, CIFAR-10",
-    "cifar10-resnet56": "ResNet-56, CIFAR-10",
-    "keras-resnet50": "ResNet-50, ImageNet",
-}
 
 
 def read(name: str) -> Any:
@@ -65,22 +63,30 @@ def coverage(results: Any) -> None:
 
 
 def compression(results: Any) -> None:
-    """Accuracy against density, one panel per network."""
-    names = finished(results)
-    figure, panels = pyplot.subplots(1, len(names), figsize=(4 * len(names), 3.2), squeeze=False)
+    """Accuracy against what is kept, one panel per network."""
+    networks = results["networks"]
+    names = [name for name in ("keras-resnet50", "cifar10-resnet56", "cifar10-resnet20") if name in networks]
+    figure, panels = pyplot.subplots(1, len(names), figsize=(4.2 * len(names), 3.6), squeeze=False)
     for axes, name in zip(panels[0], names, strict=True):
-        network = results[name]
-        for method in METHODS:
-            points = network["points"][method]
-            densities = sorted((float(d) for d in points), reverse=True)
-            scores = [points[str(d)]["accuracy"] for d in densities]
-            style = "-" if method.startswith("hope") else "--"
-            axes.plot([1, *densities], [network["base"], *scores], style, color=COLOURS[method], label=method)
-        axes.set(title=TITLES[name], xlabel="neurons kept", ylim=(0, None))
+        entry = networks[name]
+        unit = "params" if budgets(entry, "params") else "density"
+        for method, colour in COLOURS.items():
+            points = entry["points"].get(method, {})
+            some = [b for b in budgets(entry, unit) if b in points]
+            if some:
+                kept = [float(b.partition("=")[2]) for b in some]
+                scores = [points[b]["accuracy"] for b in some]
+                style = {"a": "-", "h": "-."}.get(method[0], "--")
+                width = 2.4 if method.startswith("absorb") else 1.2
+                axes.plot([1, *kept], [entry["base"], *scores], style, color=colour, label=method, lw=width)
+        axes.set(title=TITLES[name], ylim=(0, None))
+        axes.set_xlabel("parameters kept" if unit == "params" else "neurons kept")
         axes.invert_xaxis()
         axes.spines[["top", "right"]].set_visible(False)
-    panels[0][0].set_ylabel("top-1, no data, no fine-tuning")
-    panels[0][-1].legend(frameon=False, fontsize=8)
+    panels[0][0].set_ylabel("top-1, no fine-tuning")
+    handles, labels = panels[0][0].get_legend_handles_labels()
+    figure.legend(handles, labels, frameon=False, fontsize=8, loc="lower center", ncols=5)
+    figure.subplots_adjust(bottom=0.3)
     save(figure, "compression.svg")
 
 

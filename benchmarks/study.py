@@ -1,0 +1,176 @@
+"""What each ingredient of absorption is worth: `python -m benchmarks.study [NETWORK ...]`, resumable.
+
+Every row takes one thing away from (or adds one thing to) the method as it is and measures again.
+Needs the checkpoints and images of `hope bench compression` (HOPE_DATA). `--write-readme` puts the table into
+the README.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+import torch
+from rich.progress import track
+
+import hope
+from benchmarks.compression import TITLES
+from benchmarks.readme import put
+from hope.bench import datasets
+from hope.bench.compression import known_task, write_results
+
+RESULTS = Path(__file__).with_name("study.json")
+POINTS = {
+    "cifar10-resnet20": ("density=0.7", "density=0.5"),
+    "cifar10-resnet56": ("density=0.7", "density=0.5"),
+    "keras-resnet50": ("params=0.65", "params=0.475"),
+}
+IMAGES = {"cifar10-resnet20": 2000, "cifar10-resnet56": 2000, "keras-resnet50": 200}
+
+
+def _no_span(covariance: torch.Tensor, keep: torch.Tensor, gone: torch.Tensor) -> torch.Tensor:
+    return torch.zeros(len(keep), len(gone), dtype=torch.float64)
+
+
+@contextmanager
+def _without(*what: str) -> Iterator[None]:
+    """The method with some ingredients taken out."""
+    from hope.encoder import absorption
+    from hope.planner import evictions, plan
+    from hope.surgery import absorb
+    from hope.surrogate import propagated, views
+
+    repair = absorb._repair
+
+    def no_repair(bn: Any, shift: Any, after: Any, before: Any) -> None:
+        repair(bn, shift, before, before)
+
+    def no_constants(bn: Any, shift: Any, after: Any, before: Any) -> None:
+        repair(bn, torch.zeros_like(shift), after, before)
+
+    def linear(self: Any) -> Any:
+        lost = [self.state.share * side.losses().clip(min=0) for side in self._sides]
+        cost = sum(lost)
+        position = int(cost.argmin())
+        neuron = self._remove(position, lost)
+        return absorption.Move(float(cost[position]), neuron, -1, self.count, self.capacity, None)
+
+    keys: dict[str, Callable[[], Any]] = {
+        "span": lambda: patch.object(absorb, "takeover", _no_span),
+        "constants": lambda: patch.object(absorb, "_repair", no_constants),
+        "repair": lambda: patch.object(absorb, "_repair", no_repair),
+        "propagation": lambda: patch.object(
+            propagated.Propagated, "_weigh", lambda self, position, op, x: _read_only(self, position, op, x)
+        ),
+        "crosses": lambda: patch.object(propagated.Propagated, "cross", lambda *_: None),
+        "q": lambda: patch.object(propagated, "DECAYS", (0.5,)),
+        "taps": lambda: patch.object(propagated, "DECAYS", (0.0,)),
+        "share": lambda: patch.object(plan.Plan, "_share", lambda *_: 1.0),
+        "log": lambda: patch.object(absorption.AbsorbPath, "step", linear),
+        "release": lambda: patch.object(views, "release", lambda *_: 1),
+        "judge": lambda: patch.object(evictions, "MARGIN", float("inf")),
+    }
+    with ExitStack() as stack:
+        for one in what:
+            stack.enter_context(keys[one]())
+        yield
+
+
+_weigh: Any = None
+
+
+def _read_only(self: Any, position: int, op: Any, x: Any) -> Any:
+    """What a weight reads is known, but what it writes is taken from its filters alone, as in the paper."""
+    _weigh(self, position, op, x)
+    return self._guess(op)
+
+
+ROWS: dict[str, tuple[tuple[str, ...], dict[str, Any]]] = {
+    "as it is": ((), {}),
+    "no survivors take over (constants only)": (("span",), {}),
+    "no constants": (("constants",), {}),
+    "no repair of BN variances": (("repair",), {}),
+    "correlations from the paper's pairwise warp": (("propagation",), {}),
+    "no covariance between branch and skip": (("crosses",), {}),
+    "one q = 0.5 for all layers": (("q",), {}),
+    "no correlation between taps": (("taps",), {}),
+    "cost without the branch's share": (("share",), {}),
+    "cost linear instead of logarithmic": (("log",), {}),
+    "cost not per parameter (J instead of J/ΔP)": (("release",), {}),
+    "no evictions": ((), {"evict": False}),
+    "moments dreamed": ((), {"calibration": "dream"}),
+    "moments of 96 images": ((), {"calibration": "images"}),
+}
+
+
+def run(names: list[str], folders: list[Path]) -> None:
+    global _weigh
+    from hope.surrogate.propagated import Propagated
+
+    _weigh = Propagated._weigh
+    results: dict[str, Any] = json.loads(RESULTS.read_text()) if RESULTS.is_file() else {}
+    for name in names:
+        task = known_task(name, folders, IMAGES[name])
+        entry = results.setdefault(name, {"images": len(task.images), "rows": {}})
+        anatomy = hope.inspect(task.model, task.example)
+        for row, (without, settings) in track(ROWS.items(), name):
+            if row in entry["rows"]:
+                continue
+            options = dict(settings)
+            if options.get("calibration") == "images":
+                options["calibration"] = list(torch.split(task.unlabelled, 32))
+            unit, _, low = POINTS[name][-1].partition("=")
+            options[unit] = float(low)
+            with _without(*without):
+                encoding = hope.encode(
+                    task.model, task.example, method="absorb", anatomy=anatomy, progress=False, **options
+                )
+                scores = {}
+                for point in POINTS[name]:
+                    small = encoding.at(**{unit: float(point.partition("=")[2])})
+                    scores[point] = datasets.accuracy(small, task.images, task.labels)
+            entry["rows"][row] = scores
+            write_results(RESULTS, results)
+
+
+def table() -> str:
+    results = json.loads(RESULTS.read_text())
+    names = [name for name in TITLES if name in results]
+    heads = [
+        f"{TITLES[name]} {point.replace('density', 'neurons')}" for name in names for point in POINTS[name]
+    ]
+    lines = ["| | " + " | ".join(heads) + " |", "|---" * (len(heads) + 1) + "|"]
+    for row in ROWS:
+        cells = [
+            f"{results[name]['rows'][row][point]:.3f}" if row in results[name]["rows"] else ""
+            for name in names
+            for point in POINTS[name]
+        ]
+        lines.append(f"| {row} | " + " | ".join(cells) + " |")
+    return "\n".join(lines) + "\n"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("networks", nargs="*", help="default: all")
+    parser.add_argument("--weights", type=Path, help="another folder with checkpoints")
+    parser.add_argument("--write-readme", action="store_true")
+    options = parser.parse_args()
+    if options.write_readme:
+        put("study", table())
+        return
+    data = Path(os.environ.get("HOPE_DATA", Path(__file__).resolve().parents[2] / "shared" / "data"))
+    run(options.networks or list(POINTS), [data, *([options.weights] if options.weights else [])])
+    print(table())
+
+
+if __name__ == "__main__":
+    main()
