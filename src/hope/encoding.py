@@ -28,7 +28,7 @@ from hope.planner.evictions import decide
 from hope.planner.judge import Judge
 from hope.planner.plan import METHODS, Plan
 from hope.surgery.operate import duplicate, operate
-from hope.surgery.store import save_trajectory
+from hope.surgery.store import Details, save_trajectory
 
 GRID, REFINEMENTS = 20, 6  # looks at a run's fidelity
 CHUNK = 256  # steps between two looks at the budget
@@ -50,6 +50,7 @@ class Encoding:
         left_alone: layers and blocks that the method could not price, with the reason.
         views: moments of what weights read, for absorption.
         notes: what else there is to know.
+        capacities: layer -> ‖f_i‖ of its neurons before the first step (a baseline's scores).
     """
 
     anatomy: Anatomy
@@ -61,6 +62,7 @@ class Encoding:
     notes: tuple[str, ...]
     original: nn.Module = field(repr=False)
     example: Example | None = field(repr=False)
+    capacities: Mapping[str, Sequence[float]] = field(default_factory=dict, repr=False)
 
     @cached_property
     def model(self) -> nn.Module:
@@ -106,8 +108,13 @@ class Encoding:
         """Neurons, parameters and MACs at the budget."""
         return self.trajectory.size(self.steps)
 
-    def save(self, folder: str | PathLike[str]) -> Path:
-        """Save the run: the trajectory as JSON, the compressed weights as safetensors."""
+    def save(self, folder: str | PathLike[str], *, source: Mapping[str, str] | None = None) -> Path:
+        """Save the run: the trajectory as JSON, the compressed weights as safetensors.
+
+        Args:
+            folder: where to.
+            source: "model", "weights" and "input" on the command line, for `hope report` to repeat.
+        """
         return save_trajectory(
             folder,
             self.original,
@@ -117,6 +124,7 @@ class Encoding:
             self.steps,
             self.method,
             self.views,
+            Details(self.capacities, self.left_alone, source or {}),
         )
 
     def __str__(self) -> str:
@@ -221,7 +229,16 @@ def encode(
     trajectory = _collect(plan, stream, unit, budget, progress)
     original = duplicate(model)
     encoding = Encoding(
-        anatomy, trajectory, 0, method, plan.left_alone, plan.views, tuple(plan.notes), original, example
+        anatomy,
+        trajectory,
+        0,
+        method,
+        plan.left_alone,
+        plan.views,
+        tuple(plan.notes),
+        original,
+        example,
+        _capacities(plan),
     )
     if unit == "fidelity":
         assert judge is not None
@@ -268,6 +285,10 @@ def capacities(
     return {state.name: state.capacities for state in plan.layers if isinstance(state, LayerState)}
 
 
+def _capacities(plan: Plan) -> dict[str, list[float]]:
+    return {s.name: s.capacities.tolist() for s in plan.layers if isinstance(s, LayerState)}
+
+
 def _check_options(method: str, merge: str | None, kernel: str, calibration: object) -> None:
     for name, value, known in (
         ("method", method, METHODS),
@@ -287,6 +308,7 @@ def _collect(
     actions: list[Action] = []
     costs: list[float] = []
     releases: list[int] = []
+    left: list[float] = []
     console = Console(stderr=True)
     show = console.is_terminal if progress is None else progress
     columns = (TextColumn("encoding"), BarColumn(), TextColumn("{task.percentage:.0f}%"), TimeElapsedColumn())
@@ -298,8 +320,9 @@ def _collect(
             actions += [plan.action(choice) for choice in some]
             costs += [choice.cost for choice in some]
             releases += [choice.release for choice in some]
+            left += [choice.move.capacity if choice.move else 0.0 for choice in some]
             table = sizes(plan.anatomy, actions)
-            trajectory = Trajectory(tuple(actions), tuple(costs), tuple(releases), table)
+            trajectory = Trajectory(tuple(actions), tuple(costs), tuple(releases), table, tuple(left))
             bar.update(task, completed=_progress(trajectory, unit, budget))
             if not some:
                 break
