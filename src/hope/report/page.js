@@ -16,7 +16,10 @@
     if (x === null || !isFinite(x)) return "∞";
     if (x === 0) return "0";
     const size = Math.abs(x);
-    if (size >= 1e5 || size < 1e-3) return x.toExponential(1).replace("e+", "e").replace("e", "·10^");
+    if (size >= 1e5 || size < 1e-3) {
+      const [digits, power] = x.toExponential(1).split("e");
+      return `${digits}·10${[...power.replace("+", "")].map((c) => (c === "-" ? "⁻" : "⁰¹²³⁴⁵⁶⁷⁸⁹"[c])).join("")}`;
+    }
     return x.toLocaleString("en-US", { maximumSignificantDigits: 3 });
   }
   function small(share) {
@@ -66,6 +69,7 @@
       for (const unit of Object.keys(UNITS)) this[unit] = sums(data[unit]);
       this.total = sums([0, ...data.costs.map((cost) => cost ?? 0)]);
       this.priced = data.costs.some((cost) => cost !== 0);
+      this.energy = data.layers.map((one) => (data.method === "absorb" ? 1 : one.capacities.reduce((sum, c) => sum + (c ?? 0), 0)));
       this.moves = data.layers.map(() => []); // per layer, its steps
       this.lost = data.layers.map(() => [0]); // neurons lost after so many of them
       this.release = new Float64Array(this.steps);
@@ -95,8 +99,7 @@
       if (this.isGone(layer, k)) return 0;
       const made = below(this.moves[layer], k);
       if (!made) return 1;
-      const known = this.layers[layer].capacities;
-      const before = this.method === "absorb" ? 1 : known.reduce((sum, c) => sum + (c ?? 0), 0);
+      const before = this.energy[layer];
       return before > 0 ? Math.max(0, Math.min(1, this.left[this.moves[layer][made - 1]] / before)) : null;
     }
     share(unit, k) { return this[unit][0] ? this[unit][k] / this[unit][0] : 1; }
@@ -131,7 +134,7 @@
     }
   }
   const RUNS = DATA.runs.map((data, number) => new Run(data, number));
-  let run = RUNS[0], step = 0, layer = 0, timer = null;
+  let run = RUNS[0], step = 0, layer = -1, timer = null;
 
   // ---- charts -------------------------------------------------------------------------------------
 
@@ -189,6 +192,7 @@
         svg.append(draw("text", { x: this.px(at), y: base + 17, "text-anchor": "middle" }, axis === "steps" ? count(at) : percent(at)));
       const mark = this.px(this.xOf(run, run.saved));
       svg.append(draw("line", { class: "saved", x1: mark, x2: mark, y1: EDGE.top, y2: base }));
+      svg.append(draw("text", { x: mark - 5, y: EDGE.top + 9, "text-anchor": "end" }, "saved"));
       for (const { of, value, tint, thin } of series) {
         const places = [], stride = Math.max(1, of.steps / 700);
         for (let k = 0; k < of.steps; k += stride) places.push(Math.round(k));
@@ -237,13 +241,14 @@
     legend($("legend-size"), several
       ? [...RUNS.map((one) => [tintOf(one), `${one.name}, ${UNITS[plotted[0].unit]} left`]), ...(measured.length ? [["--quiet", "dots: measured accuracy"]] : [])]
       : [...plotted.map((one) => [one.tint, `${UNITS[one.unit]} left`]), ...(measured.length ? [["--c5", "accuracy, measured"]] : [])]);
+    const alike = RUNS.filter((one) => one.method === run.method); // J of another method is on another scale
     costs.render({
-      axis, format: figure, top: Math.max(1e-12, ...RUNS.map((one) => one.total[one.steps])) * 1.04,
-      series: [...RUNS.filter((one) => one !== run), run].map((one) => ({ of: one, tint: tintOf(one), thin: one !== run, value: (k) => one.total[k] })),
+      axis, format: figure, top: Math.max(1e-12, ...alike.map((one) => one.total[one.steps])) * 1.04,
+      series: [...alike.filter((one) => one !== run), run].map((one) => ({ of: one, tint: tintOf(one), thin: one !== run, value: (k) => one.total[k] })),
       words: (k) => `J so far ${figure(run.total[k])}` + (k ? `\n${run.what(k - 1)}: ${figure(run.costs[k - 1])}` : ""),
     });
-    legend($("legend-cost"), several ? RUNS.map((one) => [tintOf(one), one.name]) : []);
-    $("scale-note").hidden = new Set(RUNS.map((one) => one.method)).size < 2;
+    legend($("legend-cost"), several ? alike.map((one) => [tintOf(one), one.name]) : []);
+    $("scale-note").hidden = alike.length === RUNS.length;
   }
   function said(k) {
     const point = run.accuracyAt(k);
@@ -282,17 +287,14 @@
       pen.fillRect((column * wide) / columns, row * each, wide / columns + 0.6, each - (each > 5 ? 1 : 0));
     }
     pen.globalAlpha = 1;
-    picture = { each, rows, wide, columns, image: pen.getImageData(0, 0, canvas.width, canvas.height) };
+    picture = { each, rows };
     mapCursor();
   }
   function mapCursor() {
     if (!picture) return;
-    const pen = $("map").getContext("2d"), tall = picture.rows * picture.each;
-    pen.putImageData(picture.image, 0, 0);
-    const at = ((step + 0.5) / (run.steps + 1)) * picture.wide;
-    pen.fillStyle = colour("--cursor"); pen.fillRect(at - 0.75, 0, 1.5, tall);
-    pen.strokeStyle = colour("--cursor"); pen.lineWidth = 1;
-    if (run.layers.length) pen.strokeRect(0.5, layer * picture.each + 0.5, picture.wide - 1, picture.each - 1);
+    $("map-step").style.left = (100 * (step + 0.5)) / (run.steps + 1) + "%";
+    $("map-layer").style.top = layer * picture.each + "px";
+    $("map-layer").style.height = picture.each + "px";
   }
   function mapSpot(event) {
     const box = $("map").getBoundingClientRect();
@@ -392,7 +394,7 @@
     $("spectrum-title").textContent = known ? (run.baseline ? "Scores, sorted" : "Capacity spectrum: ‖f‖ of each neuron, sorted") : "Cost J at which each neuron leaves, sorted";
     $("spectrum-note").textContent = known ? "As they were in the original network." :
       (run.method === "absorb" ? "Absorption has no capacities" : "This run was saved without capacities") + ", so the spectrum is drawn from the costs at which neurons leave" +
-      (entries.length < one.neurons ? `; ${plural(one.neurons - entries.length, "neuron")} never left.` : ".");
+      (entries.length < one.neurons ? `; ${plural(one.neurons - entries.length, "neuron")} never left by an action of its own.` : ".");
     const wide = 420, tall = 130, top = Math.max(1e-12, ...entries.map((e) => e[1])), each = (wide - 8) / Math.max(1, entries.length);
     svg.setAttribute("viewBox", `0 0 ${wide} ${tall}`);
     const paths = { stay: "", p: "", m: "", a: "", e: "" };
@@ -512,9 +514,9 @@
   function show(number, k) {
     stop();
     run = RUNS[number]; step = Math.max(0, Math.min(run.steps, k));
-    layer = Math.min(layer, Math.max(0, run.layers.length - 1));
+    if (layer < 0 || layer >= run.layers.length) layer = run.moves.reduce((best, moves, n) => (moves.length > run.moves[best].length ? n : best), 0);
     $("title").textContent = run.model;
-    $("subtitle").textContent = `made smaller by ${run.method}${RUNS.length > 1 ? ` (${run.name})` : ""}: ${plural(run.steps, "step")}, saved after ${count(run.saved)}`;
+    $("subtitle").textContent = `made smaller by ${run.method}${RUNS.length > 1 && run.name !== run.method ? ` (${run.name})` : ""}: ${plural(run.steps, "step")}, saved after ${count(run.saved)}`;
     $("total").textContent = count(run.steps);
     $("slider").max = String(run.steps);
     network(); strip(); map(); curves(); alone(); go(step, true);
@@ -526,8 +528,16 @@
       return node;
     };
     const parts = [];
-    if (run.skipped.length) parts.push(table([["what"], ["kind"], ["outputs", true], ["why"]], run.skipped));
-    if (run.leftAlone.length) parts.push(make("h3", {}, `Left alone by ${run.method}`), table([["what"], ["why"]], run.leftAlone));
+    const together = (list, same) => { // one row per reason
+      const found = new Map();
+      for (const one of list) { const key = JSON.stringify(same(one)); if (!found.has(key)) found.set(key, []); found.get(key).push(one); }
+      return [...found.values()];
+    };
+    const names = (list) => list.map((one) => one[0]).join(", ");
+    if (run.skipped.length) parts.push(table([["what"], ["kind"], ["outputs", true], ["why"]],
+      together(run.skipped, ([, kind, , why]) => [kind, why]).map((list) => [names(list), list[0][1], count(list.reduce((sum, one) => sum + one[2], 0)), list[0][3]])));
+    if (run.leftAlone.length) parts.push(make("h3", {}, `Left alone by ${run.method}`),
+      table([["what"], ["why"]], together(run.leftAlone, ([, why]) => why).map((list) => [names(list), list[0][1]])));
     if (!parts.length) parts.push(make("p", { class: "quiet" }, "Nothing: all of the network can be compressed."));
     $("alone").replaceChildren(...parts);
   }

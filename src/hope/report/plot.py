@@ -75,7 +75,8 @@ def draw(runs: Sequence[Run], accuracies: Sequence[Sequence[tuple[int, float]]] 
             steps, values = zip(*accuracies[number], strict=True)
             axes[2].plot(100 * shares[list(steps), 1], values, "o-", color=colour, markersize=3.5, label=name)
     axes[0].set(xlabel="steps", ylabel="% of parameters left" if len(runs) > 1 else "% left", ylim=(0, 102))
-    axes[1].set(xlabel="% of parameters left", ylabel="distortion (sum of J)")
+    scales = "; scales differ" if len({run.method for run in runs}) > 1 else ""
+    axes[1].set(xlabel="% of parameters left", ylabel=f"distortion (sum of J{scales})")
     axes[1].invert_xaxis()
     axes[0].legend(frameon=False)
     if measured:
