@@ -326,7 +326,7 @@
     let holder = box, current = null;
     const group = (number) => {
       const note = make("em", {}), name = make("div", { class: "name" }, run.blocks[number].name, note);
-      const node = make("div", { class: "group" }, name);
+      const node = make("div", { class: "group", title: run.blocks[number].name }, name);
       box.append(node); groups.push({ node, note, number });
       return node;
     };
