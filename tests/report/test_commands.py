@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import json
+import shlex
 import sys
 from pathlib import Path
 
 import pytest
+from safetensors.torch import load_file
 
 from hope.cli.main import main
 from hope.surgery import store
+from tests.report.test_page import embedded, widths
 
 
 def test_report_writes_one_page_of_several_runs(
@@ -40,8 +43,12 @@ def test_encode_can_report_and_knows_the_command(
     arguments = ["net.py:build", "--weights", weights, "--input", "1x1x8x8", "--steps", "5", "--out", "run"]
     assert main(["encode", *arguments, "--report"]) == 0
     assert "run/report.html" in capsys.readouterr().out
-    data = (tmp_path / "run" / "report.html").read_text()
-    assert "hope extract run net.py:build" in data
+    (data,) = embedded((tmp_path / "run" / "report.html").read_text())["runs"]
+    command = f"{data['command']['before']} --steps 3 {data['command']['after']}"
+    assert main(shlex.split(command)[1:]) == 0
+    small = load_file(tmp_path / "small.safetensors")
+    assert all(small[f"{name}.weight"].shape[0] == width for name, width in widths(data, 3).items() if width)
+    assert main(shlex.split(data["command"]["saved"])[1:]) == 0
     assert main(["encode", *arguments, "--resume", "--report", "other.html"]) == 0
     assert (tmp_path / "other.html").is_file()
 
