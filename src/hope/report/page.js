@@ -119,7 +119,7 @@
         return `Its branch writes little of what flows on beside it, and ${plural(this.release[t], "parameter")} go at once.`;
       if (kind === "e") {
         const left = this.blocks[target].layers.reduce((sum, layer) => sum + this.width(layer, t), 0);
-        return `What its ${plural(left, "neuron")} still add is small beside what the skip carries, and ${plural(this.release[t], "parameter")} go at once.`;
+        return `What its branch of ${plural(left, "neuron")} still adds is small beside what the skip carries, and ${plural(this.release[t], "parameter")} go at once.`;
       }
       const n = this.width(target, t);
       if (this.baseline) return `Its score, ${figure(cost)}, is the lowest that is left in the network.`;
@@ -138,7 +138,7 @@
 
   // ---- charts -------------------------------------------------------------------------------------
 
-  const WIDE = 640, EDGE = { left: 44, right: 12, top: 10, bottom: 24 };
+  const WIDE = 640, EDGE = { left: 44, right: 12, top: 18, bottom: 24 };
   function ticks(low, high, most) {
     const rough = (high - low) / most || 1, power = 10 ** Math.floor(Math.log10(rough));
     const size = [1, 2, 5, 10].map((m) => m * power).find((m) => m >= rough);
@@ -192,7 +192,7 @@
         svg.append(draw("text", { x: this.px(at), y: base + 17, "text-anchor": "middle" }, axis === "steps" ? count(at) : percent(at)));
       const mark = this.px(this.xOf(run, run.saved));
       svg.append(draw("line", { class: "saved", x1: mark, x2: mark, y1: EDGE.top, y2: base }));
-      svg.append(draw("text", { x: mark - 5, y: EDGE.top + 9, "text-anchor": "end" }, "saved"));
+      svg.append(draw("text", { x: Math.min(mark, this.wide - 18), y: 11, "text-anchor": "middle" }, "saved"));
       for (const { of, value, tint, thin } of series) {
         const places = [], stride = Math.max(1, of.steps / 700);
         for (let k = 0; k < of.steps; k += stride) places.push(Math.round(k));
@@ -450,8 +450,10 @@
     const whole = run.total[run.steps];
     entries.push([figure(run.total[step]), "distortion so far", run.priced ? "sum of J" : "no prices: made by hand", whole ? run.total[step] / whole : 0]);
     if (run.accuracy.length) {
-      const point = run.accuracyAt(step);
-      entries.push(point ? [percent1(point[1]), "accuracy", `measured at step ${count(point[0])}`, point[1]] : ["–", "accuracy", "not measured so early", 0]);
+      const point = run.accuracyAt(step), after = run.accuracy.find(([k]) => k > step);
+      if (point && point[0] === step) entries.push([percent1(point[1]), "accuracy", "measured here", point[1]]);
+      else if (point && after) entries.push([`${(100 * point[1]).toFixed(0)} … ${percent(after[1])}`, "accuracy", `measured at steps ${count(point[0])} and ${count(after[0])}`, Math.min(point[1], after[1])]);
+      else { const near = point ?? after; entries.push([percent1(near[1]), "accuracy", `measured at step ${count(near[0])}, not here`, near[1]]); }
     }
     $("tiles").replaceChildren(...entries.map(([value, name, more, share]) =>
       make("div", { class: "tile" }, make("b", {}, value), make("span", {}, name), make("br"), make("span", {}, more), make("i", { style: { "--share": 100 * share + "%" } }))));
