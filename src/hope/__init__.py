@@ -17,6 +17,7 @@ from hope.inspection import inspect
 from hope.planner.judge import fidelity
 from hope.planner.probes import dream
 from hope.surgery.operate import cut
+from hope.surgery.recalibrate import recalibrate_bn
 from hope.surgery.store import load
 from hope.surgery.store import save_run as save
 
@@ -42,5 +43,6 @@ __all__ = [
     "fidelity",
     "inspect",
     "load",
+    "recalibrate_bn",
     "save",
 ]

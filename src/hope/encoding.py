@@ -25,8 +25,9 @@ from hope.encoder.trajectory import UNITS, Trajectory, allowed, one_budget, size
 from hope.errors import HopeError
 from hope.inspection import inspect
 from hope.planner.evictions import decide
-from hope.planner.judge import Judge
+from hope.planner.judge import Judge, images_for
 from hope.planner.plan import METHODS, Plan
+from hope.planner.probes import dream
 from hope.surgery.operate import duplicate, operate
 from hope.surgery.store import Details, save_trajectory
 
@@ -91,7 +92,8 @@ class Encoding:
     @cached_property
     def judge(self) -> Judge:
         """Compares networks with the original, without data."""
-        return Judge(self.original, self.example, self.anatomy.program)
+        count = images_for(self.anatomy.size().macs)
+        return Judge(self.original, self.example, self.anatomy.program, count)
 
     @cached_property
     def fidelity(self) -> float:
@@ -168,7 +170,7 @@ def encode(
     evict: bool = True,
     static_release: bool = True,
     exclude: Sequence[str] = (),
-    calibration: Iterable[Any] | None = None,
+    calibration: Iterable[Any] | str | None = None,
     executor: Executor | None = None,
     anatomy: Anatomy | None = None,
     progress: bool | None = None,
@@ -194,7 +196,8 @@ def encode(
         evict: whether residual blocks may be evicted.
         static_release: rank actions by what they release in the original network, as the paper does.
         exclude: patterns (`*`, `?`) of module names that must stay untouched, inputs and outputs.
-        calibration: a few unlabelled batches, to measure moments instead of deriving them (absorb only).
+        calibration: a few unlabelled batches, to measure moments instead of deriving them (absorb only); or
+            "dream": still without data, measured on what `hope.dream` makes up. Slower and more accurate.
         executor: any `concurrent.futures.Executor` to work out the layers' paths on; the result is the same.
         anatomy: what `hope.inspect` returned, to save reading the model again.
         progress: show a progress bar; by default on a terminal only.
@@ -217,12 +220,13 @@ def encode(
     _check_options(method, merge, kernel, calibration)
     if anatomy is None:
         anatomy = inspect(model, example, progress=progress)
-    plan = Plan(model, anatomy, method, evict=evict, exclude=exclude, calibration=calibration)
+    batches = dream(model, example, progress=progress) if isinstance(calibration, str) else calibration
+    plan = Plan(model, anatomy, method, evict=evict, exclude=exclude, calibration=batches)
     plan.check(unit, budget)
     stream = plan.stream(merge=merge, kernel=kernel, executor=executor, static_release=static_release)
     judge: Judge | None = None
     if unit == "fidelity" or (method == "absorb" and plan.blocks):
-        judge = Judge(model, example, anatomy.program)
+        judge = Judge(model, example, anatomy.program, images_for(anatomy.size().macs))
     if method == "absorb" and plan.blocks:
         assert judge is not None
         stream = iter(decide(model, plan, list(stream), judge, progress=progress))
@@ -299,6 +303,8 @@ def _check_options(method: str, merge: str | None, kernel: str, calibration: obj
             raise UnknownMethod(f"there is no {name} {value!r}: choose from {', '.join(map(str, known))}")
     if calibration is not None and method != "absorb":
         raise UnknownMethod(f'method {method!r} uses no calibration: choose method="absorb"')
+    if isinstance(calibration, str) and calibration != "dream":
+        raise UnknownMethod(f'calibration {calibration!r} is not known: give batches of inputs, or "dream"')
 
 
 def _collect(

@@ -40,8 +40,11 @@ def cifar10(folder: Path, count: int) -> tuple[Tensor, Tensor]:
     return ((pixels.float() / 255 - mean) / deviation).permute(0, 3, 1, 2).contiguous(), labels
 
 
-def imagenet(folder: Path, count: int) -> tuple[Tensor, Tensor]:
-    """Images `imagenet-val-1k/NNNN.jpg`, spread evenly over the classes, as Keras' ResNet-50 expects them."""
+def imagenet(folder: Path, count: int, offset: int = 0) -> tuple[Tensor, Tensor]:
+    """Images `imagenet-val-1k/NNNN.jpg`, spread evenly over the classes, as Keras' ResNet-50 expects them.
+
+    With an offset of 1 to 3, others than the 250 without one.
+    """
     try:
         from PIL import Image
     except ImportError as error:
@@ -49,7 +52,8 @@ def imagenet(folder: Path, count: int) -> tuple[Tensor, Tensor]:
     paths = sorted((folder / "imagenet-val-1k").glob("*.jpg"))
     if not paths:
         raise MissingData(f"there are no images in {folder / 'imagenet-val-1k'}")
-    chosen = [paths[i * len(paths) // count] for i in range(min(count, len(paths)))]
+    places = [i * len(paths) // count for i in range(min(count, len(paths)))]
+    chosen = [paths[place // 4 * 4 + offset if offset else place] for place in places]
     pixels = [torch.from_numpy(np.array(Image.open(path).convert("RGB"), dtype=np.uint8)) for path in chosen]
     mean = torch.tensor([123.68, 116.779, 103.939])
     images = (torch.stack(pixels).float() - mean).permute(0, 3, 1, 2).contiguous()

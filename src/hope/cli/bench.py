@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from hope.anatomy.table import grid, text
-from hope.bench import speed
+from hope.bench import compression, networks, speed
+from hope.bench.datasets import MissingData
 
 WIDTHS = (256, 512, 1024, 2048, 4096, 8192)
 
@@ -18,7 +21,7 @@ WIDTHS = (256, 512, 1024, 2048, 4096, 8192)
 def register(commands: Any) -> None:
     """Add the command."""
     parser: argparse.ArgumentParser = commands.add_parser(
-        "bench", help="measure speed", description="Measurements."
+        "bench", help="measure compression or speed", description="Measurements."
     )
     kinds = parser.add_subparsers(dest="kind", required=True, metavar="KIND")
     one = kinds.add_parser(
@@ -27,10 +30,81 @@ def register(commands: Any) -> None:
     one.add_argument("--widths", type=int, nargs="*", default=list(WIDTHS), help="layer widths to measure")
     one.add_argument("--out", metavar="FILE", help="write the figures as JSON")
     one.add_argument("--layer", type=int, help=argparse.SUPPRESS)
-    one.set_defaults(run=run)
+    one.set_defaults(run=run_speed)
+    _register_compression(kinds)
 
 
-def run(options: argparse.Namespace) -> None:
+def _register_compression(kinds: Any) -> None:
+    parser: argparse.ArgumentParser = kinds.add_parser(
+        "compression",
+        help="accuracy against size: networks × methods × budgets",
+        description="Compress real networks with every method and measure their accuracy, without data, and "
+        "again after BN re-estimation on 96 unlabelled images. Every point is saved at once; started again, "
+        "the command goes on where it stopped.",
+        epilog="example: hope bench compression cifar10-resnet20 --data data/ --out results.json",
+    )
+    parser.add_argument(
+        "networks",
+        nargs="*",
+        metavar="NETWORK",
+        help=f"of {', '.join(networks.CHECKPOINTS)} (default: all)",
+    )
+    parser.add_argument("--data", metavar="FOLDER", help="checkpoints and images (default: $HOPE_DATA)")
+    parser.add_argument("--weights", metavar="FOLDER", help="another folder with checkpoints")
+    parser.add_argument("--methods", nargs="*", metavar="METHOD", help="default: all")
+    parser.add_argument("--images", type=int, help="how many images to measure on")
+    parser.add_argument("--out", metavar="FILE", default="compression.json", help="default: %(default)s")
+    parser.set_defaults(run=run_compression)
+
+
+def run_compression(options: argparse.Namespace) -> None:
+    """Measure what is missing, print what there is."""
+    place = options.data or os.environ.get("HOPE_DATA")
+    if not place or not Path(place).is_dir():
+        raise MissingData(
+            "there is no data: give --data FOLDER or set HOPE_DATA (which files it needs: docs/benchmarks.md)"
+        )
+    folders = [Path(place), *([Path(options.weights)] if options.weights else [])]
+    for names, known, what in (
+        (options.networks, networks.CHECKPOINTS, "network"),
+        (options.methods or [], compression.METHODS, "method"),
+    ):
+        for name in names:
+            if name not in known:
+                raise compression.UnusableResults(
+                    f"there is no {what} {name!r}: choose from {', '.join(known)}"
+                )
+    tasks = [
+        partial(compression.known_task, name, folders, options.images)
+        for name in (options.networks or networks.CHECKPOINTS)
+    ]
+    methods = options.methods or list(compression.METHODS)
+    results = compression.run(tasks, Path(options.out), methods=methods)
+    print(text(*tables(results)))
+
+
+def tables(results: dict[str, Any]) -> list[object]:
+    """Results as tables, one per network and unit."""
+    parts: list[object] = []
+    for name, entry in results["networks"].items():
+        for unit, words in (("density", "neurons kept"), ("params", "parameters kept")):
+            budgets = sorted(
+                {b for points in entry["points"].values() for b in points if b.startswith(unit)},
+                reverse=True,
+            )
+            if budgets:
+                columns = [budget.partition("=")[2] for budget in budgets]
+                base = f"base {entry['base']:.3f}, {entry['images']:,} images"
+                table = grid(f"{name}: {base}; {words}", " method", *columns)
+                for method, points in entry["points"].items():
+                    scores = [f"{points[b]['accuracy']:.3f}" if b in points else "" for b in budgets]
+                    if any(scores):
+                        table.add_row(method, *scores)
+                parts += [table, ""]
+    return parts
+
+
+def run_speed(options: argparse.Namespace) -> None:
     """Measure, print, and write. Every width runs in a process of its own, so that its peak memory is its
     own.
     """

@@ -1,9 +1,10 @@
 """Which branches go under absorption, and when: whole plans are compared by the judge.
 
 An additive price misleads here: giving up a late branch costs much of a stream's variance and little of what
-the network says. So at each of a few sizes the program tries to evict one more block, absorbing less
-elsewhere to come to the same size, and keeps what the judge finds better. What is decided does not depend on
-the budget that was asked for: it is woven into the one trajectory that answers all budgets.
+the network says. So at each of a few sizes the program tries to evict one more block and looks at the network
+that is left. Going on with absorption instead would pass through all sizes in between, so the eviction must
+be better than what absorption has on average over that gap. What is decided does not depend on the budget
+that was asked for: it is woven into the one trajectory that answers all budgets.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from hope.surgery.operate import duplicate, operate
 
 LEVELS = (0.9, 0.8, 0.7, 0.6, 0.5, 0.4, 0.3, 0.2, 0.1)  # of the parameters, where plans are compared
 TRIED = 3  # blocks that are tried at a level, the most promising first
+MARGIN = 0.9  # the judge is kind to evictions: one must leave less than this of the loss of fidelity
 
 
 def decide(
@@ -30,43 +32,44 @@ def decide(
 ) -> list[Choice]:
     """The absorptions of a run with evictions woven in.
 
-    At most (1 + TRIED) networks are looked at per level, and TRIED more after each eviction.
+    At most 1 + 2·TRIED networks are looked at per level, and as many more after each eviction.
 
     Args:
         sequence: the run's absorptions in order, without evictions.
     """
-    choice = _Weaver(plan, sequence)
+    weaver = _Weaver(plan, sequence)
     evicted: list[tuple[int, int]] = []  # (position in the sequence, block)
-    start = 0
+    woven = weaver.weave(evicted)
     floor = _least(plan)
     levels = [level for level in LEVELS if level > floor]
     console = Console(stderr=True)
     show = console.is_terminal if progress is None else progress
+
+    def loss(steps: Sequence[Choice]) -> float:
+        return 1 - judge(weaver.network(model, steps))
+
     with Progress(console=console, transient=True, disable=not show) as bar:
         task = bar.add_task("which blocks to evict", total=len(levels))
         for level in levels:
-            woven = choice.weave(evicted)
-            reached = choice.reach(woven, level)
-            if reached is None:
-                break
-            best = judge(choice.network(model, woven[:reached]))
-            while True:
-                found = None
-                for block in choice.candidates(evicted, woven[:reached])[:TRIED]:
-                    trial = [*evicted, (start, block)]
-                    other = choice.weave(trial)
-                    there = choice.reach(other, level)
-                    if there is None:
+            reached = weaver.reach(woven, level)
+            while reached is not None:
+                here = weaver.position(woven[:reached])
+                before, found, least = loss(woven[:reached]), None, math.inf
+                for block in weaver.candidates(evicted, woven[:reached])[:TRIED]:
+                    trial = [*evicted, (here, block)]
+                    other = weaver.weave(trial)
+                    same = weaver.same_size(other[: reached + 1], woven)
+                    if same is None:
                         continue
-                    score = judge(choice.network(model, other[:there]))
-                    if score > best:
-                        best, found = score, (trial, other, there)
+                    after = loss(other[: reached + 1])
+                    gap = (before + loss(woven[:same])) / 2
+                    if after < MARGIN * gap and after / gap < least:
+                        least, found = after / gap, (trial, other)
                 if found is None:
                     break
-                evicted, woven, reached = found
-            start = choice.position(woven[:reached])
+                (evicted, woven), reached = found, reached + 1
             bar.advance(task)
-    return choice.weave(evicted)
+    return woven
 
 
 class _Weaver:
@@ -100,6 +103,13 @@ class _Weaver:
         """How many steps come down to a share of the parameters; None if all do not."""
         table = sizes(self.plan.anatomy, [self.plan.action(choice) for choice in woven])[:, 1]
         met = (table <= level * table[0]).nonzero()[0]
+        return int(met[0]) if len(met) else None
+
+    def same_size(self, steps: Sequence[Choice], woven: Sequence[Choice]) -> int | None:
+        """How many steps of a run come to the size of another network; None if it never gets there."""
+        size = int(sizes(self.plan.anatomy, [self.plan.action(choice) for choice in steps])[-1, 1])
+        table = sizes(self.plan.anatomy, [self.plan.action(choice) for choice in woven])[:, 1]
+        met = (table <= size).nonzero()[0]
         return int(met[0]) if len(met) else None
 
     def position(self, woven: Sequence[Choice]) -> int:

@@ -19,6 +19,16 @@ from hope.errors import InvalidExample
 from hope.planner.probes import probes
 
 IMAGES = 32
+LEAST_IMAGES, WORK = 8, 6.4e10  # fewer images for large networks: so many multiply-accumulates a look
+
+
+def images_for(macs: int) -> int:
+    """How many probes a network of this size is looked at with.
+
+    >>> images_for(40_000_000), images_for(4_100_000_000)
+    (32, 15)
+    """
+    return int(min(IMAGES, max(LEAST_IMAGES, WORK / max(1, macs))))
 
 
 class Judge:

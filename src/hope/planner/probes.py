@@ -78,8 +78,8 @@ def dream(
     model: nn.Module,
     example: Example | None = None,
     *,
-    count: int = 96,
-    steps: int = 100,
+    count: int = 32,
+    steps: int = 40,
     seed: int = 0,
     progress: bool | None = None,
 ) -> list[tuple[Any, ...] | dict[str, Any]]:

@@ -1,0 +1,217 @@
+"""Accuracy without data and without fine-tuning, against what is kept: networks × methods × budgets.
+
+Every finished point is written at once, so an interrupted run goes on where it stopped. A point is one
+compressed network: its accuracy with a 95% interval, the same after BN re-estimation on a few unlabelled
+images, its size, its action mix, and the judge's fidelity.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich.console import Console
+from rich.progress import Progress
+from torch import Tensor, nn
+
+from hope._version import __version__
+from hope.anatomy.anatomy import Anatomy
+from hope.bench import datasets, networks, peers
+from hope.encoding import Encoding, encode
+from hope.errors import HopeError
+from hope.inspection import inspect
+from hope.planner.judge import Judge, images_for
+from hope.surgery.recalibrate import recalibrate_bn
+
+FORMAT, VERSION = "hope-bench-compression", 1
+DENSITIES = tuple(f"density={d}" for d in (0.9, 0.8, 0.7, 0.6, 0.5, 0.4, 0.3))
+SHARES = tuple(f"params={p}" for p in (0.825, 0.65, 0.56, 0.475, 0.4))
+METHODS: dict[str, dict[str, Any]] = {
+    "absorb": {"method": "absorb"},
+    "absorb, dreamed": {"method": "absorb", "calibration": "dream"},
+    "absorb, 96 images": {"method": "absorb", "calibration": "images"},
+    "hope": {},
+    "hope, merge=sum": {"merge": "sum"},
+    "hope, no eviction": {"evict": False},
+    "hope, live ΔP": {"static_release": False},
+    "l1-in": {"method": "l1-in"},
+    "l1-joint": {"method": "l1-joint"},
+    "bn-scale": {"method": "bn-scale"},
+    "random": {"method": "random"},
+    **{name: {"peer": name} for name in peers.NAMES},
+}
+
+
+class UnusableResults(HopeError):
+    """A results file cannot be gone on with."""
+
+
+@dataclass(frozen=True)
+class Task:
+    """A network with images to measure it on.
+
+    Attributes:
+        name: what the results call it.
+        model: in evaluation mode.
+        example: an input.
+        images, labels: to measure on.
+        unlabelled: 96 others, for calibration and BN re-estimation.
+        budgets: "unit=value".
+    """
+
+    name: str
+    model: nn.Module
+    example: Tensor
+    images: Tensor
+    labels: Tensor
+    unlabelled: Tensor
+    budgets: tuple[str, ...]
+
+
+def known_task(name: str, folders: Sequence[Path], count: int | None = None) -> Task:
+    """One of the benchmark's own networks."""
+    model = networks.trained(name, *folders)
+    if name == "keras-resnet50":
+        images, labels = datasets.imagenet(folders[0], count or 250)
+        unlabelled, _ = datasets.imagenet(folders[0], 96, offset=2)
+        return Task(name, model, images[:1], images, labels, unlabelled, SHARES)
+    images, labels = datasets.cifar10(folders[0], 5000)
+    count = count or 2000
+    return Task(name, model, images[:1], images[:count], labels[:count], images[-96:], DENSITIES)
+
+
+def read_results(path: Path) -> dict[str, Any]:
+    """Results so far; empty if there are none."""
+    if not path.is_file():
+        return {"format": FORMAT, "version": VERSION, "networks": {}}
+    try:
+        results: dict[str, Any] = json.loads(path.read_text())
+    except ValueError as error:
+        raise UnusableResults(f"{path} is not JSON: move it away and start again") from error
+    if results.get("format") != FORMAT or results.get("version") != VERSION:
+        raise UnusableResults(
+            f"{path} is not a results file of this version (expected {FORMAT} {VERSION}, found "
+            f"{results.get('format')} {results.get('version')}): move it away and start again"
+        )
+    return results
+
+
+def write_results(path: Path, results: Mapping[str, Any]) -> None:
+    """All or nothing."""
+    part = path.with_name(f".{path.name}.part")
+    part.write_text(json.dumps(results, indent=1, sort_keys=True) + "\n")
+    os.replace(part, path)
+
+
+def interval(share: float, count: int) -> float:
+    """Half the width of a 95% interval of a share."""
+    return float(1.96 * (share * (1 - share) / count) ** 0.5)
+
+
+def run(
+    tasks: Sequence[Callable[[], Task]],
+    path: Path,
+    *,
+    methods: Sequence[str] = tuple(METHODS),
+    progress: bool | None = None,
+) -> dict[str, Any]:
+    """Measure what is not in the results yet."""
+    results = read_results(path)
+    results["versions"] = {
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "hope": __version__,
+    }
+    console = Console(stderr=True)
+    show = console.is_terminal if progress is None else progress
+    with Progress(console=console, disable=not show) as bar:
+        for make in tasks:
+            _network(make(), results, path, methods, bar)
+    return results
+
+
+def _network(task: Task, results: dict[str, Any], path: Path, methods: Sequence[str], bar: Progress) -> None:
+    entry = results["networks"].setdefault(task.name, {"images": len(task.images), "points": {}})
+    if entry["images"] != len(task.images):
+        raise UnusableResults(
+            f"{path} has {task.name} on {entry['images']:,} images, not {len(task.images):,}: give the same "
+            "number, or another --out"
+        )
+    if "base" not in entry:
+        entry["base"] = datasets.accuracy(task.model, task.images, task.labels)
+        write_results(path, results)
+    anatomy = inspect(task.model, task.example, progress=False)
+    judge: Judge | None = None
+    line = bar.add_task(task.name, total=len(methods) * len(task.budgets))
+    for method in methods:
+        points = entry["points"].setdefault(method, {})
+        missing = [budget for budget in task.budgets if budget not in points]
+        bar.advance(line, len(task.budgets) - len(missing))
+        if not missing:
+            continue
+        if judge is None:
+            judge = Judge(task.model, task.example, anatomy.program, images_for(anatomy.size().macs))
+        start = time.perf_counter()
+        networks_at = _compressed(task, anatomy, METHODS[method], missing)
+        seconds = time.perf_counter() - start
+        for budget in missing:
+            small, facts = networks_at(budget)
+            score = datasets.accuracy(small, task.images, task.labels)
+            again = recalibrate_bn(small, torch.split(task.unlabelled, 32))
+            points[budget] = {
+                "accuracy": score,
+                "interval": interval(score, len(task.images)),
+                "recalibrated": datasets.accuracy(again, task.images, task.labels),
+                "fidelity": judge(small),
+                "seconds": seconds,
+                **facts,
+            }
+            write_results(path, results)
+            bar.advance(line)
+
+
+def _compressed(
+    task: Task, anatomy: Anatomy, settings: Mapping[str, Any], budgets: Sequence[str]
+) -> Callable[[str], tuple[nn.Module, dict[str, Any]]]:
+    """budget -> (network, facts); what all budgets share is done once."""
+    if "peer" in settings:
+        return peers.compressed(settings["peer"], task.model, task.example, anatomy)
+    options = dict(settings)
+    if options.get("calibration") == "images":
+        options["calibration"] = list(torch.split(task.unlabelled, 32))
+    unit, value = _lowest(budgets)
+    options |= {unit: value, "anatomy": anatomy, "progress": False}
+    encoding = encode(task.model, task.example, **options)
+
+    def at(budget: str) -> tuple[nn.Module, dict[str, Any]]:
+        return _moment(encoding, budget)
+
+    return at
+
+
+def _lowest(budgets: Sequence[str]) -> tuple[str, float]:
+    """A budget that takes a run far enough for all of them."""
+    values = [float(budget.partition("=")[2]) for budget in budgets]
+    units = {budget.partition("=")[0] for budget in budgets}
+    return ("density", 0.1) if len(units) > 1 else (units.pop(), min(values))
+
+
+def _moment(encoding: Encoding, budget: str) -> tuple[nn.Module, dict[str, Any]]:
+    unit, _, value = budget.partition("=")
+    trajectory = encoding.trajectory
+    steps = trajectory.steps_to(unit, float(value))
+    before, after = trajectory.size(0), trajectory.size(steps)
+    facts = {
+        "neurons": after.neurons / before.neurons,
+        "parameters": after.parameters / before.parameters,
+        "macs": after.macs / before.macs,
+        "mix": trajectory.mix(steps),
+    }
+    return encoding.at(steps=steps), facts

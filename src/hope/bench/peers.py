@@ -1,0 +1,87 @@
+"""An outside peer: Torch-Pruning's data-free criteria, with its own grouping (an optional extra)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from torch import Tensor, nn
+
+from hope.anatomy.anatomy import Anatomy
+from hope.errors import HopeError
+from hope.surgery.operate import duplicate
+
+NAMES = ("torch-pruning magnitude", "torch-pruning BN scale", "torch-pruning LAMP", "torch-pruning FPGM")
+STEPS = 200  # how finely the ratio is raised
+
+
+class MissingPeer(HopeError):
+    """Torch-Pruning is not installed."""
+
+
+def _importance(name: str) -> Any:
+    try:
+        import torch_pruning as tp
+    except ImportError as error:
+        raise MissingPeer(
+            f"{name} needs Torch-Pruning: pip install 'hope-encoding[peers]', or leave the method out"
+        ) from error
+    kinds = {
+        "magnitude": tp.importance.GroupMagnitudeImportance,
+        "BN scale": tp.importance.BNScaleImportance,
+        "LAMP": tp.importance.LAMPImportance,
+        "FPGM": tp.importance.FPGMImportance,
+    }
+    return kinds[name.removeprefix("torch-pruning ")]()
+
+
+def compressed(
+    name: str, model: nn.Module, example: Tensor, anatomy: Anatomy
+) -> Callable[[str], tuple[nn.Module, dict[str, Any]]]:
+    """budget -> (network, facts). The ratio is raised in small steps until the budget is met.
+
+    Torch-Pruning also cuts residual streams, so its "neurons" are those of the layers that this library
+    lists; parameters and MACs are counted in the same way for both.
+    """
+    importance = _importance(name)
+    original = anatomy.size()
+
+    def at(budget: str) -> tuple[nn.Module, dict[str, Any]]:
+        import torch_pruning as tp
+
+        unit, _, value = budget.partition("=")
+        small = duplicate(model)
+        heads = [module for module in small.modules() if isinstance(module, nn.Linear)][-1:]
+        pruner = tp.pruner.BasePruner(
+            small,
+            example,
+            importance=importance,
+            global_pruning=True,
+            pruning_ratio=1.0,
+            max_pruning_ratio=0.99,
+            iterative_steps=STEPS,
+            ignored_layers=heads,
+        )
+        facts: dict[str, Any] = {}
+        for _ in range(STEPS):
+            facts = _facts(small, anatomy, example, original)
+            kept = facts["neurons"] if unit == "density" else facts["parameters"]
+            if kept <= float(value):
+                break
+            pruner.step()
+        return small.eval(), {**facts, "mix": {}}
+
+    return at
+
+
+def _facts(small: nn.Module, anatomy: Anatomy, example: Tensor, original: Any) -> dict[str, float]:
+    tensors = dict(small.named_parameters())
+    neurons = sum(int(tensors[layer.weight].shape[0]) for layer in anatomy.layers if layer.weight in tensors)
+    macs = sum(
+        anatomy.positions.get(name, 0) * tensors[name].numel() for name in anatomy.parameters & tensors.keys()
+    )
+    return {
+        "neurons": neurons / original.neurons,
+        "parameters": sum(p.numel() for p in tensors.values()) / original.parameters,
+        "macs": macs / original.macs,
+    }
