@@ -18,19 +18,18 @@ from torch import Tensor, nn
 from hope.anatomy.anatomy import Anatomy, Size
 from hope.anatomy.graph import Example
 from hope.anatomy.table import grid, text
-from hope.encoder.actions import Action
 from hope.encoder.loop import Choice
 from hope.encoder.state import LayerState, View
 from hope.encoder.trajectory import UNITS, Trajectory, allowed, one_budget, sizes
 from hope.errors import HopeError
 from hope.inspection import inspect
-from hope.planner.checkpoint import Checkpoint
+from hope.planner.checkpoint import Begun, Checkpoint
 from hope.planner.evictions import decide
 from hope.planner.judge import Judge, images_for
 from hope.planner.plan import METHODS, Plan
 from hope.planner.probes import dream
 from hope.surgery.operate import duplicate, operate
-from hope.surgery.store import fingerprint, save_trajectory
+from hope.surgery.store import Details, fingerprint, save_trajectory
 
 GRID, REFINEMENTS = 20, 6  # looks at a run's fidelity
 CHUNK = 256  # steps between two looks at the budget
@@ -52,6 +51,7 @@ class Encoding:
         left_alone: layers and blocks that the method could not price, with the reason.
         views: moments of what weights read, for absorption.
         notes: what else there is to know.
+        capacities: layer -> ‖f_i‖ of its neurons before the first step (a baseline's scores).
     """
 
     anatomy: Anatomy
@@ -63,6 +63,7 @@ class Encoding:
     notes: tuple[str, ...]
     original: nn.Module = field(repr=False)
     example: Example | None = field(repr=False)
+    capacities: Mapping[str, Sequence[float]] = field(default_factory=dict, repr=False)
 
     @cached_property
     def model(self) -> nn.Module:
@@ -109,8 +110,13 @@ class Encoding:
         """Neurons, parameters and MACs at the budget."""
         return self.trajectory.size(self.steps)
 
-    def save(self, folder: str | PathLike[str]) -> Path:
-        """Save the run: the trajectory as JSON, the compressed weights as safetensors."""
+    def save(self, folder: str | PathLike[str], *, source: Mapping[str, str] | None = None) -> Path:
+        """Save the run: the trajectory as JSON, the compressed weights as safetensors.
+
+        Args:
+            folder: where to.
+            source: "model", "weights" and "input" on the command line, for `hope report` to repeat.
+        """
         return save_trajectory(
             folder,
             self.original,
@@ -120,6 +126,7 @@ class Encoding:
             self.steps,
             self.method,
             self.views,
+            Details(self.capacities, self.left_alone, source or {}),
         )
 
     def __str__(self) -> str:
@@ -232,7 +239,7 @@ def encode(
             "calibrated": calibration is not None,
         }
         file = Checkpoint(Path(checkpoint), settings)
-    begun = file.read() if file is not None else ([], [], [])
+    begun = file.read() if file is not None else ([], [], [], [])
     judge: Judge | None = None
     deciding = method == "absorb" and bool(plan.blocks) and not begun[0]
     if unit == "fidelity" or deciding:
@@ -248,14 +255,24 @@ def encode(
         woven = decide(model, plan, list(stream), judge, progress=progress)
         if file is not None:  # all of it: deciding is what takes time here
             actions = [plan.action(choice) for choice in woven]
-            file.write(actions, [c.cost for c in woven], [c.release for c in woven], now=True)
+            left = [choice.move.capacity if choice.move else 0.0 for choice in woven]
+            file.write(actions, [c.cost for c in woven], [c.release for c in woven], left, now=True)
         stream = iter(woven)
     trajectory = _collect(plan, stream, unit, budget, progress, begun, None if deciding else file)
     if file is not None:
         file.remove()
     original = duplicate(model)
     encoding = Encoding(
-        anatomy, trajectory, 0, method, plan.left_alone, plan.views, tuple(plan.notes), original, example
+        anatomy,
+        trajectory,
+        0,
+        method,
+        plan.left_alone,
+        plan.views,
+        tuple(plan.notes),
+        original,
+        example,
+        _capacities(plan),
     )
     if unit == "fidelity":
         assert judge is not None
@@ -302,6 +319,10 @@ def capacities(
     return {state.name: state.capacities for state in plan.layers if isinstance(state, LayerState)}
 
 
+def _capacities(plan: Plan) -> dict[str, list[float]]:
+    return {s.name: s.capacities.tolist() for s in plan.layers if isinstance(s, LayerState)}
+
+
 def _check_options(method: str, merge: str | None, kernel: str, calibration: object) -> None:
     for name, value, known in (
         ("method", method, METHODS),
@@ -322,15 +343,16 @@ def _collect(
     unit: str,
     budget: float,
     progress: bool | None,
-    begun: tuple[list[Action], list[float], list[int]],
+    begun: Begun,
     file: Checkpoint | None,
 ) -> Trajectory:
     """Take steps until the budget is met, after those of an interrupted run."""
-    actions, costs, releases = begun
+    actions, costs, releases, left = begun
     console = Console(stderr=True)
     show = console.is_terminal if progress is None else progress
     columns = (TextColumn("encoding"), BarColumn(), TextColumn("{task.percentage:.0f}%"), TimeElapsedColumn())
-    trajectory = Trajectory(tuple(actions), tuple(costs), tuple(releases), sizes(plan.anatomy, actions))
+    table = sizes(plan.anatomy, actions)
+    trajectory = Trajectory(tuple(actions), tuple(costs), tuple(releases), table, tuple(left))
     with Progress(*columns, console=console, transient=True, disable=not show) as bar:
         task = bar.add_task("encoding", total=1.0)
         while not _met(trajectory, unit, budget):
@@ -338,11 +360,12 @@ def _collect(
             actions += [plan.action(choice) for choice in some]
             costs += [choice.cost for choice in some]
             releases += [choice.release for choice in some]
+            left += [choice.move.capacity if choice.move else 0.0 for choice in some]
             table = sizes(plan.anatomy, actions)
-            trajectory = Trajectory(tuple(actions), tuple(costs), tuple(releases), table)
+            trajectory = Trajectory(tuple(actions), tuple(costs), tuple(releases), table, tuple(left))
             bar.update(task, completed=_progress(trajectory, unit, budget))
             if file is not None:
-                file.write(actions, costs, releases)
+                file.write(actions, costs, releases, left)
             if not some:
                 break
     return replace(trajectory)

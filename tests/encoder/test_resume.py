@@ -85,5 +85,5 @@ def test_another_runs_file_is_not_gone_on_with(tmp_path: Path) -> None:
         file.write_text(text)
         assert hope.encode(net, EXAMPLE, density=0.9, checkpoint=file).steps > 0
     other = checkpoint.Checkpoint(file, {"method": "other"})
-    other.write([hope.Prune("stem.0", 0)], [0.0], [1], now=True)
+    other.write([hope.Prune("stem.0", 0)], [0.0], [1], [0.0], now=True)
     assert hope.encode(net, EXAMPLE, density=0.9, checkpoint=file).trajectory[0].release > 1

@@ -52,6 +52,9 @@ def _register_compression(kinds: Any) -> None:
     parser.add_argument("--data", metavar="FOLDER", help="checkpoints and images (default: $HOPE_DATA)")
     parser.add_argument("--weights", metavar="FOLDER", help="another folder with checkpoints")
     parser.add_argument("--methods", nargs="*", metavar="METHOD", help="default: all")
+    parser.add_argument(
+        "--no-recalibration", action="store_true", help="do not measure again after BN re-estimation"
+    )
     parser.add_argument("--images", type=int, help="how many images to measure on")
     parser.add_argument("--out", metavar="FILE", default="compression.json", help="default: %(default)s")
     parser.set_defaults(run=run_compression)
@@ -79,7 +82,9 @@ def run_compression(options: argparse.Namespace) -> None:
         for name in (options.networks or networks.CHECKPOINTS)
     ]
     methods = options.methods or list(compression.METHODS)
-    results = compression.run(tasks, Path(options.out), methods=methods)
+    results = compression.run(
+        tasks, Path(options.out), methods=methods, recalibrate=not options.no_recalibration
+    )
     print(text(*tables(results)))
 
 

@@ -10,10 +10,12 @@ import numpy as np
 import torch
 
 from hope.cli import models
+from hope.cli.report import PAGE
 from hope.encoder.trajectory import UNITS
 from hope.encoding import encode
 from hope.errors import DamagedFolder, InfeasibleBudget, InvalidExample, first_line
 from hope.planner.plan import METHODS
+from hope.report.page import write_page
 from hope.surgery.store import fingerprint, read_run
 
 
@@ -81,6 +83,13 @@ def register(commands: Any) -> None:
         action="store_true",
         help="go on with an interrupted run; do nothing if the folder already has this run",
     )
+    parser.add_argument(
+        "--report",
+        metavar="FILE",
+        nargs="?",
+        const="",
+        help=f"also write a page about the run (without a FILE: {PAGE} in the run's folder)",
+    )
     parser.set_defaults(run=run)
 
 
@@ -90,6 +99,7 @@ def run(options: argparse.Namespace) -> None:
     budget = budget_of(options)
     if options.resume and _there_already(Path(options.out), model, budget, options.method):
         print(f"{options.out} already has this run")
+        _report(options)
         return
     partial = Path(options.out) / "partial.json"
     if not options.resume:
@@ -106,9 +116,18 @@ def run(options: argparse.Namespace) -> None:
         exclude=options.exclude,
         **budget,
     )
-    encoding.save(options.out)
+    source = {name: getattr(options, name) for name in ("model", "weights", "input")}
+    encoding.save(options.out, source={name: value for name, value in source.items() if value})
     print(encoding)
     print(f"saved in {options.out}; for another budget of the same run: hope extract --help")
+    _report(options)
+
+
+def _report(options: argparse.Namespace) -> None:
+    if options.report is not None:
+        target = Path(options.report) if options.report else Path(options.out) / PAGE
+        write_page([read_run(options.out)], target)
+        print(f"{target}: a page about it; open it in a browser")
 
 
 def _calibration(what: str | None) -> Any:

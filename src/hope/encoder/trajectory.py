@@ -40,12 +40,15 @@ class Trajectory:
         costs: J of each.
         releases: ΔP by which each was ranked.
         sizes: (steps + 1, 3) neurons, parameters and MACs; row 0 is the original.
+        left: capacity E of the layer after each step that was taken in it, 0 for an eviction; empty where
+            it is not known.
     """
 
     actions: tuple[Action, ...]
     costs: tuple[float, ...]
     releases: tuple[int, ...]
     sizes: NDArray[np.int64]
+    left: tuple[float, ...] = ()
 
     def __len__(self) -> int:
         return len(self.actions)

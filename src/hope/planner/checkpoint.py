@@ -8,13 +8,14 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 from hope.encoder.actions import Action, from_json, to_json
 from hope.errors import InvalidAction
 
 FORMAT, VERSION = "hope-partial", 1
 EVERY = 2.0  # seconds between two writes
+Begun: TypeAlias = tuple[list[Action], list[float], list[int], list[float]]  # as in a `Trajectory`
 
 
 @dataclass
@@ -30,7 +31,7 @@ class Checkpoint:
     settings: Mapping[str, Any]
     _written: float = field(default=0.0)
 
-    def read(self) -> tuple[list[Action], list[float], list[int]]:
+    def read(self) -> Begun:
         """What was done so far; nothing if there is no file, or one of another run."""
         try:
             data = json.loads(self.path.read_bytes())
@@ -38,13 +39,20 @@ class Checkpoint:
                 data["format"] == FORMAT and data["version"] == VERSION and data["settings"] == self.settings
             )
             if same:
-                return [from_json(one) for one in data["actions"]], data["costs"], data["releases"]
+                actions = [from_json(one) for one in data["actions"]]
+                return actions, data["costs"], data["releases"], data["left"]
         except (OSError, ValueError, KeyError, TypeError, InvalidAction):
             pass
-        return [], [], []
+        return [], [], [], []
 
     def write(
-        self, actions: Sequence[Action], costs: Sequence[float], releases: Sequence[int], *, now: bool = False
+        self,
+        actions: Sequence[Action],
+        costs: Sequence[float],
+        releases: Sequence[int],
+        left: Sequence[float],
+        *,
+        now: bool = False,
     ) -> None:
         """Note what was done, every few seconds, all or nothing."""
         if not now and time.monotonic() - self._written < EVERY:
@@ -56,6 +64,7 @@ class Checkpoint:
             "actions": [to_json(action) for action in actions],
             "costs": list(costs),
             "releases": list(releases),
+            "left": list(left),
         }
         self.path.parent.mkdir(parents=True, exist_ok=True)
         part = self.path.with_name(f".{self.path.name}.{os.getpid()}.part")

@@ -183,10 +183,12 @@ class Plan:
             for neuron, score in enumerate(state.capacities.tolist())
         )
         left = [state.neurons for state in states]
+        total = [state.capacity for state in states]
         for score, position, neuron in ranked:
             if left[position] > 1:
                 left[position] -= 1
-                move = Move(score, neuron, -1, left[position], 0.0, None)
+                total[position] -= score
+                move = Move(score, neuron, -1, left[position], total[position], None)
                 yield Choice("prune", position, score, states[position].release, move)
 
     def action(self, choice: Choice) -> Action:

@@ -11,7 +11,7 @@ import hashlib
 import json
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -51,6 +51,46 @@ def _state(model: nn.Module) -> dict[str, Tensor]:
         for name, value in model.state_dict().items()
         if isinstance(value, Tensor)
     }
+
+
+@dataclass(frozen=True)
+class Details:
+    """What a run tells beyond what replaying it needs, for reports. Older runs have none of it.
+
+    Attributes:
+        capacities: layer -> ‖f_i‖ of its neurons in the original network (a baseline's scores).
+        left_alone: layers and blocks that the method could not price, with the reason.
+        source: "model", "weights" and "input" as they were named on the command line.
+    """
+
+    capacities: Mapping[str, Sequence[float]] = field(default_factory=dict)
+    left_alone: Mapping[str, str] = field(default_factory=dict)
+    source: Mapping[str, str] = field(default_factory=dict)
+
+    def to_json(self) -> dict[str, Any]:
+        """What there is of it, as plain data."""
+        capacities = {name: [_short(c) for c in some] for name, some in self.capacities.items()}
+        entries = {
+            "capacities": capacities,
+            "left_alone": dict(self.left_alone),
+            "source": dict(self.source),
+        }
+        return {name: entry for name, entry in entries.items() if entry}
+
+    @classmethod
+    def from_json(cls, plan: Mapping[str, Any]) -> Details:
+        """The reverse of `to_json`; whatever is missing is empty."""
+        capacities = {name: tuple(some) for name, some in plan.get("capacities", {}).items()}
+        return cls(capacities, dict(plan.get("left_alone", {})), dict(plan.get("source", {})))
+
+
+def _short(value: float) -> float:
+    """A number as precise as a picture needs.
+
+    >>> _short(0.123456789)
+    0.123457
+    """
+    return float(f"{value:.6g}")
 
 
 def save_run(
@@ -93,9 +133,10 @@ def save_trajectory(
     steps: int,
     method: str,
     views: Mapping[str, View] | None = None,
+    details: Details | None = None,
 ) -> Path:
-    """Save a whole run: every step, the moments that absorptions need, and the weights after the first
-    `steps` of them.
+    """Save a whole run: every step, the moments that absorptions need, the weights after the first `steps`
+    of them, and details for a report.
     """
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
@@ -115,6 +156,9 @@ def save_trajectory(
         "releases": list(trajectory.releases),
         "anatomy": to_plain(anatomy),
     }
+    plan.update((details or Details()).to_json())
+    if trajectory.left:
+        plan["left"] = [_short(value) for value in trajectory.left]
     if views:
         moments = save(_arrays(views))
         moments_hash = hashlib.sha256(moments).hexdigest()
@@ -173,6 +217,7 @@ class Run:
         weights: path of the saved weights.
         weights_hash: their SHA-256.
         moments: what the plan says of the saved moments, if there are any.
+        details: what a report can tell beyond that.
     """
 
     folder: Path
@@ -184,6 +229,7 @@ class Run:
     weights: Path
     weights_hash: str
     moments: dict[str, Any] | None = None
+    details: Details = field(default_factory=Details)
 
     def views(self) -> dict[str, View]:
         """The moments that absorptions were made with."""
@@ -206,7 +252,11 @@ def read_run(folder: str | os.PathLike[str]) -> Run:
         anatomy = from_plain(plan["anatomy"])
         actions = tuple(from_json(action) for action in plan["actions"])
         trajectory = Trajectory(
-            actions, tuple(plan["costs"]), tuple(plan["releases"]), sizes(anatomy, actions)
+            actions,
+            tuple(plan["costs"]),
+            tuple(plan["releases"]),
+            sizes(anatomy, actions),
+            tuple(plan.get("left", ())),
         )
         weights = folder / Path(plan["weights"]["file"]).name
         return Run(
@@ -219,8 +269,9 @@ def read_run(folder: str | os.PathLike[str]) -> Run:
             weights,
             plan["weights"]["sha256"],
             plan.get("moments"),
+            Details.from_json(plan),
         )
-    except (KeyError, TypeError, ValueError, InvalidAction) as error:
+    except (AttributeError, KeyError, TypeError, ValueError, InvalidAction) as error:
         raise DamagedFolder(
             f"{folder / PLAN} does not say what it should ({error!r}): save the run again"
         ) from error

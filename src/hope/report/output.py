@@ -1,0 +1,57 @@
+"""Files that appear whole or not at all, and the accuracies that a user measured."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from pathlib import Path
+
+from hope.errors import HopeError, first_line
+
+
+class CannotWrite(HopeError):
+    """A file cannot be written where it was asked for."""
+
+
+class InvalidAccuracies(HopeError, ValueError):
+    """A file of accuracies does not say what it should."""
+
+
+def write(path: Path, data: bytes) -> None:
+    """All or nothing: a reader sees the old file or the new one."""
+    partial = path.with_name(f".{path.name}.{os.getpid()}.part")
+    try:
+        partial.write_bytes(data)
+        os.replace(partial, path)
+    except OSError as error:
+        raise CannotWrite(f"{path} cannot be written: {error.strerror or first_line(error)}") from error
+    finally:
+        if partial.parent.is_dir():
+            partial.unlink(missing_ok=True)
+
+
+def read_accuracies(path: Path, total: int) -> list[tuple[int, float]]:
+    """(steps, accuracy) in order, from a JSON object {"steps": accuracy, ...}.
+
+    Args:
+        path: the file.
+        total: how many steps the run has.
+    """
+    try:
+        data = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise InvalidAccuracies(f"{path} cannot be read: {error.strerror}") from error
+    except ValueError as error:
+        raise InvalidAccuracies(f"{path} is not JSON: {first_line(error)}") from error
+    if not isinstance(data, dict):
+        raise InvalidAccuracies(f'{path} is not an object: write it like {{"0": 0.93, "120": 0.91}}')
+    points = []
+    for key, value in data.items():
+        if not key.isdecimal() or not 0 <= int(key) <= total:
+            raise InvalidAccuracies(f"{path}: {key!r} is not a step of this run: it has {total} of them")
+        number = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+        if not number or not 0 <= value <= 1:
+            raise InvalidAccuracies(f"{path}: the accuracy at step {key} is not a number between 0 and 1")
+        points.append((int(key), float(value)))
+    return sorted(points)

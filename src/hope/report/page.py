@@ -1,0 +1,246 @@
+"""The page: a run as data, and the data as one HTML file that needs nothing else.
+
+The data is small: per step a target, a kind, two neurons, J, and differences of sizes. The page's script adds
+them up.
+"""
+
+from __future__ import annotations
+
+import html
+import json
+import math
+import shlex
+from collections.abc import Mapping, Sequence
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+from hope._version import __version__
+from hope.anatomy.anatomy import Anatomy
+from hope.criteria.scores import SCORES
+from hope.encoder.actions import Absorb, Action, Evict, Merge, Prune
+from hope.report import output
+from hope.report.takers import takers
+from hope.surgery.store import Run
+
+KINDS = {"prune": "p", "merge": "m", "absorb": "a", "evict": "e"}
+EXAMPLE_INPUT = "1x3x224x224"  # what `hope extract` takes when nothing is said
+
+
+def write_page(
+    runs: Sequence[Run],
+    target: Path,
+    *,
+    accuracies: Sequence[Sequence[tuple[int, float]]] = (),
+    source: Mapping[str, str] | None = None,
+) -> Path:
+    """Write the page of one run or several.
+
+    Args:
+        runs: what `read_run` returned.
+        target: the HTML file.
+        accuracies: per run, (steps, accuracy) where it was measured.
+        source: "model", "weights" and "input" for the command that extracts a model, where the run itself
+            does not tell.
+    """
+    output.write(target, render(page_data(runs, accuracies=accuracies, source=source)).encode())
+    return target
+
+
+def page_data(
+    runs: Sequence[Run],
+    *,
+    accuracies: Sequence[Sequence[tuple[int, float]]] = (),
+    source: Mapping[str, str] | None = None,
+) -> dict[str, Any]:
+    """All that the page shows, as plain data."""
+    points = [*accuracies, *([()] * len(runs))]
+    some = [run_data(run, points[n], source) for n, run in enumerate(runs)]
+    for one, name in zip(some, run_names([run.folder for run in runs]), strict=True):
+        one["name"] = name
+    return {"version": __version__, "runs": some}
+
+
+def render(data: Mapping[str, Any]) -> str:
+    """The page as text. Names cannot break out of the data: it holds no `<`, `>` or `&`."""
+    files = resources.files("hope.report")
+    parts = {name: (files / name).read_text(encoding="utf-8") for name in ("page.css", "page.js")}
+    text = json.dumps(data, separators=(",", ":"), allow_nan=False)
+    for sign in "<>&":
+        text = text.replace(sign, f"\\u{ord(sign):04x}")
+    title = html.escape(
+        " · ".join(dict.fromkeys(f"{run['model']} by {run['method']}" for run in data["runs"]))
+    )
+    page = (files / "template.html").read_text(encoding="utf-8")
+    slots = {"title": title, "css": parts["page.css"], "js": parts["page.js"], "data": text}
+    pieces = page.split("{{")  # once through, so that nothing inserted is taken for a slot
+    done = [pieces[0]]
+    for piece in pieces[1:]:
+        slot, _, rest = piece.partition("}}")
+        done += [slots[slot], rest]
+    return "".join(done)
+
+
+def run_names(folders: Sequence[Path]) -> list[str]:
+    """Short names that tell runs apart: the last parts of their paths, as many as it takes.
+
+    >>> run_names([Path("a/run"), Path("b/run")])
+    ['a/run', 'b/run']
+    """
+    paths = [folder.resolve() for folder in folders]
+    for depth in range(1, max((len(path.parts) for path in paths), default=1)):
+        names = ["/".join(path.parts[-depth:]) for path in paths]
+        if len(set(names)) == len(set(paths)):
+            break
+    return [f"{name} ({n + 1})" if names.count(name) > 1 else name for n, name in enumerate(names)]
+
+
+def run_data(
+    run: Run, accuracy: Sequence[tuple[int, float]] = (), source: Mapping[str, str] | None = None
+) -> dict[str, Any]:
+    """One run, as plain data."""
+    anatomy, trajectory, details = run.anatomy, run.trajectory, run.details
+    layers = {layer.name: n for n, layer in enumerate(anatomy.layers)}
+    blocks = {block.name: n for n, block in enumerate(anatomy.blocks)}
+    layer_gone, block_gone = gone(anatomy, trajectory.actions)
+    sizes = [[int(column[0]), *(int(d) for d in column[1:] - column[:-1])] for column in trajectory.sizes.T]
+    return {
+        "model": anatomy.model,
+        "method": run.method,
+        "baseline": run.method in SCORES,
+        "saved": run.steps,
+        "layers": [
+            {
+                "name": layer.name,
+                "neurons": layer.neurons,
+                "block": blocks.get(layer.block) if layer.block is not None else None,
+                "fanIn": layer.fan_in,
+                "fanOut": layer.fan_out,
+                "activation": layer.activation,
+                "also": list(layer.also),
+                "gone": layer_gone[layer.name],
+                "capacities": [_short(c) for c in details.capacities.get(layer.name, ())],
+            }
+            for layer in anatomy.layers
+        ],
+        "blocks": [
+            {
+                "name": block.name,
+                "skip": block.skip,
+                "gone": block_gone[block.name],
+                "layers": [layers[name] for name in block.layers if name in layers],
+            }
+            for block in anatomy.blocks
+        ],
+        "kinds": "".join(KINDS[type(action).__name__.lower()] for action in trajectory.actions),
+        "targets": [
+            blocks[action.block] if isinstance(action, Evict) else layers[action.layer]
+            for action in trajectory.actions
+        ],
+        **_neurons(trajectory.actions),
+        "takers": _takers(run),
+        "costs": [_short(cost) for cost in trajectory.costs],
+        "releases": _changes(trajectory.actions, trajectory.releases),
+        "left": [_short(value) for value in trajectory.left]
+        if len(trajectory.left) == len(trajectory)
+        else [],
+        "neurons": sizes[0],
+        "parameters": sizes[1],
+        "macs": sizes[2],
+        "accuracy": [list(point) for point in accuracy],
+        "skipped": [[one.name, one.kind, one.outputs, one.reason] for one in anatomy.skipped],
+        "leftAlone": [[name, reason] for name, reason in details.left_alone.items()],
+        "command": _command(run, {**details.source, **(source or {})}),
+    }
+
+
+def gone(anatomy: Anatomy, actions: Sequence[Action]) -> tuple[dict[str, int | None], dict[str, int | None]]:
+    """After how many steps each layer and each block is gone with an evicted block; None if it stays."""
+    evicted = {action.block: t for t, action in enumerate(actions, start=1) if isinstance(action, Evict)}
+    times = [(anatomy.block(name), t) for name, t in evicted.items()]
+
+    def first(name: str) -> float:
+        return min((t for block, t in times if block.removes(name)), default=math.inf)
+
+    def known(time: float) -> int | None:
+        return None if math.isinf(time) else int(time)
+
+    layers = {
+        layer.name: known(max(first(name) for name in anatomy.names(layer.weight)))
+        for layer in anatomy.layers
+    }
+    inside = {block.name: block.inside for block in anatomy.blocks}
+    blocks: dict[str, int | None] = {}
+    for block in anatomy.blocks:
+        found, name = math.inf, block.name
+        while name in inside:
+            found = min(found, evicted.get(name, math.inf))
+            name = inside[name] or ""
+        blocks[block.name] = known(found)
+    return layers, blocks
+
+
+def _neurons(actions: Sequence[Action]) -> dict[str, Any]:
+    """Per step: who goes, into whom (-1 for nobody), and the whole list where several go at once."""
+    who, into = [], []
+    several: dict[str, list[int]] = {}
+    for t, action in enumerate(actions):
+        if isinstance(action, Prune):
+            who.append(action.neurons[0] if action.neurons else -1)
+            if len(action.neurons) != 1:
+                several[str(t)] = list(action.neurons)
+        else:
+            who.append(action.drop if isinstance(action, Merge) else -1)
+        into.append(action.keep if isinstance(action, Merge) else -1)
+    return {"who": who, "into": into, "several": several}
+
+
+def _takers(run: Run) -> dict[str, list[list[float]]]:
+    """Absorbing step -> [survivor, share, survivor, share …], where moments tell."""
+    steps: dict[str, list[int]] = {}
+    for t, action in enumerate(run.trajectory.actions):
+        if isinstance(action, Absorb) and len(action.neurons) == 1:
+            steps.setdefault(action.layer, []).append(t)
+    found: dict[str, list[list[float]]] = {}
+    views = run.views() if steps else {}
+    for name, times in steps.items():
+        order = [_absorbed(run.trajectory.actions[t]) for t in times]
+        shares = takers(run.anatomy.layer(name), views, order)
+        for t, some in zip(times, shares or (), strict=False):
+            found[str(t)] = [[neuron, round(share, 3)] for neuron, share in some]
+    return found
+
+
+def _absorbed(action: Action) -> int:
+    assert isinstance(action, Absorb)
+    return action.neurons[0]
+
+
+def _changes(actions: Sequence[Action], releases: Sequence[int]) -> list[int]:
+    """ΔP of each step less that of the step before in the same layer: mostly zeros."""
+    last: dict[str, int] = {}
+    found = []
+    for action, value in zip(actions, releases, strict=True):
+        key = f"block {action.block}" if isinstance(action, Evict) else f"layer {action.layer}"
+        found.append(value - last.get(key, 0))
+        last[key] = value
+    return found
+
+
+def _command(run: Run, source: Mapping[str, str]) -> dict[str, Any]:
+    """The command that extracts a model, around its number of steps."""
+    model = shlex.quote(source["model"]) if source.get("model") else "MODEL"
+    weights = shlex.quote(source["weights"]) if source.get("weights") else "ORIGINAL.safetensors"
+    shape = source.get("input", EXAMPLE_INPUT)
+    more = f" --input {shlex.quote(shape)}" if shape != EXAMPLE_INPUT else ""
+    return {
+        "before": f"hope extract {shlex.quote(str(run.folder))} {model}",
+        "after": f"--weights {weights}{more} --out small.safetensors",
+        "saved": f"hope extract {shlex.quote(str(run.folder))} {model}{more} --out small.safetensors",
+        "complete": bool(source.get("model") and source.get("weights")),
+    }
+
+
+def _short(value: float) -> float | None:
+    """Five digits; what is not finite is nothing."""
+    return float(f"{value:.5g}") if math.isfinite(value) else None

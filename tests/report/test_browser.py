@@ -1,0 +1,241 @@
+"""The page in a real browser: slider, keyboard, hover, phone, dark, print, and not a word on the console."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from torch import nn
+
+import hope
+from hope.report.page import write_page
+from hope.surgery.store import read_run
+
+api = pytest.importorskip("playwright.sync_api", reason="the browser extra is not installed")
+CHROMIUM = shutil.which("chromium")
+if CHROMIUM is None:
+    pytest.skip("there is no chromium: apt-get install chromium", allow_module_level=True)
+FLAGS = [
+    "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking",
+    "--disable-component-update", "--disable-sync",
+]  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    with api.sync_playwright() as playwright:
+        found = playwright.chromium.launch(executable_path=CHROMIUM, args=FLAGS)
+        yield found
+        found.close()
+
+
+@pytest.fixture(scope="module")
+def pages(folder: Path, absorbed: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """Addresses of a page with one run and accuracies, one with two runs, and one with a nasty name."""
+    target, run, other = tmp_path_factory.mktemp("pages"), read_run(folder), read_run(absorbed)
+    write_page([run], target / "one.html", accuracies=[[(0, 0.9), (20, 0.8)]])
+    write_page([run, other], target / "two.html")
+    name = "<img src=x onerror=alert(1)></script><script>alert(2)</script>"
+    first = replace(run.anatomy.skipped[0], name=name)
+    write_page(
+        [replace(run, anatomy=replace(run.anatomy, model=name, skipped=(first,)))], target / "evil.html"
+    )
+    return {path.stem: path.as_uri() for path in target.glob("*.html")}
+
+
+@pytest.fixture
+def visit(browser: Any, pages: dict[str, str]) -> Iterator[Any]:
+    """Open a page; whatever it says on the console, and whatever it asks for, fails the test."""
+    opened, said = [], []
+
+    def start(name: str, **options: Any) -> Any:
+        page = browser.new_page(**{"viewport": {"width": 1280, "height": 900}, **options})
+        opened.append(page)
+        page.on("console", lambda message: said.append(message.text))
+        page.on("pageerror", lambda error: said.append(str(error)))
+        page.on("dialog", lambda dialog: (said.append(dialog.message), dialog.dismiss()))
+        page.on("request", lambda request: request.url.startswith("file:") or said.append(request.url))
+        page.goto(pages[name])
+        return page
+
+    yield start
+    for page in opened:
+        page.close()
+    assert said == []
+
+
+def slide(page: Any, steps: int) -> None:
+    page.locator("#slider").fill(str(steps))
+    arrives(page, steps)
+
+
+def arrives(page: Any, steps: int) -> None:
+    page.wait_for_function("k => document.getElementById('step').textContent === String(k)", arg=steps)
+
+
+def shown(page: Any) -> dict[str, int]:
+    """Neurons left per layer, as the page says."""
+    rows = page.locator(".row").all()
+    return {
+        row.locator(".name").inner_text(): int(
+            row.locator(".count").inner_text().split(" / ")[0].replace(",", "")
+        )
+        for row in rows
+    }
+
+
+def test_widths_under_the_slider_are_those_of_the_extracted_model(
+    visit: Any, folder: Path, original: nn.Module
+) -> None:
+    page, run = visit("one"), read_run(folder)
+    for steps in (0, 17, 40, len(run.trajectory)):
+        slide(page, steps)
+        small = dict(hope.load(folder, original, steps=steps).named_modules())
+        want = {
+            n: small[n].weight.shape[0] if n in small else 0 for n in (x.name for x in run.anatomy.layers)
+        }
+        assert shown(page) == want
+        size = run.trajectory.size(steps)
+        assert f"{size.parameters:,} of" in page.locator(".tile").first.inner_text()
+        mix = page.locator("#mix").inner_text()
+        words = {"prune": "pruned", "merge": "merged", "evict": "evicted"}
+        assert all(f"{n} {words[kind]}" in mix for kind, n in run.trajectory.mix(steps).items() if n)
+
+
+def test_an_evicted_block_is_struck_through_and_says_when(visit: Any, folder: Path) -> None:
+    page, run = visit("one"), read_run(folder)
+    when, name = next((t, step.name) for t, step in enumerate(run.trajectory, 1) if step.kind == "evict")
+    group = page.locator(f".group[title='{name}']")
+    slide(page, when - 1)
+    assert "evicted" not in group.inner_text()
+    assert f"Evict block {name}" in page.locator("#next li").first.inner_text()
+    slide(page, when)
+    assert f"evicted at step {when}" in group.inner_text()
+    assert "line-through" in group.locator(".name").first.evaluate("n => getComputedStyle(n).textDecoration")
+
+
+def test_what_comes_next_is_the_next_step_with_its_figures(visit: Any, folder: Path) -> None:
+    page, run = visit("one"), read_run(folder)
+    slide(page, 10)
+    text = page.locator("#next li").first.inner_text()
+    step = run.trajectory[10]
+    assert step.name in text
+    assert f"ΔP {step.release:,}" in text
+    assert "J/ΔP" in text
+    slide(page, len(run.trajectory))
+    assert "The run ends here" in page.locator("#next").inner_text()
+
+
+def test_keys_move_the_slider_and_focus_is_seen(visit: Any, folder: Path) -> None:
+    page, total = visit("one"), len(read_run(folder).trajectory)
+    slide(page, 10)
+    page.locator("#slider").focus()
+    for key, want in (("ArrowRight", 11), ("ArrowLeft", 10), ("End", total), ("Home", 0)):
+        page.keyboard.press(key)
+        arrives(page, want)
+    page.evaluate("document.activeElement.blur()")
+    page.keyboard.press("ArrowRight")
+    arrives(page, 1)
+    page.locator("#slider").focus()
+    page.keyboard.press("Shift+Tab")
+    assert page.evaluate("getComputedStyle(document.activeElement).outlineStyle") == "solid"
+    assert "step 1 of" in page.locator("#slider").get_attribute("aria-valuetext")
+    controls = "[...document.querySelectorAll('button, select, input')]"
+    named = "n => n.labels?.length || n.ariaLabel || n.textContent.trim()"
+    assert page.evaluate(f"{controls}.every({named})")
+
+
+def test_a_layer_is_chosen_by_keyboard_and_its_families_shown(visit: Any, folder: Path) -> None:
+    page, run = visit("one"), read_run(folder)
+    slide(page, len(run.trajectory))
+    merge = next(step for step in run.trajectory if step.kind == "merge")
+    row = page.locator(f".row[title='{merge.name}']")
+    row.focus()
+    page.keyboard.press("Enter")
+    assert row.get_attribute("aria-pressed") == "true"
+    assert page.locator("#h-detail").inner_text() == merge.name
+    keep, drop = merge.neurons
+    lines = page.locator("#families li").all_inner_texts()
+    assert any(f"{keep} ←" in line and str(drop) in line for line in lines)
+    page.locator("#spectrum").hover()
+    assert "neuron" in page.locator("#spectrum + .tip").inner_text()
+
+
+def test_hovering_tells_and_clicking_goes_there(visit: Any) -> None:
+    page = visit("one")
+    slide(page, 0)
+    page.locator("#chart-size").hover()
+    tip = page.locator("#chart-size + .tip")
+    assert tip.is_visible()
+    assert "of the parameters" in tip.inner_text()
+    step = tip.inner_text().splitlines()[0].removeprefix("step ")
+    page.locator("#chart-size").click()
+    arrives(page, int(step))
+    assert page.locator("circle.accuracy").count() == 2
+    page.locator("#map").hover()
+    assert "neurons" in page.locator("#map ~ .tip").inner_text()
+
+
+def test_the_command_follows_the_slider(visit: Any, folder: Path) -> None:
+    page, run = visit("one"), read_run(folder)
+    assert "--steps" not in page.locator("#command").inner_text()  # it opens at the saved model
+    slide(page, 12)
+    command = page.locator("#command").inner_text()
+    assert command.startswith("hope extract ")
+    assert "net.py:build --steps 12 --weights 'the weights.pt' --input 1x1x8x8" in command
+    page.locator("#saved").click()
+    arrives(page, run.steps)
+
+
+def test_playing_moves_on_and_stops(visit: Any) -> None:
+    page = visit("one")
+    slide(page, 0)
+    page.locator("#play").click()
+    page.wait_for_function("() => Number(document.getElementById('step').textContent) > 2")
+    page.locator("#play").click()
+    assert page.locator("#play").get_attribute("aria-label") == "Play the run"
+
+
+def test_runs_are_compared_at_the_same_size(visit: Any, absorbed: Path) -> None:
+    page = visit("two")
+    slide(page, 20)
+    before = page.locator(".tile b").first.inner_text()
+    page.get_by_label("absorb").check()
+    assert "made smaller by absorb" in page.locator("#subtitle").inner_text()
+    share = [int(text.rstrip("%")) for text in (before, page.locator(".tile b").first.inner_text())]
+    assert 0 <= share[0] - share[1] <= 3
+    assert page.locator("#chart-size path").count() == 2
+    assert page.locator("#families li").first.inner_text().startswith("absorbed")
+    assert "→ mostly" in page.locator("#families").inner_text()
+    for axis in ("steps", "neurons", "macs"):
+        page.locator("#axis").select_option(axis)
+
+
+@pytest.mark.parametrize("width", [375, 600, 900])
+@pytest.mark.parametrize("name", ["one", "two", "evil"])
+def test_nothing_scrolls_sideways(visit: Any, name: str, width: int) -> None:
+    page = visit(name, viewport={"width": width, "height": 800})
+    assert page.evaluate("document.documentElement.scrollWidth") <= width
+
+
+def test_dark_is_dark_and_print_is_light_without_controls(visit: Any) -> None:
+    page = visit("one", color_scheme="dark")
+    ground = "getComputedStyle(document.body).backgroundColor"
+    assert page.evaluate(ground) == "rgb(18, 23, 21)"
+    page.emulate_media(media="print", color_scheme="dark")
+    assert page.evaluate(ground) == "rgb(255, 255, 255)"
+    assert not page.locator("#slider").is_visible()
+    assert page.locator("#network").is_visible()
+    assert page.locator("#command").is_visible()
+    assert page.pdf().startswith(b"%PDF")
+
+
+def test_names_are_text_and_nothing_else(visit: Any) -> None:
+    page = visit("evil")
+    assert page.locator("h1").inner_text().startswith("<img src=x onerror=alert(1)>")
+    assert page.locator("img").count() == 0
+    assert page.locator("script").count() == 2

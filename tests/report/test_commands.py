@@ -1,0 +1,138 @@
+"""`hope report`, `hope plot` and `hope encode --report` as a person uses them."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import sys
+from pathlib import Path
+
+import pytest
+from safetensors.torch import load_file
+
+from hope.cli.main import main
+from hope.surgery import store
+from tests.report.test_page import embedded, widths
+
+
+def test_report_writes_one_page_of_several_runs(
+    folder: Path, absorbed: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    page = tmp_path / "page.html"
+    scores = tmp_path / "scores.json"
+    scores.write_text(json.dumps({"10": 0.5, "0": 0.75}))
+    assert main(["report", str(folder), str(absorbed), "-o", str(page), "--accuracy", str(scores)]) == 0
+    assert "open it in a browser" in capsys.readouterr().out
+    text = page.read_text()
+    assert '"accuracy":[[0,0.75],[10,0.5]]' in text
+    assert text.count('"kinds":') == 2
+    assert [path.name for path in tmp_path.iterdir() if path.name.endswith(".part")] == []
+
+
+def test_report_goes_into_the_run_by_default(folder: Path) -> None:
+    assert main(["report", str(folder)]) == 0
+    assert (folder / "report.html").is_file()
+
+
+def test_encode_can_report_and_knows_the_command(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "net.py").write_text("from hope.bench.networks import DigitsNet as build\n")
+    monkeypatch.chdir(tmp_path)
+    weights = str(folder.with_name("weights.safetensors"))
+    arguments = ["net.py:build", "--weights", weights, "--input", "1x1x8x8", "--steps", "5", "--out", "run"]
+    assert main(["encode", *arguments, "--report"]) == 0
+    assert "run/report.html" in capsys.readouterr().out
+    (data,) = embedded((tmp_path / "run" / "report.html").read_text())["runs"]
+    command = f"{data['command']['before']} --steps 3 {data['command']['after']}"
+    assert main(shlex.split(command)[1:]) == 0
+    small = load_file(tmp_path / "small.safetensors")
+    assert all(small[f"{name}.weight"].shape[0] == width for name, width in widths(data, 3).items() if width)
+    assert main(shlex.split(data["command"]["saved"])[1:]) == 0
+    assert main(["encode", *arguments, "--resume", "--report", "other.html"]) == 0
+    assert (tmp_path / "other.html").is_file()
+
+
+def newer(folder: Path) -> None:
+    plan = json.loads((folder / store.PLAN).read_text())
+    (folder / store.PLAN).write_text(json.dumps({**plan, "version": 99}))
+
+
+@pytest.mark.parametrize("command", ["report", "plot"])
+@pytest.mark.parametrize(
+    ("harm", "words"),
+    [(lambda folder: (folder / store.PLAN).unlink(), "not a saved run"), (newer, "update the package")],
+)
+def test_what_is_not_a_run_is_one_line_and_status_two(
+    folder: Path, tmp_path: Path, command: str, harm: object, words: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    copy = tmp_path / "run"
+    copy.mkdir()
+    (copy / store.PLAN).write_bytes((folder / store.PLAN).read_bytes())
+    assert callable(harm)
+    harm(copy)
+    assert main([command, str(folder), str(copy), "-o", str(tmp_path / "out.svg")]) == 2
+    err = capsys.readouterr().err
+    assert words in err
+    assert err.count("\n") == 1
+    assert not (tmp_path / "out.svg").exists()
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("{", "is not JSON"),
+        ("[1]", "is not an object"),
+        ('{"x": 0.5}', "not a step of this run"),
+        ('{"100000": 0.5}', "not a step of this run"),
+        ('{"1": "high"}', "not a number between 0 and 1"),
+        ('{"1": 93.5}', "not a number between 0 and 1"),
+    ],
+)
+def test_wrong_accuracies_say_what_is_wrong(
+    folder: Path, tmp_path: Path, text: str, words: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "scores.json").write_text(text)
+    page = str(tmp_path / "page.html")
+    assert main(["report", str(folder), "-o", page, "--accuracy", str(tmp_path / "scores.json")]) == 2
+    err = capsys.readouterr().err
+    assert words in err
+    assert err.count("\n") == 1
+
+
+def test_missing_or_surplus_accuracies_and_places_are_refused(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    page = str(tmp_path / "page.html")
+    assert main(["report", str(folder), "-o", page, "--accuracy", str(tmp_path / "none.json")]) == 2
+    assert "cannot be read" in capsys.readouterr().err
+    assert main(["report", str(folder), "-o", page, "--accuracy", "a", "--accuracy", "b"]) == 2
+    assert "2 files of accuracies for 1 runs" in capsys.readouterr().err
+    assert main(["report", str(folder), "-o", str(tmp_path / "nowhere" / "page.html")]) == 2
+    assert "cannot be written" in capsys.readouterr().err
+
+
+def test_plot_draws_the_same_file_twice(
+    folder: Path, absorbed: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("matplotlib", reason="the report extra is not installed")
+    (tmp_path / "scores.json").write_text('{"0": 0.9, "20": 0.8}')
+    one, two = tmp_path / "one.svg", tmp_path / "two.svg"
+    for target in (one, two):
+        arguments = [str(folder), str(absorbed), "--accuracy", str(tmp_path / "scores.json")]
+        assert main(["plot", *arguments, "-o", str(target)]) == 0
+    assert one.read_bytes() == two.read_bytes()
+    text = one.read_text()
+    assert all(words in text for words in ("accuracy", "distortion", "absorb", "% of parameters left"))
+    assert main(["plot", str(folder), "-o", str(tmp_path / "figure.pdf")]) == 0
+    assert (tmp_path / "figure.pdf").read_bytes().startswith(b"%PDF")
+    assert main(["plot", str(folder), "-o", str(tmp_path / "figure.doc")]) == 2
+    assert "no ending that a figure can have" in capsys.readouterr().err
+
+
+def test_plot_without_matplotlib_says_what_to_install(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    assert main(["plot", str(folder), "-o", str(tmp_path / "figure.svg")]) == 2
+    assert "pip install 'hope-encoding[report]'" in capsys.readouterr().err

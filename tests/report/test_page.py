@@ -1,0 +1,191 @@
+"""The page's data says what the run did, and nothing in it can break out of its place."""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import replace
+from itertools import accumulate
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import hope
+from hope.bench.networks import DigitsNet
+from hope.encoder.actions import Absorb, Merge
+from hope.report.page import KINDS, page_data, render, run_data, write_page
+from hope.report.takers import takers
+from hope.surgery import store
+from hope.surgery.store import read_run
+from tests.report.conftest import EXAMPLE
+
+
+def widths(data: dict[str, Any], steps: int) -> dict[str, int]:
+    """What the page's script makes of the data: neurons left per layer."""
+    left = [layer["neurons"] for layer in data["layers"]]
+    for t in range(steps):
+        if data["kinds"][t] != "e":
+            left[data["targets"][t]] -= len(data["several"].get(str(t), [0]))
+    return {
+        layer["name"]: 0 if layer["gone"] is not None and steps >= layer["gone"] else count
+        for layer, count in zip(data["layers"], left, strict=True)
+    }
+
+
+def embedded(page: str) -> Any:
+    """The data as a browser would read it: up to the first closing tag."""
+    found = re.search(r'<script type="application/json" id="data">(.*?)</script', page, re.DOTALL)
+    assert found is not None
+    return json.loads(found[1])
+
+
+def test_sizes_costs_and_releases_add_up_to_the_trajectory(folder: Path) -> None:
+    run = read_run(folder)
+    data = run_data(run)
+    for column, name in enumerate(("neurons", "parameters", "macs")):
+        assert list(accumulate(data[name])) == run.trajectory.sizes[:, column].tolist()
+    assert np.allclose(data["costs"], run.trajectory.costs, rtol=1e-4)
+    last: dict[tuple[bool, int], int] = {}
+    for t, step in enumerate(run.trajectory):
+        assert data["kinds"][t] == KINDS[step.kind]
+        target = (step.kind == "evict", data["targets"][t])
+        assert data["blocks" if target[0] else "layers"][target[1]]["name"] == step.name
+        last[target] = last.get(target, 0) + data["releases"][t]
+        assert last[target] == step.release
+        if isinstance(run.trajectory.actions[t], Merge):
+            assert (data["into"][t], data["who"][t]) == step.neurons
+
+
+def test_widths_are_those_of_the_extracted_model(folder: Path, original: nn.Module) -> None:
+    data = run_data(read_run(folder))
+    for steps in (0, 1, 17, 40, len(data["targets"])):
+        small = dict(hope.load(folder, original, steps=steps).named_modules())
+        for name, width in widths(data, steps).items():
+            assert width == (small[name].weight.shape[0] if name in small else 0)
+
+
+def test_capacities_are_saved_and_fall_to_what_is_left(folder: Path, original: nn.Module) -> None:
+    data = run_data(read_run(folder))
+    known = hope.capacities(original, EXAMPLE)
+    for layer in data["layers"]:
+        torch.testing.assert_close(
+            torch.tensor(layer["capacities"], dtype=torch.float64), known[layer["name"]], rtol=1e-4, atol=0
+        )
+    t = data["kinds"].index("p")
+    layer = data["layers"][data["targets"][t]]
+    before = [k for k in range(t) if data["targets"][k] == data["targets"][t] and data["kinds"][k] != "e"]
+    start = data["left"][before[-1]] if before else sum(layer["capacities"])
+    share = data["costs"][t] / (data["costs"][t] + widths(data, t)[layer["name"]])
+    assert data["left"][t] == pytest.approx(start * (1 - share), rel=1e-3)  # as the page puts it in words
+
+
+def test_a_baselines_scores_fall_too(original: nn.Module, tmp_path: Path) -> None:
+    encoding = hope.encode(original, EXAMPLE, method="l1-joint", steps=20, progress=False)
+    data = run_data(read_run(encoding.save(tmp_path)))
+    assert data["baseline"]
+    last = max(t for t in range(20) if data["targets"][t] == data["targets"][0])
+    gone = [data["who"][t] for t in range(20) if data["targets"][t] == data["targets"][0]]
+    scores = data["layers"][data["targets"][0]]["capacities"]
+    assert data["left"][last] == pytest.approx(sum(scores) - sum(scores[i] for i in gone), rel=1e-4)
+
+
+def test_takers_are_the_projection_on_the_survivors(absorbed: Path) -> None:
+    run = read_run(absorbed)
+    views = run.views()
+    layer = run.anatomy.layer("squeeze")
+    order = [a.neurons[0] for a in run.trajectory.actions if isinstance(a, Absorb) and a.layer == layer.name]
+    found = takers(layer, views, order[:5])
+    assert found is not None
+    moments = views["head.weight"].moments
+    floor = 1e-6 * moments.diagonal().mean() * torch.eye(len(moments), dtype=torch.float64)
+    rest = [i for i in range(layer.neurons) if i not in order[:5]]
+    want = torch.linalg.solve((moments + floor)[rest][:, rest], moments[rest, order[4]])
+    most = int(want.abs().argmax())
+    assert found[4][0][0] == rest[most]
+    assert found[4][0][1] == pytest.approx(float(want[most]), rel=1e-6)
+    data = run_data(run)
+    assert len(data["takers"]) == len(data["kinds"]) - data["kinds"].count("e")
+
+
+def test_runs_saved_before_there_were_details_still_have_a_page(folder: Path, tmp_path: Path) -> None:
+    plan = json.loads((folder / store.PLAN).read_text())
+    for name in ("capacities", "left", "left_alone", "source", "sha256"):
+        plan.pop(name, None)
+    plan["sha256"] = store._digest(plan)
+    (tmp_path / store.PLAN).write_text(json.dumps(plan))
+    data = embedded(write_page([read_run(tmp_path)], tmp_path / "page.html").read_text())["runs"][0]
+    assert data["left"] == []
+    assert all(layer["capacities"] == [] for layer in data["layers"])
+    assert not data["command"]["complete"]
+
+
+def test_names_cannot_break_out(folder: Path) -> None:
+    evil = "</script><script>alert(1)</script><!-- & \u2028 {{js}}"
+    run = read_run(folder)
+    run = replace(run, anatomy=replace(run.anatomy, model=evil), method=evil)
+    page = render(page_data([run]))
+    data = embedded(page)
+    assert data["runs"][0]["model"] == evil
+    assert "alert(1)</script>" not in page
+    assert page.count("<script") == 2
+    assert "\u2028" not in page.split("<style>")[1]
+
+
+def test_the_command_is_exact_and_quoted(folder: Path) -> None:
+    command = run_data(read_run(folder))["command"]
+    assert command["complete"]
+    assert command["before"].endswith("hope net.py:build")
+    assert command["after"] == "--weights 'the weights.pt' --input 1x1x8x8 --out small.safetensors"
+    other = run_data(read_run(folder), source={"model": "timm:resnet18"})["command"]
+    assert other["before"].endswith(" timm:resnet18")
+
+
+def test_the_page_asks_for_nothing_outside_itself(folder: Path) -> None:
+    page = render(page_data([read_run(folder)]))
+    outside = set(re.findall(r"https?://[^\s\"')]+", page)) - {"http://www.w3.org/2000/svg"}
+    assert not outside
+    assert not re.search(r"\b(src|href)=\"(?!#)", page)
+    assert "default-src 'none'" in page
+
+
+def test_several_runs_are_told_apart(folder: Path, absorbed: Path) -> None:
+    data = page_data([read_run(folder), read_run(absorbed), read_run(folder)], accuracies=[[], [(3, 0.5)]])
+    assert [run["name"] for run in data["runs"]] == ["hope (1)", "absorb", "hope (3)"]
+    assert [run["accuracy"] for run in data["runs"]] == [[], [[3, 0.5]], []]
+
+
+def test_what_was_left_alone_is_there_with_its_reason(folder: Path) -> None:
+    run = read_run(folder)
+    data = run_data(run)
+    assert [row[0] for row in data["skipped"]] == [one.name for one in run.anatomy.skipped]
+    assert all(row[3] for row in data["skipped"])
+
+
+def test_a_run_made_by_hand_and_an_empty_one_have_pages(tmp_path: Path) -> None:
+    model = DigitsNet().eval()
+    anatomy = hope.inspect(model, EXAMPLE)
+    by_hand = hope.save(tmp_path / "hand", model, anatomy, [hope.Prune("squeeze", [1, 2, 3])])
+    nothing = hope.save(tmp_path / "nothing", model, anatomy, [])
+    hand, empty = page_data([read_run(by_hand), read_run(nothing)])["runs"]
+    assert widths(hand, 1)["squeeze"] == 21
+    assert empty["targets"] == []
+
+
+def test_a_page_of_twenty_thousand_steps_stays_small(folder: Path) -> None:
+    run = read_run(folder)
+    t = run.trajectory
+    times = 20_000 // len(t) + 1
+    sizes = np.concatenate([t.sizes[:1], *[t.sizes[1:]] * times])
+    more = replace(
+        t,
+        actions=t.actions * times,
+        costs=t.costs * times,
+        releases=t.releases * times,
+        left=t.left * times,
+        sizes=sizes,
+    )
+    assert len(render(page_data([replace(run, trajectory=more)]))) < 1_200_000
