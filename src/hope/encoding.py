@@ -32,6 +32,7 @@ from hope.surgery.operate import duplicate, operate
 from hope.surgery.store import Details, fingerprint, save_trajectory
 
 GRID, REFINEMENTS = 20, 6  # looks at a run's fidelity
+GROWTH = 4.0  # times the original's largest entry: beyond it, weights are reported as grown
 CHUNK = 256  # steps between two looks at the budget
 
 
@@ -100,6 +101,16 @@ class Encoding:
         """The predicted fidelity of the compressed model (see `hope.fidelity`)."""
         return self.judge(self.model)
 
+    @cached_property
+    def growth(self) -> dict[str, float]:
+        """Weights that absorption made larger: name -> largest entry now, in units of the largest before."""
+        before, after = (dict(net.named_parameters()) for net in (self.original, self.model))
+        return {
+            name: float(after[name].detach().abs().max() / before[name].detach().abs().max())
+            for name in self.views
+            if name in after and bool(before[name].any())
+        }
+
     def fidelities(self, points: int = 10) -> list[tuple[int, float]]:
         """(steps, predicted fidelity) at evenly spaced moments of the run."""
         steps = sorted({round(len(self.trajectory) * k / points) for k in range(points + 1)})
@@ -146,6 +157,13 @@ class Encoding:
         if self.example is not None:
             parts.append(f"fidelity {self.fidelity:.3f} (predicted without data; 1 is the original)")
         parts += self.notes
+        grown = {name: times for name, times in self.growth.items() if times > GROWTH}
+        if grown:
+            worst = max(grown, key=lambda name: grown[name])
+            parts.append(
+                f"{len(grown)} weights grew by more than {GROWTH:g} times, "
+                f"most {worst}: {grown[worst]:.1f} times"
+            )
         if self.left_alone:
             reasons = grid("Left alone by this method", " what", " why")
             for name, reason in list(self.left_alone.items())[:12]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 from pathlib import Path
 
 import pytest
@@ -250,3 +251,16 @@ def test_repaired_variances_are_those_of_the_signals() -> None:
     bn = small[4]  # type: ignore[index]
     assert torch.allclose(z.mean(dim=0), bn.running_mean, atol=0.1 * float(z.std()))  # type: ignore[arg-type, union-attr]
     assert torch.allclose(z.var(dim=0), bn.running_var, rtol=0.15)  # type: ignore[arg-type, union-attr]
+
+
+def test_weights_that_grow_are_reported() -> None:
+    net = network(3)
+    encoding = hope.encode(net, EXAMPLE, density=0.6, method="absorb", evict=False)
+    assert set(encoding.growth) == set(encoding.views)
+    assert all(0 < times < 4 for times in encoding.growth.values())
+    assert "grew" not in str(encoding)
+    with torch.no_grad():
+        encoding.model[8].weight *= 1000  # type: ignore[index, operator, union-attr]
+    again = dataclasses.replace(encoding)
+    vars(again)["model"] = encoding.model
+    assert "weights grew by more than 4 times, most 8.weight" in str(again)
