@@ -27,6 +27,8 @@ coverage: setup
 figures: setup
 	$(BIN)/python -m benchmarks.draw
 	$(BIN)/python -m benchmarks.compression --write-readme
+	$(BIN)/python -m benchmarks.study --write-readme
+	$(BIN)/python -m benchmarks.speed
 
 setup: $(VENV)/.done
 

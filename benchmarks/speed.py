@@ -1,0 +1,28 @@
+"""The results of `hope bench speed --out benchmarks/speed.json` as Markdown in the README."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from benchmarks.readme import put
+
+RESULTS = Path(__file__).with_name("speed.json")
+
+
+def table() -> str:
+    results = json.loads(RESULTS.read_text())
+    net, rows = results["network"], results["layers"]
+    last = rows[-1]
+    return (
+        f"ResNet-50 (random weights) from 1.0 to density 0.3, {net['steps']:,} steps, everything but the "
+        f"capture of the graph: **{net['encode / grams']:.1f} times** the time of its float64 Gram products "
+        f"alone, **{net['naive rescan / encode']:.0f} times** faster than looking at all live pairs before "
+        f"each step; {net['megabytes beyond the model']:.0f} MB beyond the model. One layer of "
+        f"{last['neurons']:,} neurons with fan-in and fan-out 2,048, down to one: {last['seconds']:.0f} s, "
+        f"{last['megabytes']:,.0f} MB. Ratios from one run of `hope bench speed` on two cores.\n"
+    )
+
+
+if __name__ == "__main__":
+    put("speed", table())
