@@ -88,7 +88,7 @@ class Energies:
         return torch.where(owner >= 0, self._written(group)[owner.clamp(min=0)], 0.0)
 
     def _written(self, group: Group) -> Tensor:
-        """Without a surrogate: what the BNs write into each channel, Σ γ² + β² (as in the paper's E_identity)."""
+        """Without a surrogate: what the BNs write into each channel, Σ γ² + β² (see E_identity)."""
         energy = torch.zeros(group.units, dtype=torch.float64)
         known = False
         for place in group.places:

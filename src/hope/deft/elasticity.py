@@ -1,9 +1,9 @@
 """Which units are core and which are slack: the two definitions that the paper gives.
 
-By prune cost (Section "DEFT"): each neuron's J_prune = N·‖f_i‖/E_b is recorded when it leaves while
-encoding; those below the lock threshold, a percentile of all of them, are slack. By capacity (Algorithm "DEFT"): those
-whose ‖f_i‖ is at most the percentile of all capacities are slack. Evictions are off, and the last neuron of a
-layer is core.
+By prune cost (Section "DEFT"): each neuron's J_prune = N·‖f_i‖/E_b is recorded when it leaves while encoding;
+those below the lock threshold, a percentile of all of them, are slack. By capacity (Algorithm "DEFT"): those
+whose ‖f_i‖ is at most the percentile of all capacities are slack. Evictions are off, and the last neuron of
+a layer is core.
 
 Redundant neurons are merged on the way: the merges that a layer's path chooses at a cost below the lock
 threshold. A merge of the path that is not carried out was cheaper than pruning either of its two, so both of
