@@ -1,7 +1,8 @@
 """What DEFT is compared with, behind the same interface: a `Tuning` to train with any loop.
 
 Add `tuning.penalty()` to the loss; it is 0 where a method has none. These methods have no slack, so
-`source()` masks nothing unless asked to with `masked=True`, which takes the mask of the partition that was given.
+`source()` masks nothing unless asked to with `masked=True`, which takes the mask of the partition that was
+given.
 """
 
 from __future__ import annotations

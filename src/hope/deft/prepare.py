@@ -25,11 +25,12 @@ def prepare(
     Weights from slack to core are severed in all consumers and taps, W₀ = M ⊙ W_source (paper, Section
     "Consistency at Initialization"). Whatever belongs to a core unit is frozen: its filter, bias, BN scale
     and shift, and what it shares with others. Gradients of frozen entries are zero before any optimizer sees
-    them, and frozen entries are the same to the bit after every step, whatever weight decay does (see `Gate`).
+    them, and frozen entries are the same to the bit after every step, whatever weight decay does (see
+    `Gate`).
 
     In training, BN statistics of all channels follow the target data, as in the paper, and `source()` puts
-    the source's back. With `freeze_statistics=True` core channels are normalised by the source's statistics in
-    training, too: then the core computes for the target exactly what it does for the source.
+    the source's back. With `freeze_statistics=True` core channels are normalised by the source's statistics
+    in training, too: then the core computes for the target exactly what it does for the source.
 
     Args:
         model: the model that was partitioned.

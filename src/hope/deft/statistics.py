@@ -56,9 +56,9 @@ class Held:
             self.frozen, self.mean, self.variance = (
                 t.to(x.device) for t in (self.frozen, self.mean, self.variance)
             )
-        with torch.no_grad():
-            bn.running_mean.copy_(torch.where(self.frozen, self.mean, bn.running_mean))
-            bn.running_var.copy_(torch.where(self.frozen, self.variance, bn.running_var))
+        # through .data: autograd has noted the statistics, though in training its formula does not read them
+        bn.running_mean.data.copy_(torch.where(self.frozen, self.mean, bn.running_mean))
+        bn.running_var.data.copy_(torch.where(self.frozen, self.variance, bn.running_var))
         fixed = functional.batch_norm(x, self.mean, self.variance, bn.weight, bn.bias, False, 0.0, bn.eps)
         return torch.where(self.frozen.reshape(1, -1, *[1] * (x.ndim - 2)), fixed, output)
 

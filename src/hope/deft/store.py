@@ -1,8 +1,8 @@
 """Save a tuning as what differs from the source model, and load it again: JSON and safetensors, no pickle.
 
 A folder holds `adapter.json` and `adapter-….safetensors`. Of every parameter only the entries that could
-move, or that merging and severing rewrote, are stored; the rest is the source checkpoint's, named by its hash. The
-JSON is written last and names the arrays by theirs, so a folder is either as it was or complete.
+move, or that merging and severing rewrote, are stored; the rest is the source checkpoint's, named by its
+hash. The JSON is written last and names the arrays by theirs, so a folder is either as it was or complete.
 """
 
 from __future__ import annotations
