@@ -126,7 +126,9 @@ def core_signals(tuning: Tuning, part: Partition, x: Tensor, *, source: bool = T
             if mask is not None:
                 keep = mask.expand(module.running_mean.shape)
 
-                def note(_: nn.Module, __: object, out: Tensor, name: str = name, keep: Tensor = keep) -> None:
+                def note(
+                    _: nn.Module, __: object, out: Tensor, name: str = name, keep: Tensor = keep
+                ) -> None:
                     found[name] = out[:, keep].clone()
 
                 hooks.append(module.register_forward_hook(note))

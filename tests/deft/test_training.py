@@ -63,7 +63,9 @@ def test_every_optimizer_keeps_the_core(name: str, net: Callable[[], nn.Module])
 def test_merged_networks_keep_the_core() -> None:
     part, tuning = prepared(made(chain()), merge=True)
     assert part.merges
-    check(tuning, part, lambda: train(tuning.model, OPTIMIZERS["AdamW with decay"](tuning.model.parameters())))
+    check(
+        tuning, part, lambda: train(tuning.model, OPTIMIZERS["AdamW with decay"](tuning.model.parameters()))
+    )
 
 
 def test_lbfgs_keeps_the_core() -> None:
