@@ -115,7 +115,7 @@ def slack_entries(tuning: Tuning) -> dict[str, Tensor]:
 
 
 def core_signals(tuning: Tuning, part: Partition, x: Tensor, *, source: bool = True) -> dict[str, Tensor]:
-    """What every core unit computes on some inputs: outputs of all BNs, core channels only; and the logits."""
+    """What every core unit computes on some inputs (BN outputs, core channels only), and the logits."""
     found: dict[str, Tensor] = {}
     model = tuning.model
 

@@ -1,4 +1,4 @@
-"""Any elasticity on any network that can be read: what belongs to the core stays, and the source task with it."""
+"""Any elasticity on any network that can be read: the core stays, and the source task with it."""
 
 from __future__ import annotations
 

@@ -121,7 +121,7 @@ def test_infinite_gradients_do_not_reach_the_core() -> None:
 
 def test_the_core_stays_when_only_the_model_is_kept() -> None:
     net = made(chain())
-    part, tuning = prepared(net)
+    _, tuning = prepared(net)
     model, frozen, before = tuning.model, tuning.frozen, core_entries(tuning)
     del tuning
     gc.collect()
@@ -167,7 +167,7 @@ def test_other_optimizers_are_left_alone() -> None:
 
 
 def test_a_model_that_changes_its_type_keeps_its_core() -> None:
-    part, tuning = prepared(made(chain()))
+    _, tuning = prepared(made(chain()))
     tuning.model.double()
     before = core_entries(tuning)
     optimizer = OPTIMIZERS["AdamW with decay"](tuning.model.parameters())
