@@ -1,5 +1,6 @@
 """HOPE: read a trained network as neurons and make it smaller: no data, no fine-tuning, no knobs."""
 
+from hope import deft
 from hope._version import __version__
 from hope.anatomy.anatomy import Anatomy
 from hope.encoder.actions import Absorb, Evict, Merge, Prune
@@ -38,6 +39,7 @@ __all__ = [
     "__version__",
     "capacities",
     "cut",
+    "deft",
     "dream",
     "encode",
     "fidelity",

@@ -115,7 +115,7 @@ def test_weights_outside_the_folder_are_never_read(saved: tuple[Path, nn.Module]
     outside.write_bytes(_weights(folder).read_bytes())
     plan = json.loads((folder / store.PLAN).read_text())
     plan["weights"]["file"] = "../outside.safetensors"
-    plan["sha256"] = store._digest(plan)
+    plan["sha256"] = store.digest_of(plan)
     (folder / store.PLAN).write_text(json.dumps(plan))
     with pytest.raises(hope.DamagedFolder, match="missing"):
         hope.load(folder, Network())

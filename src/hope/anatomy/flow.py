@@ -75,6 +75,7 @@ class Flow:
         self.ids: dict[tuple[str, int], Ids] = {}
         self.roles: dict[tuple[str, int], str] = {}
         self.pins: list[tuple[Ids, str]] = []
+        self.mixed: list[tuple[Ids, str]] = []
         self.added: list[tuple[Ids, str]] = []
         self.reads: dict[str, dict[str, tuple[Step, ...]]] = {}
         self.positions: Counter[str] = Counter()
@@ -99,17 +100,26 @@ class Flow:
         self.order.setdefault(tensor, len(self.order))
         return self.tensor_ids(tensor, dim)
 
-    def pin(self, ids: Ids, reason: str) -> None:
-        """Hold ids fast: they can never be removed, for this reason."""
+    def pin(self, ids: Ids, reason: str, *, mixes: bool = True) -> None:
+        """Hold ids fast: they can never be removed, for this reason.
+
+        Args:
+            ids: whom.
+            reason: why, in words.
+            mixes: whether one channel's signal may reach another's there (False where channels stay apart and
+                only cannot be cut).
+        """
         ids = ids[ids >= 0]
         if ids.size:
             self.pins.append((ids, reason))
+            if mixes:
+                self.mixed.append((ids, reason))
 
-    def pin_all(self, values: Iterable[Value], reason: str) -> None:
+    def pin_all(self, values: Iterable[Value], reason: str, *, mixes: bool = True) -> None:
         """Hold fast whatever stands in these values."""
         for value in values:
             for label in value.labels:
-                self.pin(label, reason)
+                self.pin(label, reason, mixes=mixes)
 
     # ---- the walk ------------------------------------------------------------------------------------------
 
@@ -134,7 +144,7 @@ class Flow:
                 if is_in_place(node) and isinstance(node.args[0], Node):
                     self._env[node.args[0]] = self._env[node]
             elif node.op == "output":
-                self.pin_all(self.values(node.args), "it is an output of the model")
+                self.pin_all(self.values(node.args), "it is an output of the model", mixes=False)
         if graph.training:
             self.positions = positions
         else:
@@ -224,7 +234,8 @@ class Flow:
                 sizes = (1,) * (ndim - len(value.shape)) + tuple(value.shape)
                 if not any(value is holder for holder, _ in holders) and any(sizes[d] != 1 for d in over):
                     for _, other in holders:
-                        self.pin(other, f"{what} combines it with values whose channels are not tracked")
+                        words = f"{what} combines it with values whose channels are not tracked"
+                        self.pin(other, words, mixes=False)
             for (first, a), (second, b) in pairwise(holders):
                 self._tie(a, b, what, adds and not first.static and not second.static)
             result.append(label)
@@ -243,8 +254,8 @@ class Flow:
         if adds and differ.any():
             self.added.append((a[differ], what))
         reason = f"{what} combines it with channels that stay"
-        self.pin(a[(a >= 0) & (b == FIXED)], reason)
-        self.pin(b[(b >= 0) & (a == FIXED)], reason)
+        self.pin(a[(a >= 0) & (b == FIXED)], reason, mixes=False)
+        self.pin(b[(b >= 0) & (a == FIXED)], reason, mixes=False)
 
 
 def origins_of(values: Iterable[Value]) -> tuple[str, ...]:

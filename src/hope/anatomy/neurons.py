@@ -115,6 +115,8 @@ class Stream:
         channels: how many separate channels it has.
         writers, readers: module paths, in order of execution.
         slices: everything that would be cut.
+        owners: for each slice, the channel (0 to channels − 1) that each of its places belongs to.
+        mixed: where its channels do not stay apart, in words; "" if they do.
     """
 
     name: str
@@ -122,6 +124,8 @@ class Stream:
     writers: tuple[str, ...]
     readers: tuple[str, ...]
     slices: tuple[Slice, ...]
+    owners: tuple[Ids, ...] = ()
+    mixed: str = ""
 
 
 @dataclass(frozen=True)
@@ -156,6 +160,7 @@ class _Units:
     def __init__(self, flow: Flow) -> None:
         root = flow.ties.resolve()
         self.pinned = _first_words(root, flow.pins)
+        self.mixed = _first_words(root, flow.mixed)
         self.added = _first_words(root, flow.added)
         self.places: dict[Key, Ids] = {key: root[ids] for key, ids in flow.ids.items()}
         self._homes: dict[int, list[Key]] = {}
@@ -204,7 +209,8 @@ def read(flow: Flow, parameters: frozenset[str], shared: Mapping[str, tuple[str,
         touched = units.touched(own)
         tie = next((units.added[unit] for unit in own.tolist() if unit in units.added), None)
         if tie is not None and len(group) > 1:
-            streams.append(_stream(flow, group, touched, units.places, own))
+            mixed = next((units.mixed[unit] for unit in own.tolist() if unit in units.mixed), "")
+            streams.append(_stream(flow, group, touched, units.places, own, mixed))
         reason = _reason(flow, group, units, own, touched, tie)
         slices = _slices(flow, touched, units.places, own) if reason is None else None
         if slices is not None:
@@ -339,17 +345,25 @@ def _stream(
     touched: list[Key],
     places: Mapping[Key, Ids],
     units: Ids,
+    mixed: str,
 ) -> Stream:
     readers = sorted(
         (key for key in touched if flow.roles.get(key) == "in"), key=lambda key: flow.order[key[0]]
     )
-    slices = []
+    slices, owners = [], []
     for tensor, dim in touched:
         owner = places[tensor, dim]
         where = np.flatnonzero(np.isin(owner, units))
         role = flow.roles.get((tensor, dim), "along")
         slices.append(Slice(tensor, dim, "along" if role == "through" else role, where.reshape(-1, 1)))
+        owners.append(np.searchsorted(units, owner[where]))
     writers = tuple(module_of(tensor) for tensor, _ in group)
     return Stream(
-        writers[0], len(units), writers, tuple(dict.fromkeys(module_of(t) for t, _ in readers)), tuple(slices)
+        writers[0],
+        len(units),
+        writers,
+        tuple(dict.fromkeys(module_of(t) for t, _ in readers)),
+        tuple(slices),
+        tuple(owners),
+        mixed,
     )

@@ -27,7 +27,12 @@ def to_plain(anatomy: Anatomy) -> dict[str, Any]:
             for block in anatomy.blocks
         ],
         "streams": [
-            {**_fields(stream), "slices": [_slice(s) for s in stream.slices]} for stream in anatomy.streams
+            {
+                **_fields(stream),
+                "slices": [_slice(s) for s in stream.slices],
+                "owners": [_pack(owner.reshape(-1, 1)) for owner in stream.owners],
+            }
+            for stream in anatomy.streams
         ],
         "skipped": [asdict(one) for one in anatomy.skipped],
         "shapes": {name: list(shape) for name, shape in anatomy.shapes.items()},
@@ -54,6 +59,8 @@ def from_plain(data: dict[str, Any]) -> Anatomy:
                 tuple(s["writers"]),
                 tuple(s["readers"]),
                 tuple(_read_slice(p) for p in s["slices"]),
+                tuple(_unpack(owner)[:, 0] for owner in s.get("owners", ())),
+                s.get("mixed", ""),
             )
             for s in data["streams"]
         ),

@@ -7,6 +7,7 @@ import json
 import os
 import subprocess
 import sys
+from concurrent.futures import ProcessPoolExecutor
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -21,7 +22,7 @@ WIDTHS = (256, 512, 1024, 2048, 4096, 8192)
 def register(commands: Any) -> None:
     """Add the command."""
     parser: argparse.ArgumentParser = commands.add_parser(
-        "bench", help="measure compression or speed", description="Measurements."
+        "bench", help="measure compression, speed, or transfer", description="Measurements."
     )
     kinds = parser.add_subparsers(dest="kind", required=True, metavar="KIND")
     one = kinds.add_parser(
@@ -32,6 +33,16 @@ def register(commands: Any) -> None:
     one.add_argument("--layer", type=int, help=argparse.SUPPRESS)
     one.set_defaults(run=run_speed)
     _register_compression(kinds)
+    two = kinds.add_parser("transfer", help="fine-tuning without forgetting: DEFT against its baselines")
+    two.add_argument(
+        "--scale", choices=["small", "full"], default="small", help="full is the paper's protocol"
+    )
+    two.add_argument(
+        "--out", metavar="FOLDER", default="transfer", help="where the pieces go; resumes from them"
+    )
+    two.add_argument("--data", metavar="FOLDER", help="where the images are (default: $HOPE_DATA)")
+    two.add_argument("--workers", type=int, default=1, help="processes")
+    two.set_defaults(run=run_transfer)
 
 
 def _register_compression(kinds: Any) -> None:
@@ -137,3 +148,32 @@ def run_speed(options: argparse.Namespace) -> None:
     print(text(summary, "", table))
     if options.out:
         Path(options.out).write_text(json.dumps({"network": whole, "layers": rows}, indent=1) + "\n")
+
+
+def run_transfer(options: argparse.Namespace) -> None:
+    """Run the benchmark, or what is left of it, and print its table."""
+    from hope.bench import transfer
+
+    data = options.data or os.environ.get("HOPE_DATA")
+    if not data:
+        raise MissingData("the benchmark needs images: set HOPE_DATA or give --data")
+    executor = ProcessPoolExecutor(options.workers) if options.workers > 1 else None
+    try:
+        found = transfer.run(
+            Path(options.out),
+            Path(data),
+            transfer.SCALES[options.scale],
+            executor=executor,
+            note=lambda line: print(line, file=sys.stderr),
+        )
+    finally:
+        if executor is not None:
+            executor.shutdown(cancel_futures=True)
+    for best in ("best by target", "best by h"):
+        table = grid(
+            f"Test accuracy, epoch {best}", " method", "target", "source", "source masked", "H-score"
+        )
+        for name, row in found.items():
+            cells = [row[best][k] for k in ("test target", "test source", "test source masked", "test h")]
+            table.add_row(name, *(f"{100 * mean:.2f} ± {100 * spread:.2f}" for mean, spread in cells))
+        print(text(table, ""))

@@ -168,11 +168,11 @@ def save_trajectory(
             "sha256": moments_hash,
             "views": [[v.weight, v.dim, v.repeat, v.bn, v.bias] for v in views.values()],
         }
-        _write(folder / moments_name, moments)
+        write_file(folder / moments_name, moments)
         written.add(moments_name)
-    plan["sha256"] = _digest(plan)
-    _write(folder / weights_name, weights)
-    _write(folder / PLAN, json.dumps(plan, indent=None, separators=(",", ":")).encode())
+    plan["sha256"] = digest_of(plan)
+    write_file(folder / weights_name, weights)
+    write_file(folder / PLAN, json.dumps(plan, indent=None, separators=(",", ":")).encode())
     for stale in [*folder.glob("weights-*.safetensors"), *folder.glob("moments-*.safetensors")]:
         if stale.name not in written:
             stale.unlink(missing_ok=True)
@@ -188,12 +188,13 @@ def _arrays(views: Mapping[str, View]) -> dict[str, Tensor]:
     }
 
 
-def _digest(plan: dict[str, Any]) -> str:
+def digest_of(plan: dict[str, Any]) -> str:
+    """A hash of a plan, without the hash that it carries."""
     body = {key: value for key, value in plan.items() if key != "sha256"}
     return hashlib.sha256(json.dumps(body, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
 
 
-def _write(path: Path, data: bytes) -> None:
+def write_file(path: Path, data: bytes) -> None:
     """All or nothing: a reader sees the old file or the new one."""
     partial = path.with_name(f".{path.name}.{os.getpid()}.part")
     try:
@@ -236,7 +237,7 @@ class Run:
         if self.moments is None:
             return {}
         path = self.folder / Path(self.moments["file"]).name
-        arrays = {name: t.double() for name, t in _tensors(path, self.moments["sha256"]).items()}
+        arrays = {name: t.double() for name, t in read_tensors(path, self.moments["sha256"]).items()}
         found = {}
         for weight, dim, repeat, bn, bias in self.moments["views"]:
             some = {name: arrays[f"{weight}/{name}"] for name in MOMENTS}
@@ -307,7 +308,7 @@ def load(
     given = {"density": density, "params": params, "macs": macs, "steps": steps}
     if any(value is not None for value in given.values()):
         return _replay(run, model, given)
-    weights = _tensors(run.weights, run.weights_hash)
+    weights = read_tensors(run.weights, run.weights_hash)
     small = duplicate(model)
     try:
         operate(small, run.anatomy, run.trajectory.actions[: run.steps], arithmetic=False)
@@ -331,7 +332,8 @@ def _replay(run: Run, model: nn.Module, given: dict[str, float | None]) -> nn.Mo
     return cut(model, run.anatomy, actions, views=run.views())
 
 
-def _tensors(path: Path, digest: str) -> dict[str, Tensor]:
+def read_tensors(path: Path, digest: str) -> dict[str, Tensor]:
+    """The arrays of a file, whose hash must be the one given."""
     if not path.is_file():
         raise DamagedFolder(f"{path} is missing: copy the whole folder, or save the run again")
     if _file_hash(path) != digest:
@@ -366,7 +368,7 @@ def _plan(folder: Path) -> dict[str, Any]:
         raise DamagedFolder(
             f"{path} has version {plan.get('version')}, this package reads {VERSION}: update the package"
         )
-    if plan.get("sha256") != _digest(plan):
+    if plan.get("sha256") != digest_of(plan):
         raise DamagedFolder(
             f"{path} was altered after it was saved: copy the folder again, or save the run again"
         )

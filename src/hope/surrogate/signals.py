@@ -69,7 +69,7 @@ def layer_state(layer: NeuronLayer, anatomy: Anatomy, tensors: Mapping[str, Tens
     """A layer's state, or the reason in words why it has none."""
     square = torch.zeros(layer.neurons, dtype=torch.float64)
     for consumer in layer.consumers:
-        signal = _signal(layer, consumer, tensors)
+        signal = signal_energies(layer, consumer, tensors)
         if isinstance(signal, str):
             return signal
         square += (_outgoing(layer, consumer, tensors, signal.shape[1]) * signal).sum(dim=1)
@@ -91,7 +91,7 @@ def _slice(layer: NeuronLayer, tensor: str) -> Slice | None:
     return next((part for part in layer.slices if part.tensor == tensor), None)
 
 
-def _signal(layer: NeuronLayer, consumer: Consumer, tensors: Mapping[str, Tensor]) -> Tensor | str:
+def signal_energies(layer: NeuronLayer, consumer: Consumer, tensors: Mapping[str, Tensor]) -> Tensor | str:
     """Energies E Ψ(y)² of what a consumer sees, (neurons, channels a neuron has there)."""
     step = consumer.last("bn")
     if step is None:

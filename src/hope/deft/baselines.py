@@ -1,0 +1,167 @@
+"""What DEFT is compared with, behind the same interface: a `Tuning` to train with any loop.
+
+Add `tuning.penalty()` to the loss; it is 0 where a method has none. These methods have no slack, so
+`source()` masks nothing unless asked to with `masked=True`, which takes the mask of the partition that was
+given.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+
+import torch
+from torch import Tensor, nn
+
+from hope.deft.fisher import Loss, fisher
+from hope.deft.heads import InvalidHead, new_head
+from hope.deft.masks import in_head
+from hope.deft.partition import Partition
+from hope.deft.tuning import Penalty, Tuning
+from hope.surgery.operate import duplicate
+from hope.surgery.store import fingerprint
+
+
+def full(model: nn.Module, at: Partition | str, *, head: int | nn.Module | None = None) -> Tuning:
+    """Everything learns.
+
+    Args:
+        model: the source model; it is not changed.
+        at: the head's name, or a partition, for its head and its mask.
+        head: number of outputs of the new head, a module, or None to start from the source's.
+
+    Example:
+        >>> net = nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 3))
+        >>> full(net, "3", head=2).print_trainable_parameters()
+        trainable params: 74 || all params: 74 || trainable%: 100.0000
+    """
+    return _tuning("full", model, at, head, lambda name, tensor: False)
+
+
+def head_only(model: nn.Module, at: Partition | str, *, head: int | nn.Module | None = None) -> Tuning:
+    """Only the head learns; the backbone is a fixed feature extractor, BN statistics included.
+
+    Example:
+        >>> net = nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 3))
+        >>> head_only(net, "3", head=2).print_trainable_parameters()
+        trainable params: 18 || all params: 74 || trainable%: 24.3243
+    """
+    return _tuning("head-only", model, at, head, lambda name, tensor: True, freeze_statistics=True)
+
+
+def bn_tuning(model: nn.Module, at: Partition | str, *, head: int | nn.Module | None = None) -> Tuning:
+    """The paper's PEFT: all one-dimensional tensors (BN scales and shifts, biases) and the head learn.
+
+    Example:
+        >>> net = nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 3))
+        >>> bn_tuning(net, "3", head=2).print_trainable_parameters()
+        trainable params: 42 || all params: 74 || trainable%: 56.7568
+    """
+    return _tuning("bn-tuning", model, at, head, lambda name, tensor: tensor.ndim > 1)
+
+
+def ewc(
+    model: nn.Module,
+    at: Partition | str,
+    *,
+    batches: Iterable[tuple[Tensor, Tensor]] | None = None,
+    importance: Mapping[str, Tensor] | None = None,
+    strength: float = 1.0,
+    head: int | nn.Module | None = None,
+    loss: Loss = nn.functional.cross_entropy,
+) -> Tuning:
+    """Elastic weight consolidation: λ/2 Σ FIM_i·(θ_i − θ_i*)² over the backbone is added to the loss.
+
+    Args:
+        model: the source model; it is not changed.
+        at: the head's name, or a partition.
+        batches: source training data, to compute the Fisher information on.
+        importance: the Fisher information, where it is at hand (see `fisher`); instead of `batches`.
+        strength: λ.
+        head: as in `full`.
+        loss: the source's loss.
+
+    Example:
+        >>> net = nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 3))
+        >>> data = [(torch.randn(16, 4), torch.randint(3, (16,)))]
+        >>> tuning = ewc(net, "3", batches=data, strength=5.0, head=2)
+        >>> tuning.penalty().item()
+        0.0
+    """
+    if importance is None:
+        if batches is None:
+            raise InvalidHead("EWC needs source data (batches=) or its Fisher information (importance=)")
+        importance = fisher(model, batches, loss=loss)
+    tuning = _tuning("ewc", model, at, head, lambda name, tensor: False)
+    weights = {name: strength * f for name, f in importance.items() if not in_head(name, tuning.head)}
+    _penalise(tuning, weights, weights)
+    return tuning
+
+
+def l2_sp(
+    model: nn.Module,
+    at: Partition | str,
+    *,
+    strength: float = 0.1,
+    head_strength: float = 0.01,
+    head: int | nn.Module | None = None,
+) -> Tuning:
+    """L2-SP (Li et al., 2018): α/2 ‖θ − θ*‖² over the backbone and β/2 ‖θ‖² over the head.
+
+    Args:
+        model: the source model; it is not changed.
+        at: the head's name, or a partition.
+        strength: α.
+        head_strength: β.
+        head: as in `full`.
+
+    Example:
+        >>> net = nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 3))
+        >>> l2_sp(net, "3", head_strength=0.0, head=2).penalty().item()
+        0.0
+    """
+    tuning = _tuning("l2-sp", model, at, head, lambda name, tensor: False)
+    names = [name for name, _ in tuning.model.named_parameters()]
+    weights = {n: torch.tensor(head_strength if in_head(n, tuning.head) else strength) for n in names}
+    _penalise(tuning, weights, [name for name in names if not in_head(name, tuning.head)])
+    return tuning
+
+
+def _penalise(tuning: Tuning, weights: Mapping[str, Tensor], anchored: Iterable[str]) -> None:
+    now = {name: parameter.detach().clone() for name, parameter in tuning.model.named_parameters()}
+    tuning.set_penalty(Penalty(tuning.model, weights, {name: now[name] for name in anchored}))
+
+
+def _tuning(
+    method: str,
+    model: nn.Module,
+    at: Partition | str,
+    head: int | nn.Module | None,
+    freezes: Callable[[str, Tensor], bool],
+    *,
+    freeze_statistics: bool = False,
+) -> Tuning:
+    """A tuning that freezes whole tensors.
+
+    Args:
+        freezes: name and parameter -> whether it stays.
+        freeze_statistics: hold all running statistics, too.
+    """
+    name = at if isinstance(at, str) else at.head
+    if not name or name not in dict(model.named_modules()):
+        raise InvalidHead(f"there is no module {name!r} in this {type(model).__name__} to be the head")
+    tuned = duplicate(model)
+    frozen = {
+        key: torch.tensor(freezes(key, tensor)).reshape([1] * tensor.ndim)
+        for key, tensor in [*tuned.named_parameters(), *tuned.named_buffers()]
+    }
+    return Tuning(
+        tuned,
+        method=method,
+        head=name,
+        new_head=new_head(tuned.get_submodule(name), head, name),
+        frozen=frozen,
+        columns={} if isinstance(at, str) else at.head_columns,
+        freeze_statistics=freeze_statistics,
+        original=fingerprint(model),
+        masks_source=False,
+    )

@@ -1,0 +1,105 @@
+"""From the elasticity of units to that of single weights: what is frozen, and what is severed."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from hope.anatomy.anatomy import Anatomy
+from hope.anatomy.labels import Ids
+from hope.deft.groups import Group, Places
+
+
+def in_head(tensor: str, head: str) -> bool:
+    """Whether a tensor belongs to the head."""
+    return tensor.startswith(f"{head}.")
+
+
+def _along(values: Ids, dim: int, ndim: int) -> Tensor:
+    """A mask that varies along one dimension only."""
+    shape = [1] * ndim
+    shape[dim] = len(values)
+    return torch.from_numpy(np.ascontiguousarray(values)).bool().reshape(shape)
+
+
+def frozen_masks(
+    anatomy: Anatomy, groups: Sequence[Group], core: Mapping[str, Tensor], head: str
+) -> dict[str, Tensor]:
+    """Tensor -> a mask that broadcasts to its shape, True where it must not move.
+
+    An entry moves only if everything that it writes or goes along with is slack: rows of filters, biases, BN
+    numbers. Places that no unit owns, and tensors that belong to no unit (a scalar that core and slack
+    share), are core. The head is free.
+    """
+    rows: dict[tuple[str, int], Ids] = {}
+    for group in groups:
+        locked = core[group.name].numpy()
+        for place in group.places:
+            if place.role != "in":
+                vector = rows.setdefault((place.tensor, place.dim), np.ones(len(place.owner), dtype=np.int64))
+                own = place.owner >= 0
+                vector[own] = locked[place.owner[own]]
+    masks: dict[str, Tensor] = {}
+    for tensor, shape in anatomy.shapes.items():
+        if in_head(tensor, head):
+            masks[tensor] = torch.zeros([1] * len(shape), dtype=torch.bool)
+            continue
+        parts = [_along(v, dim, len(shape)) for (name, dim), v in rows.items() if name == tensor]
+        mask = torch.ones([1] * len(shape), dtype=torch.bool)
+        for position, part in enumerate(parts):
+            mask = part if position == 0 else mask | part
+        masks[tensor] = mask
+    return masks
+
+
+def slack_inputs(groups: Sequence[Group], core: Mapping[str, Tensor]) -> dict[tuple[str, int], Tensor]:
+    """(weight, dim) -> (places,) True where the weight reads slack."""
+    found: dict[tuple[str, int], Tensor] = {}
+    for group in groups:
+        for place in group.places:
+            if place.role == "in":
+                reads = found.setdefault(
+                    (place.tensor, place.dim), torch.zeros(len(place.owner), dtype=torch.bool)
+                )
+                reads |= owned(place, ~core[group.name])
+    return found
+
+
+def owned(place: Places, which: Tensor) -> Tensor:
+    """(places,) True where a unit stands that is marked."""
+    owner = torch.from_numpy(place.owner)
+    return torch.where(owner >= 0, which[owner.clamp(min=0)], torch.zeros((), dtype=torch.bool))
+
+
+def severed_masks(
+    anatomy: Anatomy,
+    groups: Sequence[Group],
+    core: Mapping[str, Tensor],
+    frozen: Mapping[str, Tensor],
+    head: str,
+) -> dict[str, Tensor]:
+    """Weight -> a mask that broadcasts to its shape, True where it leads from slack to core.
+
+    M of the paper (Section "Consistency at Initialization") is its complement; for kernels, all taps.
+    """
+    masks: dict[str, Tensor] = {}
+    for (tensor, dim), reads in slack_inputs(groups, core).items():
+        if not in_head(tensor, head):
+            part = _along(reads.numpy(), dim, len(anatomy.shapes[tensor])) & frozen[tensor]
+            masks[tensor] = masks[tensor] | part if tensor in masks else part
+    return masks
+
+
+def head_columns(
+    anatomy: Anatomy, groups: Sequence[Group], core: Mapping[str, Tensor], head: str
+) -> dict[str, Tensor]:
+    """The head's weights -> a mask that broadcasts to their shape, True where they read slack."""
+    masks: dict[str, Tensor] = {}
+    for (tensor, dim), reads in slack_inputs(groups, core).items():
+        if in_head(tensor, head):
+            part = _along(reads.numpy(), dim, len(anatomy.shapes[tensor]))
+            masks[tensor] = masks[tensor] | part if tensor in masks else part
+    return masks

@@ -1,0 +1,94 @@
+"""`hope.deft.prepare`: merge, sever, freeze, put a new head on; then train with any loop and optimizer."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from hope.deft.heads import new_head
+from hope.deft.partition import Partition
+from hope.deft.tuning import Tuning
+from hope.errors import CheckpointMismatch
+from hope.surgery.slice import get
+from hope.surgery.store import fingerprint
+
+
+def prepare(
+    model: nn.Module,
+    partition: Partition,
+    *,
+    head: int | nn.Module | None = None,
+    freeze_statistics: bool = False,
+) -> Tuning:
+    """A copy of the model that learns with its slack and keeps its core. The model itself is not changed.
+
+    Weights from slack to core are severed in all consumers and taps, W₀ = M ⊙ W_source (paper, Section
+    "Consistency at Initialization"). Whatever belongs to a core unit is frozen: its filter, bias, BN scale
+    and shift, and what it shares with others. Gradients of frozen entries are zero before any optimizer sees
+    them, and frozen entries are the same to the bit after every step, whatever weight decay does (see
+    `Gate`).
+
+    In training, BN statistics of all channels follow the target data, as in the paper, and `source()` puts
+    the source's back. With `freeze_statistics=True` core channels are normalised by the source's statistics
+    in training, too: then the core computes for the target exactly what it does for the source.
+
+    Args:
+        model: the model that was partitioned.
+        partition: what `hope.deft.partition` returned for it.
+        head: number of outputs of the new head, a module to put in its place, or None to start from the
+            source's head.
+        freeze_statistics: hold the running statistics of core channels.
+
+    Raises:
+        CheckpointMismatch: the partition was made for other weights.
+
+    Example:
+        >>> import torch, hope
+        >>> net = torch.nn.Sequential(
+        ...     torch.nn.Linear(4, 8), torch.nn.BatchNorm1d(8), torch.nn.ReLU(), torch.nn.Linear(8, 3)
+        ... )
+        >>> part = hope.deft.partition(net, torch.zeros(2, 4))
+        >>> tuning = hope.deft.prepare(net, part, head=2)
+        >>> optimizer = torch.optim.AdamW(tuning.model.parameters(), weight_decay=0.1)
+        >>> tuning.model(torch.randn(16, 4)).square().mean().backward()
+        >>> optimizer.step()
+        >>> tuning.moved()
+        []
+        >>> core = part.core["0"]
+        >>> torch.equal(tuning.model[1].weight[core], net[1].weight[core]) or len(part.merges) > 0
+        True
+    """
+    if fingerprint(model) != partition.original:
+        raise CheckpointMismatch(
+            f"the partition was made for other weights than this {type(model).__name__} has: "
+            "call hope.deft.partition on this model"
+        )
+    tuned = partition.consolidated(model)
+    sever(tuned, partition)
+    return Tuning(
+        tuned,
+        method="deft",
+        head=partition.head,
+        new_head=new_head(tuned.get_submodule(partition.head), head, partition.head),
+        frozen=partition.frozen,
+        columns=partition.head_columns,
+        freeze_statistics=freeze_statistics,
+        original=partition.original,
+        masks_source=True,
+        rewritten=_differences(model, tuned),
+    )
+
+
+@torch.no_grad()
+def sever(model: nn.Module, partition: Partition) -> None:
+    """Set all weights that lead from slack to core to zero, in place."""
+    for name, mask in partition.severed.items():
+        tensor = get(model, name)
+        tensor.masked_fill_(mask.to(tensor.device), 0)
+
+
+def _differences(before: nn.Module, after: nn.Module) -> dict[str, Tensor]:
+    """Tensor -> where it changed, for those that did."""
+    old, new = before.state_dict(), after.state_dict()
+    found = {name: (old[name] != new[name]).cpu() for name in new if isinstance(new[name], Tensor)}
+    return {name: mask for name, mask in found.items() if bool(mask.any())}

@@ -1,0 +1,81 @@
+"""BN statistics: remembering them, putting them back, and holding some channels still while others adapt."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+NAMES = ("running_mean", "running_var", "num_batches_tracked")
+
+
+def snapshot(model: nn.Module) -> dict[str, Tensor]:
+    """Copies of all running statistics, by their names in the model."""
+    return {
+        name: buffer.detach().clone()
+        for name, buffer in model.named_buffers()
+        if name.rpartition(".")[2] in NAMES
+    }
+
+
+@torch.no_grad()
+def put_back(model: nn.Module, statistics: Mapping[str, Tensor]) -> None:
+    """Write statistics into the model's buffers, in place."""
+    buffers = dict(model.named_buffers())
+    for name, value in statistics.items():
+        buffers[name].copy_(value)
+
+
+class Held:
+    """A forward hook on a BN: some channels are normalised by fixed statistics, in training too.
+
+    In evaluation it does nothing, since nothing moves the statistics then.
+
+    Args:
+        bn: the module.
+        frozen: (channels,) which ones.
+    """
+
+    def __init__(self, bn: nn.Module, frozen: Tensor) -> None:
+        assert isinstance(bn.running_mean, Tensor)
+        assert isinstance(bn.running_var, Tensor)
+        self.frozen = frozen.to(bn.running_mean.device)
+        self.mean, self.variance = bn.running_mean.detach().clone(), bn.running_var.detach().clone()
+
+    def __call__(self, bn: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> Tensor | None:
+        """Replace what the BN made of the frozen channels, and put their statistics back."""
+        if not bn.training:
+            return None
+        assert isinstance(bn, nn.modules.batchnorm._BatchNorm)
+        assert bn.running_mean is not None
+        assert bn.running_var is not None
+        x = inputs[0]
+        if self.mean.device != x.device:
+            self.frozen, self.mean, self.variance = (
+                t.to(x.device) for t in (self.frozen, self.mean, self.variance)
+            )
+        # through .data: autograd has noted the statistics, though in training its formula does not read them
+        bn.running_mean.data.copy_(torch.where(self.frozen, self.mean, bn.running_mean))
+        bn.running_var.data.copy_(torch.where(self.frozen, self.variance, bn.running_var))
+        fixed = functional.batch_norm(x, self.mean, self.variance, bn.weight, bn.bias, False, 0.0, bn.eps)
+        return torch.where(self.frozen.reshape(1, -1, *[1] * (x.ndim - 2)), fixed, output)
+
+
+def hold(model: nn.Module, frozen: Mapping[str, Tensor]) -> list[str]:
+    """Hold the statistics of frozen channels of every BN that has any; returns the BNs' names.
+
+    Args:
+        model: whose BNs.
+        frozen: buffer name -> a mask that broadcasts to it.
+    """
+    held = []
+    for name, module in model.named_modules():
+        key = f"{name}.running_mean" if name else "running_mean"
+        if isinstance(module, nn.modules.batchnorm._BatchNorm) and isinstance(module.running_mean, Tensor):
+            mask = frozen.get(key, torch.ones(1, dtype=torch.bool)).expand(module.running_mean.shape)
+            if bool(mask.any()):
+                module.register_forward_hook(Held(module, mask.clone()))
+                held.append(name)
+    return held

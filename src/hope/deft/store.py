@@ -1,0 +1,230 @@
+"""Save a tuning as what differs from the source model, and load it again: JSON and safetensors, no pickle.
+
+A folder holds `adapter.json` and `adapter-….safetensors`. Of every parameter only the entries that could
+move, or that merging and severing rewrote, are stored; the rest is the source checkpoint's, named by its
+hash. The JSON is written last and names the arrays by theirs, so a folder is either as it was or complete.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+from collections.abc import Mapping
+from os import PathLike
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from safetensors.torch import save as to_bytes
+from torch import Tensor, nn
+
+from hope.deft.heads import InvalidHead, new_head
+from hope.deft.masks import in_head
+from hope.deft.tuning import Penalty, Tuning
+from hope.errors import CheckpointMismatch, DamagedFolder
+from hope.surgery.operate import duplicate
+from hope.surgery.slice import get
+from hope.surgery.store import digest_of, fingerprint, read_tensors, write_file
+
+FORMAT = "hope-deft"
+VERSION = 1
+PLAN = "adapter.json"
+
+
+def save(tuning: Tuning, folder: str | PathLike[str]) -> Path:
+    """Write a tuning; see `Tuning.save_pretrained`."""
+    folder = Path(folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    arrays: dict[str, Tensor] = {}
+    for name, parameter in tuning.model.named_parameters():
+        value = parameter.detach().cpu()
+        if in_head(name, tuning.head):
+            arrays[f"head/{name.removeprefix(tuning.head + '.')}"] = value.clone()
+            continue
+        stored = (~tuning.frozen[name]).expand(value.shape)
+        if name in tuning.rewritten:
+            stored = stored | tuning.rewritten[name]
+        if bool(stored.any()):
+            arrays[f"values/{name}"] = value[stored]
+            arrays[f"places/{name}"] = _pack(stored)
+    head = tuning.source_head
+    for name, value in head.state_dict().items():
+        mask = tuning.rewritten.get(f"{tuning.head}.{name}")
+        if mask is not None:
+            arrays[f"source values/{name}"] = value.detach().cpu()[mask]
+            arrays[f"source places/{name}"] = _pack(mask)
+    for name, buffer in tuning.model.named_buffers():
+        if name in tuning.statistics:
+            arrays[f"buffers/{name}"] = buffer.detach().cpu().clone()
+            arrays[f"statistics/{name}"] = tuning.statistics[name].detach().cpu().clone()
+    penalty = tuning._penalty
+    for name, weight in (penalty.importance if penalty is not None else {}).items():
+        arrays[f"importance/{name}"] = weight.detach().cpu().clone()
+    for kind, masks in (("frozen", tuning.frozen), ("columns", tuning.columns)):
+        for name, mask in masks.items():
+            arrays[f"{kind}/{name}"] = _pack(mask)
+    new = tuning.model.get_submodule(tuning.head)
+    data = to_bytes({name: value.contiguous() for name, value in arrays.items()})
+    digest = hashlib.sha256(data).hexdigest()
+    plan: dict[str, Any] = {
+        "format": FORMAT,
+        "version": VERSION,
+        "method": tuning.method,
+        "original": tuning.original,
+        "arrays": {"file": f"adapter-{digest[:12]}.safetensors", "sha256": digest},
+        "head": {"name": tuning.head, "kind": type(new).__name__, "outputs": _outputs(new)},
+        "frozen": {name: list(mask.shape) for name, mask in tuning.frozen.items()},
+        "columns": {name: list(mask.shape) for name, mask in tuning.columns.items()},
+        "masks_source": tuning.masks_source,
+        "holds_statistics": tuning.holds_statistics,
+        "anchored": sorted(penalty.anchors) if penalty is not None else [],
+    }
+    plan["sha256"] = digest_of(plan)
+    write_file(folder / plan["arrays"]["file"], data)
+    write_file(folder / PLAN, json.dumps(plan, separators=(",", ":")).encode())
+    for stale in folder.glob("adapter-*.safetensors"):
+        if stale.name != plan["arrays"]["file"]:
+            stale.unlink(missing_ok=True)
+    return folder
+
+
+def load(folder: str | PathLike[str], model: nn.Module, *, head: nn.Module | None = None) -> Tuning:
+    """Rebuild a saved tuning on top of its source model; see `Tuning.from_pretrained`.
+
+    Example:
+        >>> import tempfile, torch, hope
+        >>> net = torch.nn.Sequential(
+        ...     torch.nn.Linear(4, 8), torch.nn.BatchNorm1d(8), torch.nn.ReLU(), torch.nn.Linear(8, 3)
+        ... )
+        >>> tuning = hope.deft.prepare(net, hope.deft.partition(net, torch.zeros(2, 4)), head=2)
+        >>> folder = tuning.save_pretrained(tempfile.mkdtemp())
+        >>> again = hope.deft.load(folder, net)
+        >>> x = torch.randn(5, 4)
+        >>> torch.equal(again.model.eval()(x), tuning.model.eval()(x))
+        True
+
+    Raises:
+        DamagedFolder: the folder is incomplete, altered, or not one of ours.
+        CheckpointMismatch: the model is not the source model that was prepared.
+    """
+    folder = Path(folder)
+    plan = _plan(folder)
+    if fingerprint(model) != plan["original"]:
+        raise CheckpointMismatch(
+            f"{folder} was made from other weights than this {type(model).__name__} has: "
+            "load the source checkpoint first"
+        )
+    try:
+        arrays = read_tensors(folder / Path(plan["arrays"]["file"]).name, plan["arrays"]["sha256"])
+        return _rebuild(plan, arrays, duplicate(model), head)
+    except (KeyError, TypeError) as error:
+        raise DamagedFolder(
+            f"{folder / PLAN} does not say what it should ({error!r}): save it again"
+        ) from error
+
+
+@torch.no_grad()
+def _write(tensor: Tensor, values: Tensor, places: Tensor) -> None:
+    mask = _unpack(places, tensor.shape).to(tensor.device)
+    tensor.masked_scatter_(mask, values.to(tensor))
+
+
+def _rebuild(
+    plan: Mapping[str, Any], arrays: Mapping[str, Tensor], model: nn.Module, head: nn.Module | None
+) -> Tuning:
+    name = plan["head"]["name"]
+    originals = {key: value.detach().clone() for key, value in model.named_parameters()}
+    rewritten: dict[str, Tensor] = {}
+    for key, values in arrays.items():
+        kind, _, tensor = key.partition("/")
+        if kind == "values":
+            _write(get(model, tensor), values, arrays[f"places/{tensor}"])
+            rewritten[tensor] = (get(model, tensor) != originals[tensor]).cpu()
+        elif kind == "source values":
+            places = arrays[f"source places/{tensor}"]
+            _write(get(model, f"{name}.{tensor}"), values, places)
+            rewritten[f"{name}.{tensor}"] = _unpack(places, get(model, f"{name}.{tensor}").shape)
+        elif kind == "statistics":
+            with torch.no_grad():
+                get(model, tensor).copy_(values)
+    importance = _under(arrays, "importance")
+    penalty = None
+    if importance:
+        penalty = Penalty(model, importance, {key: originals[key] for key in plan["anchored"]})
+    tuning = Tuning(
+        model,
+        method=plan["method"],
+        head=name,
+        new_head=_head(plan["head"], model.get_submodule(name), head),
+        frozen=_masks(arrays, "frozen", plan["frozen"]),
+        columns=_masks(arrays, "columns", plan["columns"]),
+        freeze_statistics=plan["holds_statistics"],
+        original=plan["original"],
+        masks_source=plan["masks_source"],
+        rewritten=rewritten,
+        penalty=penalty,
+    )
+    with torch.no_grad():
+        for key, value in _under(arrays, "head").items():
+            get(model, f"{name}.{key}").copy_(value)
+        for key, value in _under(arrays, "buffers").items():
+            get(model, key).copy_(value)
+    return tuning
+
+
+def _head(saved: Mapping[str, Any], old: nn.Module, given: nn.Module | None) -> nn.Module:
+    if given is not None:
+        return given
+    if saved["outputs"] is None or saved["kind"] != type(old).__name__:
+        raise InvalidHead(
+            f"the saved head is a {saved['kind']} of its own making: pass a module of its kind, head="
+        )
+    return new_head(old, int(saved["outputs"]), saved["name"])
+
+
+def _outputs(head: nn.Module) -> int | None:
+    for attribute in ("out_features", "out_channels"):
+        if hasattr(head, attribute):
+            return int(getattr(head, attribute))
+    return None
+
+
+def _under(arrays: Mapping[str, Tensor], kind: str) -> dict[str, Tensor]:
+    return {k.partition("/")[2]: value for k, value in arrays.items() if k.partition("/")[0] == kind}
+
+
+def _masks(arrays: Mapping[str, Tensor], kind: str, shapes: Mapping[str, list[int]]) -> dict[str, Tensor]:
+    return {name: _unpack(arrays[f"{kind}/{name}"], shape) for name, shape in shapes.items()}
+
+
+def _pack(mask: Tensor) -> Tensor:
+    """A mask as bits."""
+    return torch.from_numpy(np.packbits(mask.cpu().flatten().numpy()))
+
+
+def _unpack(bits: Tensor, shape: Any) -> Tensor:
+    count = math.prod(shape)
+    return torch.from_numpy(np.unpackbits(bits.numpy(), count=count).astype(bool)).reshape(tuple(shape))
+
+
+def _plan(folder: Path) -> dict[str, Any]:
+    path = folder / PLAN
+    if not path.is_file():
+        raise DamagedFolder(f"{folder} is not a saved tuning: it has no {PLAN}")
+    try:
+        plan = json.loads(path.read_bytes())
+    except ValueError as error:
+        raise DamagedFolder(
+            f"{path} is truncated or not JSON: copy the folder again, or save it again"
+        ) from error
+    if not isinstance(plan, dict) or plan.get("format") != FORMAT:
+        raise DamagedFolder(f"{path} was not written by this package")
+    if plan.get("version") != VERSION:
+        raise DamagedFolder(
+            f"{path} has version {plan.get('version')}, this package reads {VERSION}: update the package"
+        )
+    if plan.get("sha256") != digest_of(plan):
+        raise DamagedFolder(f"{path} was altered after it was saved: copy the folder again, or save it again")
+    return plan

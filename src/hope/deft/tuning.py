@@ -1,0 +1,200 @@
+"""What fine-tuning works on: the model, what of it may move, and the way back to the source task."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from contextlib import AbstractContextManager
+from os import PathLike
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+from hope.deft.gate import Gate
+from hope.deft.masks import in_head
+from hope.deft.source import source
+from hope.deft.statistics import hold, snapshot
+
+
+class Penalty:
+    """½ Σ importance·(θ − θ*)² over some parameters.
+
+    Args:
+        model: whose parameters.
+        importance: parameter -> how much each of its entries counts, a number or a tensor of its shape.
+        anchors: parameter -> θ*; 0 for parameters that are not here.
+    """
+
+    def __init__(
+        self, model: nn.Module, importance: Mapping[str, Tensor], anchors: Mapping[str, Tensor]
+    ) -> None:
+        self.model = model
+        self.importance = dict(importance)
+        self.anchors = dict(anchors)
+
+    def __call__(self) -> Tensor:
+        """The penalty now, to be added to the loss."""
+        total = torch.zeros((), device=next(self.model.parameters()).device)
+        for name, parameter in self.model.named_parameters():
+            if name in self.importance:
+                weight = self.importance[name] = self.importance[name].to(parameter.device)
+                away: Tensor = parameter
+                if name in self.anchors:
+                    anchor = self.anchors[name] = self.anchors[name].to(parameter.device)
+                    away = parameter - anchor
+                total = total + (weight * away.square()).sum() / 2
+        return total
+
+
+class Tuning:
+    """A model ready to be fine-tuned. Train `tuning.model` with any loop and optimizer.
+
+    Attributes:
+        model: the model, of the source model's class; its `state_dict` has the same keys.
+        method: "deft", or a baseline's name.
+        head: the module that was replaced.
+        source_head: the source's own head, as it was.
+        frozen: parameter or running mean -> a mask that broadcasts to it, True where it belongs to the core.
+        columns: the head's parameters (names within it) -> True where they read slack.
+        statistics: the source's running statistics.
+        holds_statistics: whether the running statistics of frozen channels stay, too.
+        original: fingerprint of the source checkpoint.
+        rewritten: tensor -> True where merging and severing changed it.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        *,
+        method: str,
+        head: str,
+        new_head: nn.Module,
+        frozen: Mapping[str, Tensor],
+        columns: Mapping[str, Tensor],
+        freeze_statistics: bool,
+        original: str,
+        masks_source: bool,
+        rewritten: Mapping[str, Tensor] | None = None,
+        penalty: Penalty | None = None,
+    ) -> None:
+        """Replace the head, gate the parameters, note the statistics; all in place on `model`.
+
+        Args:
+            model: the source model, merged and severed.
+            new_head: what stands in the head's place from now on.
+            frozen: parameter or buffer -> mask; the head's are ignored.
+            freeze_statistics: hold the running statistics of frozen channels.
+            masks_source: whether `source()` masks the head by default.
+            rewritten: where the model already differs from the source checkpoint.
+            penalty: what to add to the loss.
+        """
+        self.model, self.method, self.head, self.original = model, method, head, original
+        self.source_head = model.get_submodule(head).requires_grad_(False)
+        self.columns = {name.removeprefix(f"{head}."): mask for name, mask in columns.items()}
+        self.statistics = snapshot(model)
+        self.masks_source = masks_source
+        self.rewritten = dict(rewritten or {})
+        self._penalty = penalty
+        model.set_submodule(head, new_head)
+        self.frozen = {
+            name: mask
+            for name, mask in frozen.items()
+            if name.endswith("running_mean") and not in_head(name, head)
+        }
+        self._gates: list[Gate] = []
+        for name, parameter in model.named_parameters():
+            if in_head(name, head):
+                parameter.requires_grad_(True)
+                continue
+            mask = frozen[name]
+            self.frozen[name] = mask
+            parameter.requires_grad_(not bool(mask.all()))
+            if parameter.requires_grad and bool(mask.any()):
+                self._gates.append(Gate(parameter, mask))
+        self.holds_statistics = freeze_statistics
+        if freeze_statistics:
+            hold(model, frozen)
+
+    def penalty(self) -> Tensor:
+        """What the method adds to the loss: 0 for DEFT, full, head-only and BN-tuning."""
+        if self._penalty is None:
+            return torch.zeros((), device=next(self.model.parameters()).device)
+        return self._penalty()
+
+    def set_penalty(self, penalty: Penalty | None) -> None:
+        """What `penalty()` returns from now on."""
+        self._penalty = penalty
+
+    def source(self, *, masked: bool | None = None) -> AbstractContextManager[nn.Module]:
+        """Evaluate the source task: its head, its BN statistics, deaf to slack. All is undone at the end.
+
+        Args:
+            masked: whether the source head's inputs from slack are masked; by default under DEFT only.
+
+        Example:
+            >>> import torch, hope
+            >>> net = torch.nn.Sequential(
+            ...     torch.nn.Linear(4, 8), torch.nn.BatchNorm1d(8), torch.nn.ReLU(), torch.nn.Linear(8, 3)
+            ... )
+            >>> part = hope.deft.partition(net, torch.zeros(2, 4))
+            >>> tuning = hope.deft.prepare(net, part, head=2)
+            >>> with tuning.source() as model:
+            ...     tuple(model(torch.zeros(5, 4)).shape)
+            (5, 3)
+            >>> tuple(tuning.model(torch.zeros(5, 4)).shape)
+            (5, 2)
+        """
+        return source(self, self.masks_source if masked is None else masked)
+
+    def restore(self) -> None:
+        """Put the core back, to the bit. Needed only after something other than an optimizer of
+        `torch.optim.Optimizer`'s kind has written into the parameters.
+        """
+        for gate in self._gates:
+            gate.restore()
+
+    def moved(self) -> list[str]:
+        """The parameters whose frozen entries are not what they were: none, as long as all is well."""
+        names = {id(parameter): name for name, parameter in self.model.named_parameters()}
+        return [names[id(gate.parameter)] for gate in self._gates if gate.moved()]
+
+    def trainable(self) -> tuple[int, int]:
+        """How many entries of all parameters may move, and how many there are; with the head."""
+        free = total = 0
+        for name, parameter in self.model.named_parameters():
+            total += parameter.numel()
+            if name not in self.frozen:
+                free += parameter.numel()
+            elif parameter.requires_grad:
+                free += int((~self.frozen[name]).expand(parameter.shape).sum())
+        return free, total
+
+    def print_trainable_parameters(self) -> None:
+        """Print how many entries of all parameters may move."""
+        free, total = self.trainable()
+        print(f"trainable params: {free:,} || all params: {total:,} || trainable%: {100 * free / total:.4f}")
+
+    def save_pretrained(self, folder: str | PathLike[str]) -> Path:
+        """Save what differs from the source model, as safetensors and JSON; an earlier save is replaced.
+
+        Args:
+            folder: where to; made if it is not there.
+        """
+        from hope.deft.store import save
+
+        return save(self, folder)
+
+    @classmethod
+    def from_pretrained(
+        cls, folder: str | PathLike[str], model: nn.Module, *, head: nn.Module | None = None
+    ) -> Tuning:
+        """What `save_pretrained` wrote, on top of the source model; the model itself is not changed.
+
+        Args:
+            folder: what was saved.
+            model: the source model, with its weights; checked by their hash.
+            head: a module of the new head's kind, where it was not made from a number of classes.
+        """
+        from hope.deft.store import load
+
+        return load(folder, model, head=head)

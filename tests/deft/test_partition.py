@@ -1,0 +1,305 @@
+"""Core and slack: both definitions of the paper, merges, ties of streams, and what is refused."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+import hope
+from hope.bench.networks import CifarResNet
+from hope.deft.elasticity import EPSILON
+from hope.deft.groups import NotSeparable
+from hope.encoder.path import layer_path
+from hope.encoder.state import LayerState
+from hope.planner.plan import Plan
+from tests.deft.nets import Residual, chain, images, made
+from tests.support import randomise
+
+
+def _states(net: nn.Module) -> list[LayerState]:
+    plan = Plan(net, hope.inspect(net, images(2)), "hope", evict=False)
+    return [state for state in plan.layers if isinstance(state, LayerState)]
+
+
+# ---- by prune cost -----------------------------------------------------------------------------------------
+
+
+def test_slack_is_what_leaves_below_the_percentile_of_all_prune_costs() -> None:
+    net = made(chain())
+    part = hope.deft.partition(net, images(2), percentile=30, merge=False)
+    costs: dict[str, dict[int, float]] = {}
+    for state in _states(net):
+        costs[state.name] = {}
+        live = dict(enumerate(state.capacities.tolist()))
+        while len(live) > 1:  # the definition, neuron by neuron
+            gone = min(live, key=lambda i: live[i])
+            rest = sum(live.values()) - live[gone]
+            costs[state.name][gone] = len(live) * live[gone] / rest
+            del live[gone]
+    lock = np.percentile([cost for some in costs.values() for cost in some.values()], 30)
+    assert part.threshold == pytest.approx(lock)
+    assert part.lock.reason == "percentile"
+    for name, some in costs.items():
+        for neuron in range(len(part.core[name])):
+            assert bool(part.core[name][neuron]) == (some.get(neuron, np.inf) >= lock * (1 - 1e-9))
+
+
+def test_the_last_neuron_of_every_layer_is_core() -> None:
+    for by in ("prune-cost", "capacity"):
+        part = hope.deft.partition(made(Residual()), images(2), percentile=100, by=by, merge=False)
+        assert all(mask.any() for mask in part.core.values())
+        assert sum(int(mask.sum()) for mask in part.core.values()) < 2 * len(part.core) + 1
+
+
+def test_percentile_zero_leaves_no_slack() -> None:
+    part = hope.deft.partition(made(chain()), images(2), percentile=0, merge=False)
+    assert all(mask.all() for mask in part.core.values())
+    assert part.bounds.cumulative == 0
+
+
+def test_dead_neurons_make_the_supremum_the_threshold() -> None:
+    net = made(chain())
+    with torch.no_grad():  # most neurons say nothing at all
+        for name in ("1", "5", "10"):
+            bn = net.get_submodule(name)
+            bn.weight[:-3] = 0
+            bn.bias[:-3] = -1
+    part = hope.deft.partition(net, images(2), percentile=20, merge=False)
+    assert part.lock.reason == "supremum"
+    assert part.threshold == max(c for costs in part.costs.values() for c in costs.tolist() if c < np.inf)
+    assert all(not part.core[name][:-3].any() for name in part.core)
+
+
+def test_costs_are_those_of_the_encoder() -> None:
+    net = made(chain())
+    part = hope.deft.partition(net, images(2), merge="pair")
+    for state in _states(net):
+        for move in layer_path(state, merge="pair", kernel="zero-bias"):
+            if move.other < 0:
+                assert part.costs[state.name][move.neuron] == move.cost
+                assert move.capacity > EPSILON
+
+
+# ---- by capacity -------------------------------------------------------------------------------------------
+
+
+def test_by_capacity_slack_is_at_most_the_percentile_of_all_capacities() -> None:
+    net = made(chain())
+    part = hope.deft.partition(net, images(2), percentile=40, by="capacity", merge=False)
+    capacities = hope.capacities(net, images(2))
+    tau = np.percentile(torch.cat(list(capacities.values())).numpy(), 40)
+    assert part.threshold == pytest.approx(tau)
+    for name, values in capacities.items():
+        want = values > tau
+        want[values.argmax()] = True
+        assert torch.equal(part.core[name], want)
+
+
+# ---- merges ------------------------------------------------------------------------------------------------
+
+
+def _with_twins() -> nn.Module:
+    """Neurons 0 and 1 of the first layer are the same, and strong."""
+    net = made(chain())
+    conv, bn, reader = net.get_submodule("0"), net.get_submodule("1"), net.get_submodule("4")
+    with torch.no_grad():
+        for tensor in (conv.weight, bn.weight, bn.bias, bn.running_mean, bn.running_var):
+            tensor[1] = tensor[0]
+        bn.weight[:2] = 2.5
+        reader.weight[:, 1] = reader.weight[:, 0]
+        reader.weight[:, :2] *= 4
+    return net
+
+
+@pytest.mark.parametrize("by", ["prune-cost", "capacity"])
+def test_merging_duplicates_frees_a_vessel_and_keeps_the_function(by: str) -> None:
+    net = _with_twins()
+    part = hope.deft.partition(net, images(2), percentile=20, by=by)
+    merge = next(m for m in part.merges if m.layer == "0" and {m.keep, m.drop} == {0, 1})
+    assert part.freed["0"][0] == 1
+    assert part.core["0"][merge.keep]
+    assert not part.core["0"][merge.drop]
+    if len(part.merges) == 1:
+        x = images()
+        torch.testing.assert_close(part.consolidated(net)(x), net(x), rtol=1e-4, atol=1e-5)
+        assert part.bounds["0"].merging == pytest.approx(0, abs=1e-5)
+
+
+def test_freed_vessels_are_silent_and_can_learn() -> None:
+    net = _with_twins()
+    part = hope.deft.partition(net, images(2), percentile=20)
+    tuning = hope.deft.prepare(net, part, head=4)
+    freed = list(part.freed["0"])
+    reader = tuning.model.get_parameter("4.weight")
+    heard = torch.ones(len(reader), dtype=torch.bool)
+    heard[list(part.freed.get("4", ()))] = False  # empty vessels may listen to one another: nobody hears them
+    assert not reader[heard][:, freed].any()
+    assert tuning.model.get_parameter("0.weight")[freed].abs().sum() > 0
+    loud = part.consolidated(net)
+    before = loud(images())
+    with torch.no_grad():
+        loud.get_parameter("0.weight")[freed] *= 10
+    assert torch.equal(loud(images()), before)
+    tuning.model.train()
+    tuning.model(images()).square().sum().backward()
+    assert reader.grad is not None
+    slack = ~part.core["4"]
+    assert reader.grad[slack][:, freed].abs().sum() > 0
+    assert not reader.grad[~slack][:, freed].any()
+
+
+def test_nothing_is_merged_when_asked_not_to() -> None:
+    part = hope.deft.partition(_with_twins(), images(2), merge=False)
+    assert part.merges == ()
+    assert part.freed == {}
+
+
+def test_a_sum_merge_is_bounded_and_a_pair_merge_is_labelled() -> None:
+    net = _with_twins()
+    exact, paper = (hope.deft.partition(net, images(2), percentile=60, merge=m) for m in ("sum", "pair"))
+    assert exact.bounds.proven
+    assert paper.merges
+    assert not paper.bounds.proven
+    assert "not a bound" in str(paper)
+    assert "not a bound" not in str(exact)
+
+
+# ---- streams -----------------------------------------------------------------------------------------------
+
+
+def test_a_channel_of_a_stream_has_one_elasticity_over_all_writers_and_readers() -> None:
+    net = randomise(CifarResNet(20)).eval()  # 16 channels run through all stages, zero-padded twice
+    part = hope.deft.partition(net, torch.zeros(1, 3, 32, 32), percentile=50, merge=False)
+    core = part.core["conv1"]
+    frozen = {name: mask.flatten() for name, mask in part.frozen.items() if name.endswith("bn2.weight")}
+    assert torch.equal(part.frozen["bn1.weight"], core[:16])
+    for block in range(3):
+        assert torch.equal(frozen[f"layer1.{block}.bn2.weight"], core[:16])
+        assert torch.equal(frozen[f"layer2.{block}.bn2.weight"][8:24], core[:16])
+        assert torch.equal(frozen[f"layer3.{block}.bn2.weight"][24:40], core[:16])
+    weight = part.severed["layer1.0.conv1.weight"]
+    inner = part.core["layer1.0.conv1"]
+    assert torch.equal(weight[:, :, 0, 0], inner[:, None] & ~core[None, :16])
+
+
+def test_the_capacity_of_a_stream_is_its_readers_weights_times_what_they_read() -> None:
+    net = made(Residual())
+    part = hope.deft.partition(net, images(2), merge=False)
+    bn, reader = net.get_submodule("stem.1"), net.get_submodule("first.conv1")
+    assert "stem.0" in part.capacities
+    with torch.no_grad():  # what is written and read by no one has no capacity
+        for writer in ("stem.1", "first.bn2"):
+            net.get_submodule(writer).weight[0] = 0
+            net.get_submodule(writer).bias[0] = 0
+    del bn, reader
+    again = hope.deft.partition(net, images(2), merge=False)
+    assert again.capacities["stem.0"][0] < 1e-6
+    assert not again.core["stem.0"][0]
+
+
+class _Normed(nn.Module):
+    """A stream whose channels are normalised together."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem = nn.Conv2d(3, 8, 1)
+        self.norm = nn.GroupNorm(2, 8)
+        self.conv1, self.bn1 = nn.Conv2d(8, 8, 1), nn.BatchNorm2d(8)
+        self.conv2 = nn.Conv2d(8, 8, 1)
+        self.head = nn.Linear(8, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.stem(x)
+        x = x + self.conv2(torch.relu(self.bn1(self.conv1(self.norm(x)))))
+        return self.head(x.mean((2, 3)))
+
+
+def test_a_stream_that_mixes_its_channels_is_refused_with_the_place() -> None:
+    net = made(_Normed())
+    with pytest.raises(NotSeparable, match=r"stem.*group_norm in norm.*core=\['stem'\]"):
+        hope.deft.partition(net, images(2))
+    part = hope.deft.partition(net, images(2), core=["stem"], percentile=60, merge=False)
+    assert part.core["stem"].all()
+    assert not part.core["conv1"].all()
+    assert part.left_alone["stem"] == "asked for with core="
+
+
+def test_a_layer_that_cannot_be_split_is_refused_with_the_place() -> None:
+    net = nn.Sequential(
+        nn.Linear(6, 8), nn.BatchNorm1d(8), nn.ReLU(),
+        nn.Linear(8, 8), nn.Softmax(dim=1),
+        nn.Linear(8, 3),
+    )  # fmt: skip
+    with pytest.raises(NotSeparable, match=r"3 cannot be split.*softmax.*core=\['3'\]"):
+        hope.deft.partition(made(net), torch.zeros(2, 6))
+    part = hope.deft.partition(made(net), torch.zeros(2, 6), core=["3"])
+    assert part.frozen["3.weight"].all()
+
+
+def test_a_layer_of_unknown_capacity_is_refused_with_the_way_out() -> None:
+    net = nn.Sequential(
+        nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 3)
+    )
+    with pytest.raises(NotSeparable, match=r"no BN between it and 2.*core=\['0'\]"):
+        hope.deft.partition(made(net), torch.zeros(2, 6))
+    part = hope.deft.partition(made(net), torch.zeros(2, 6), core=["0"])
+    assert set(part.core) == {"0", "2"}
+    assert part.bounds.cumulative >= 0
+
+
+def test_two_outputs_need_a_named_head() -> None:
+    class Two(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.body = nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8), nn.ReLU())
+            self.left, self.right = nn.Linear(8, 3), nn.Linear(8, 2)
+
+        def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+            x = self.body(x)
+            return self.left(x), self.right(x)
+
+    net = made(Two())
+    with pytest.raises(NotSeparable, match=r"left, right.*head="):
+        hope.deft.partition(net, torch.zeros(2, 6))
+    part = hope.deft.partition(net, torch.zeros(2, 6), head="left")
+    assert not part.frozen["left.weight"].any()
+    assert part.frozen["right.weight"].all()  # another output is core, and does not listen to slack
+    assert torch.equal(part.severed["right.weight"][0], ~part.core["body.0"])
+    with pytest.raises(NotSeparable, match="no module 'middle'"):
+        hope.deft.partition(net, torch.zeros(2, 6), head="middle")
+
+
+def test_a_parameter_that_core_and_slack_share_is_core() -> None:
+    net = nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8), nn.PReLU(), nn.Linear(8, 3))
+    part = hope.deft.partition(made(net), torch.zeros(2, 6), percentile=60)
+    assert part.frozen["2.weight"].all()
+    assert not part.frozen["1.weight"].all()
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"percentile": 101}, "0 to 100"),
+        ({"by": "size"}, "prune-cost, capacity"),
+        ({"merge": "all"}, "'sum'"),
+    ],
+)
+def test_what_is_no_partition_is_refused(options: dict[str, object], words: str) -> None:
+    with pytest.raises(hope.deft.InvalidPartition, match=words):
+        hope.deft.partition(made(chain()), images(2), **options)
+
+
+# ---- shown -------------------------------------------------------------------------------------------------
+
+
+def test_the_table_names_every_layer_and_the_picture_is_drawn(tmp_path: Path) -> None:
+    part = hope.deft.partition(made(Residual()), images(2))
+    shown = str(part)
+    assert all(name in shown for name in part.core)
+    assert "unified cumulative bound" in shown
+    pytest.importorskip("matplotlib")
+    assert part.plot(tmp_path / "part.png").stat().st_size > 1000

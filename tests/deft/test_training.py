@@ -1,0 +1,315 @@
+"""Whatever trains the slack, the core stays as it was, to the bit."""
+
+from __future__ import annotations
+
+import gc
+import shutil
+import warnings
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import hope
+from hope.deft import Tuning
+from tests.deft.nets import (
+    Residual,
+    assert_core_kept,
+    assert_slack_moved,
+    chain,
+    core_entries,
+    core_signals,
+    images,
+    made,
+    prepared,
+    slack_entries,
+    train,
+)
+
+Make = Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer]
+OPTIMIZERS: dict[str, Make] = {
+    "SGD": lambda p: torch.optim.SGD(p, lr=0.1),
+    "SGD with momentum and decay": lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9, weight_decay=0.1),
+    "Adam": lambda p: torch.optim.Adam(p, lr=0.01),
+    "Adam with decay": lambda p: torch.optim.Adam(p, lr=0.01, weight_decay=0.1, amsgrad=True),
+    "AdamW with decay": lambda p: torch.optim.AdamW(p, lr=0.01, weight_decay=0.5),
+    "AdamW, one by one": lambda p: torch.optim.AdamW(p, lr=0.01, weight_decay=0.5, foreach=False),
+    "AdamW, fused": lambda p: torch.optim.AdamW(p, lr=0.01, weight_decay=0.5, fused=True),
+    "Adagrad with decay": lambda p: torch.optim.Adagrad(p, lr=0.1, weight_decay=0.1),
+    "RMSprop with decay": lambda p: torch.optim.RMSprop(p, lr=0.01, momentum=0.9, weight_decay=0.1),
+}
+
+
+def check(tuning: Tuning, part: Any, fit: Callable[[], None]) -> None:
+    """Train by `fit`; the core's parameters and signals on source inputs stay, the slack moves."""
+    x = images()
+    core, slack, signals = core_entries(tuning), slack_entries(tuning), core_signals(tuning, part, x)
+    fit()
+    assert_core_kept(core, core_entries(tuning))
+    assert_core_kept(signals, core_signals(tuning, part, x))
+    assert_slack_moved(slack, slack_entries(tuning))
+    assert tuning.moved() == []
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+@pytest.mark.parametrize("net", [chain, Residual])
+def test_every_optimizer_keeps_the_core(name: str, net: Callable[[], nn.Module]) -> None:
+    part, tuning = prepared(made(net()))
+    check(tuning, part, lambda: train(tuning.model, OPTIMIZERS[name](tuning.model.parameters())))
+
+
+def test_merged_networks_keep_the_core() -> None:
+    part, tuning = prepared(made(chain()), merge=True)
+    assert part.merges
+    check(
+        tuning, part, lambda: train(tuning.model, OPTIMIZERS["AdamW with decay"](tuning.model.parameters()))
+    )
+
+
+def test_lbfgs_keeps_the_core() -> None:
+    part, tuning = prepared(made(chain()))
+    x, y = images(16, 3), torch.arange(16) % 4
+    optimizer = torch.optim.LBFGS(tuning.model.parameters(), lr=0.1, max_iter=3)
+
+    def closure() -> torch.Tensor:
+        optimizer.zero_grad()
+        loss = nn.functional.cross_entropy(tuning.model(x), y)
+        loss.backward()
+        return loss
+
+    check(tuning, part, lambda: optimizer.step(closure) and None)
+
+
+def test_gradient_accumulation_keeps_the_core() -> None:
+    part, tuning = prepared(made(chain()))
+    optimizer = OPTIMIZERS["SGD with momentum and decay"](tuning.model.parameters())
+    check(tuning, part, lambda: train(tuning.model, optimizer, accumulate=3))
+
+
+def test_mixed_precision_keeps_the_core() -> None:
+    part, tuning = prepared(made(Residual()))
+    optimizer = OPTIMIZERS["AdamW with decay"](tuning.model.parameters())
+
+    def fit() -> None:
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            train(tuning.model, optimizer)
+
+    check(tuning, part, fit)
+
+
+def test_gradients_of_the_core_are_zero_before_the_optimizer_sees_them() -> None:
+    _, tuning = prepared(made(Residual()))
+    tuning.model.train()
+    tuning.model(images()).square().sum().backward()
+    for name, parameter in tuning.model.named_parameters():
+        if name in tuning.frozen:
+            mask = tuning.frozen[name].expand(parameter.shape)
+            assert parameter.grad is None or not parameter.grad[mask].any()
+            assert parameter.requires_grad == (not mask.all())
+
+
+def test_infinite_gradients_do_not_reach_the_core() -> None:
+    _, tuning = prepared(made(chain()))
+    tuning.model.train()
+    (tuning.model(images()).sum() * float("inf")).backward()
+    weight = tuning.model.get_parameter("4.weight")
+    assert weight.grad is not None
+    assert not weight.grad[tuning.frozen["4.weight"].expand(weight.shape)].any()
+
+
+def test_the_core_stays_when_only_the_model_is_kept() -> None:
+    net = made(chain())
+    _, tuning = prepared(net)
+    model, frozen, before = tuning.model, tuning.frozen, core_entries(tuning)
+    del tuning
+    gc.collect()
+    train(model, OPTIMIZERS["AdamW with decay"](model.parameters()))
+    for name, value in before.items():
+        parameter = model.get_parameter(name)
+        assert torch.equal(parameter.detach()[frozen[name].expand(parameter.shape)], value)
+
+
+def test_a_loop_without_an_optimizer_keeps_the_core() -> None:
+    part, tuning = prepared(made(chain()))
+
+    def fit() -> None:
+        tuning.model.train()
+        for _ in range(3):
+            tuning.model(images(8, 5)).square().mean().backward()
+            with torch.no_grad():
+                for parameter in tuning.model.parameters():
+                    if parameter.grad is not None:
+                        parameter -= 0.1 * parameter.grad
+                        parameter.grad = None
+
+    check(tuning, part, fit)
+
+
+def test_what_is_written_by_hand_can_be_put_back() -> None:
+    _, tuning = prepared(made(chain()))
+    before = core_entries(tuning)
+    with torch.no_grad():
+        tuning.model.get_parameter("4.weight").mul_(0.9)
+    assert tuning.moved() == ["4.weight"]
+    tuning.restore()
+    assert tuning.moved() == []
+    assert_core_kept(before, core_entries(tuning))
+
+
+def test_other_optimizers_are_left_alone() -> None:
+    prepared(made(chain()))
+    weight = nn.Parameter(torch.ones(3))
+    weight.grad = torch.ones(3)
+    torch.optim.SGD([weight], lr=0.5).step()
+    assert torch.equal(weight.detach(), torch.full((3,), 0.5))
+
+
+def test_a_model_that_changes_its_type_keeps_its_core() -> None:
+    _, tuning = prepared(made(chain()))
+    tuning.model.double()
+    before = core_entries(tuning)
+    optimizer = OPTIMIZERS["AdamW with decay"](tuning.model.parameters())
+    tuning.model.train()
+    tuning.model(images().double()).square().mean().backward()
+    optimizer.step()
+    assert_core_kept(before, core_entries(tuning))
+
+
+# ---- statistics --------------------------------------------------------------------------------------------
+
+
+def test_frozen_statistics_keep_the_core_without_going_back_to_the_source() -> None:
+    part, tuning = prepared(made(Residual()), freeze_statistics=True)
+    x = images()
+    before = core_signals(tuning, part, x, source=False)
+    train(tuning.model, OPTIMIZERS["SGD with momentum and decay"](tuning.model.parameters()))
+    assert_core_kept(before, core_signals(tuning, part, x, source=False))
+    bn = tuning.model.get_submodule("first.bn1")
+    core = part.core["first.conv1"]
+    assert torch.equal(bn.running_var[core], tuning.statistics["first.bn1.running_var"][core])
+    assert not torch.equal(bn.running_var[~core], tuning.statistics["first.bn1.running_var"][~core])
+
+
+def test_frozen_statistics_hold_in_training_too() -> None:
+    part, tuning = prepared(made(chain()), freeze_statistics=True)
+    x = images()
+    seen = {}
+    for mode in (True, False):
+        tuning.model.train(mode)
+        hook = tuning.model.get_submodule("1").register_forward_hook(
+            lambda _, __, out, mode=mode: seen.__setitem__(mode, out)
+        )
+        with torch.no_grad():
+            tuning.model(x)
+        hook.remove()
+    core = part.core["0"]
+    torch.testing.assert_close(seen[True][:, core], seen[False][:, core])
+    assert not torch.allclose(seen[True][:, ~core], seen[False][:, ~core])
+
+
+def test_statistics_drift_by_default_as_in_the_paper() -> None:
+    part, tuning = prepared(made(chain()))
+    train(tuning.model, OPTIMIZERS["SGD"](tuning.model.parameters()))
+    core = part.core["0"]
+    bn = tuning.model.get_submodule("1")
+    assert not torch.equal(bn.running_mean[core], tuning.statistics["1.running_mean"][core])
+
+
+# ---- wrappers ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
+def test_compiled_models_keep_the_core(backend: str) -> None:
+    if backend == "inductor" and not (shutil.which("cc") or shutil.which("gcc") or shutil.which("clang")):
+        pytest.skip("no C compiler on this machine")
+    part, tuning = prepared(made(chain(6)), freeze_statistics=True)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        compiled = torch.compile(tuning.model, backend=backend)
+        optimizer = OPTIMIZERS["AdamW with decay"](compiled.parameters())
+        check(tuning, part, lambda: train(compiled, optimizer, steps=2))
+
+
+def test_a_compiled_optimizer_step_keeps_the_core() -> None:
+    part, tuning = prepared(made(chain(6)))
+    optimizer = torch.optim.AdamW(tuning.model.parameters(), lr=0.01, weight_decay=0.5)
+    step = torch.compile(optimizer.step, backend="eager")
+
+    def fit() -> None:
+        tuning.model.train()
+        for _ in range(2):
+            tuning.model(images(8, 5)).square().mean().backward()
+            step()
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        check(tuning, part, fit)
+
+
+def test_accelerate_keeps_the_core() -> None:
+    accelerate = pytest.importorskip("accelerate")
+    part, tuning = prepared(made(chain()))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        accelerator = accelerate.Accelerator(cpu=True, gradient_accumulation_steps=2)
+        optimizer = OPTIMIZERS["AdamW with decay"](tuning.model.parameters())
+        model, optimizer = accelerator.prepare(tuning.model, optimizer)
+
+        def fit() -> None:
+            model.train()
+            for _ in range(6):
+                with accelerator.accumulate(model):
+                    loss = model(images(8, 5)).square().mean()
+                    accelerator.backward(loss)
+                    accelerator.clip_grad_norm_(model.parameters(), 1.0)
+                    optimizer.step()
+                    optimizer.zero_grad()
+
+        check(tuning, part, fit)
+
+
+def _worker(rank: int, port: int, failures: Any) -> None:
+    import torch.distributed as dist
+
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=2)
+    try:
+        torch.manual_seed(0)
+        net = made(Residual())
+        part = hope.deft.partition(net, images(2), percentile=50, merge=False)
+        tuning = hope.deft.prepare(net, part, head=4)
+        model = nn.parallel.DistributedDataParallel(tuning.model)
+        optimizer = torch.optim.AdamW(model.parameters(), lr=0.01, weight_decay=0.5)
+
+        def fit() -> None:
+            model.train()
+            for step in range(3):
+                model(images(8, 10 * rank + step)).square().mean().backward()
+                optimizer.step()
+                optimizer.zero_grad()
+
+        check(tuning, part, fit)
+        weight = tuning.model.get_parameter("first.conv1.weight").detach().clone()
+        other = weight.clone()
+        dist.broadcast(other, src=0)
+        assert torch.equal(weight, other)
+    except Exception as error:
+        failures.put(f"rank {rank}: {error!r}")
+        raise
+    finally:
+        dist.destroy_process_group()
+
+
+def test_two_processes_keep_the_core() -> None:
+    import socket
+
+    if not torch.distributed.is_available():
+        pytest.skip("this build of torch has no torch.distributed")
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    failures = torch.multiprocessing.get_context("spawn").SimpleQueue()
+    torch.multiprocessing.spawn(_worker, args=(port, failures), nprocs=2)
+    assert failures.empty(), failures.get()

@@ -1,0 +1,72 @@
+"""The transfer benchmark on made-up images: it runs, resumes, and refuses what does not fit."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from hope.bench import transfer
+from hope.bench.datasets import MissingData
+
+TINY = replace(
+    transfer.SCALES["small"],
+    width=0.04, trials=2, pretraining=1, tuning=1, sweep=1, batch=16, capped=32, source=48, target=48,
+    percentiles=(40,), strengths=(1.0,), rates={"deft": (0.01,), "ewc": (0.01,), "head-only": (0.04, 0.01)},
+)  # fmt: skip
+
+
+def _fake(folder: Path) -> None:
+    rng = np.random.default_rng(0)
+
+    def pixels(count: int) -> np.ndarray:
+        return rng.integers(0, 256, (count, 32, 32, 3), dtype=np.uint8)
+
+    fine = np.repeat(np.arange(30), 4).astype(np.uint8)
+    some = {"x_train": pixels(120), "y_train": fine, "coarse_train": fine // 5}
+    np.savez(folder / "cifar100-30c.npz", x_test=pixels(120), y_test=fine, coarse_test=fine // 5, **some)
+    digits = (np.arange(80) % 10).astype(np.uint8)
+    np.savez(folder / "svhn-part.npz", x_train=pixels(80), y_train=digits, x_test=pixels(80), y_test=digits)
+
+
+def test_a_run_goes_through_and_resumes(tmp_path: Path) -> None:
+    _fake(tmp_path)
+    out = tmp_path / "out"
+    found = transfer.run(out, tmp_path, TINY)
+    assert set(found) == {"deft", "ewc", "head-only"}
+    for row in found.values():
+        assert all(0 <= mean <= 1 for mean, _ in row["best by target"].values())
+    (out / "results.json").unlink()
+    times = {path: path.stat().st_mtime_ns for path in out.iterdir() if path.name != "scale.json"}
+    assert transfer.run(out, tmp_path, TINY) == found
+    assert all(path.stat().st_mtime_ns == time for path, time in times.items())
+    with pytest.raises(MissingData, match="another scale"):
+        transfer.run(out, tmp_path, replace(TINY, batch=8))
+    with pytest.raises(MissingData, match="HOPE_DATA"):
+        transfer.run(tmp_path / "new", tmp_path / "nowhere", TINY)
+
+
+def test_source_tasks_have_twenty_classes_of_four_superclasses(tmp_path: Path) -> None:
+    _fake(tmp_path)
+    one, other = (transfer.source_task(tmp_path, trial, 0, None) for trial in (0, 1))
+    assert set(one.test[1].tolist()) == set(range(20))
+    assert len(one.train[0]) == 64
+    assert len(one.valid[0]) == 16
+    assert not torch.equal(one.test[0], other.test[0])
+
+
+def test_the_full_scale_is_the_papers() -> None:
+    full = transfer.SCALES["full"]
+    assert (full.trials, full.tasks, full.pretraining, full.tuning, full.batch, full.capped) == (
+        4,
+        5,
+        100,
+        30,
+        16,
+        1000,
+    )
+    assert len(transfer.grid_points(full, "deft")) == 20
+    assert len(transfer.grid_points(full, "ewc")) == 35
