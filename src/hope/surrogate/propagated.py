@@ -88,6 +88,7 @@ class Propagated:
         }
         self._by_op: dict[int, Reading] = {}
         self._gains: dict[int, Tensor] = {}
+        self._sources: dict[int, Tensor] = {}
         for position, op in enumerate(self.program):
             self.signals.append(self._follow(position, op))
 
@@ -143,21 +144,37 @@ class Propagated:
     def _weigh(self, position: int, op: Op, x: Signal) -> Signal | None:
         if op.tensors[0] not in self.tensors:
             return None
+        bias = self.tensors.get(op.tensors[1])
+        shift = bias.double() if bias is not None else torch.zeros((), dtype=torch.float64)
+        bn = self._behind.get(position)
+        if op.kind == "conv" and op.values[0] == len(x.mean) > 1 and x.repeat == 1:
+            return self._depthwise(position, op, x, bn, shift)
         weight = self._dense(op, x)
         if weight is None:
             return None
         reached = weight @ x.covariance  # (O, T, I)
-        bn = self._behind.get(position)
-        decay, taps = self._decay(weight, reached, bn, op, x)
+        pairs = torch.einsum("osi,oti->ost", reached, weight) if weight.shape[1] > 1 else None
+        decay, taps = self._decay(pairs, bn, op)
         mixed = torch.einsum("st,oti->osi", taps, reached) if len(taps) > 1 else reached
         found = mixed.flatten(1) @ weight.flatten(1).T
-        mean = weight.sum(dim=1) @ x.mean
-        if op.tensors[1] in self.tensors:
-            mean = mean + self.tensors[op.tensors[1]].double()
+        mean = weight.sum(dim=1) @ x.mean + shift
         reading = Reading(x, weight, taps, found.diagonal().clone(), bn, decay, position)
         self._by_op[position] = reading
         self.readings.setdefault(op.tensors[0], reading)
         return Signal(mean, (found + found.T) / 2)
+
+    def _depthwise(self, position: int, op: Op, x: Signal, bn: Bn | None, shift: Tensor) -> Signal | None:
+        """One channel in, some out: no dense weight is needed, and no neuron is read here."""
+        kernel = self.tensors[op.tensors[0]].double().flatten(1)  # (O, T)
+        if len(kernel) % len(x.mean):
+            return None
+        source = torch.arange(len(x.mean)).repeat_interleave(len(kernel) // len(x.mean))
+        own = x.covariance.diagonal()[source]
+        pairs = own[:, None, None] * kernel[:, :, None] * kernel[:, None, :]
+        _, taps = self._decay(pairs if kernel.shape[1] > 1 else None, bn, op)
+        found = x.covariance[source][:, source] * (kernel @ taps @ kernel.T)
+        self._gains[position], self._sources[position] = kernel @ taps[len(taps) // 2], source
+        return Signal(kernel.sum(dim=1) * x.mean[source] + shift, (found + found.T) / 2)
 
     def _guess(self, op: Op) -> Signal | None:
         """The paper's surrogate for a layer whose inputs are not known: isotropic, to be warped by its BN."""
@@ -187,16 +204,17 @@ class Propagated:
             dense[rows, :, group * into : (group + 1) * into] = raw[rows].transpose(1, 2)
         return dense
 
-    def _decay(
-        self, weight: Tensor, reached: Tensor, bn: Bn | None, op: Op, x: Signal
-    ) -> tuple[float, Tensor]:
-        """q and the correlations between taps."""
-        distance = self._distances(weight.shape[1], op, x)
-        if weight.shape[1] == 1:
+    def _decay(self, pairs: Tensor | None, bn: Bn | None, op: Op) -> tuple[float, Tensor]:
+        """q and the correlations between taps.
+
+        Args:
+            pairs: (O, T, T) covariances of what each two taps contribute, if they moved as one; None for one.
+        """
+        if pairs is None:
             return 1.0, torch.ones(1, 1, dtype=torch.float64)
+        distance = self._distances(pairs.shape[1], op)
         if bn is None:
             return DEFAULT_DECAY, DEFAULT_DECAY**distance
-        pairs = torch.einsum("osi,oti->ost", reached, weight)
         best = (math.inf, DEFAULT_DECAY)
         moving = bn.variance > 1e-12
         for decay in DECAYS:
@@ -207,7 +225,7 @@ class Propagated:
             best = min(best, (float(ratio.var()), decay))
         return best[1], best[1] ** distance
 
-    def _distances(self, taps: int, op: Op, x: Signal) -> Tensor:
+    def _distances(self, taps: int, op: Op) -> Tensor:
         sizes = tuple(self.tensors[op.tensors[0]].shape[2:]) if op.kind == "conv" else ()
         if op.kind == "linear" and taps > 1:
             side = math.isqrt(taps)
@@ -340,6 +358,8 @@ class Propagated:
         if first is None:
             return None
         match op.kind:
+            case "conv" if a in self._sources:
+                return self._gains[a][:, None] * first[self._sources[a]]
             case "conv" | "linear":
                 reading = self._by_op[a]
                 middle = reading.taps[len(reading.taps) // 2]
