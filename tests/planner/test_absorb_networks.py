@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 import hope
+from hope.geometry.absorb import RIDGE
 from hope.planner.plan import Plan
 from hope.planner.probes import coloured_noise
 from tests.support import randomise
@@ -83,7 +84,7 @@ def test_a_twin_is_absorbed_without_loss() -> None:
     (step,) = encoding.trajectory
     assert (step.kind, step.name) == ("absorb", "1.conv1")
     assert set(step.neurons) <= {2, 7}
-    assert error(net, encoding.model) < 1e-4
+    assert error(net, encoding.model) < 5 * RIDGE  # lossless up to the ridge
 
 
 def test_a_dead_neuron_and_a_constant_are_absorbed_without_loss_behind_a_1x1_consumer() -> None:
@@ -100,7 +101,7 @@ def test_a_dead_neuron_and_a_constant_are_absorbed_without_loss_behind_a_1x1_con
         net[1].weight[1], net[1].bias[1] = 1e-3, -1.0  # type: ignore[union-attr, operator, index]
     encoding = hope.encode(net, EXAMPLE, steps=2, method="absorb")
     assert {step.neurons[0] for step in encoding.trajectory} == {1, 4}
-    assert error(net, encoding.model) < 1e-3
+    assert error(net, encoding.model) < 5 * RIDGE
 
 
 def test_absorbing_beats_pruning_the_same_neurons() -> None:
