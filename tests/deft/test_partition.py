@@ -78,7 +78,7 @@ def test_costs_are_those_of_the_encoder() -> None:
     net = made(chain())
     part = hope.deft.partition(net, images(2), merge="pair")
     for state in _states(net):
-        for move in layer_path(state, merge="pair", kernel="zero-bias"):
+        for move in layer_path(state, merge="pair", kernel="zero-bias").moves():
             if move.other < 0:
                 assert part.costs[state.name][move.neuron] == move.cost
                 assert move.capacity > EPSILON

@@ -115,7 +115,7 @@ def test_runs_saved_before_there_were_details_still_have_a_page(folder: Path, tm
     plan = json.loads((folder / store.PLAN).read_text())
     for name in ("capacities", "left", "left_alone", "source", "sha256"):
         plan.pop(name, None)
-    plan["sha256"] = store._digest(plan)
+    plan["sha256"] = store.digest_of(plan)
     (tmp_path / store.PLAN).write_text(json.dumps(plan))
     data = embedded(write_page([read_run(tmp_path)], tmp_path / "page.html").read_text())["runs"][0]
     assert data["left"] == []
