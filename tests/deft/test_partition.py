@@ -76,12 +76,26 @@ def test_dead_neurons_make_the_supremum_the_threshold() -> None:
 
 def test_costs_are_those_of_the_encoder() -> None:
     net = made(chain())
-    part = hope.deft.partition(net, images(2), merge="pair")
+    part = hope.deft.partition(net, images(2))
     for state in _states(net):
-        for move in layer_path(state, merge="pair", kernel="zero-bias"):
-            if move.other < 0:
-                assert part.costs[state.name][move.neuron] == move.cost
-                assert move.capacity > EPSILON
+        for move in layer_path(state, merge=None, kernel="zero-bias"):
+            assert part.costs[state.name][move.neuron] == move.cost
+            assert move.capacity > EPSILON
+
+
+@pytest.mark.parametrize("merge", ["sum", "pair"])
+def test_merging_happens_within_the_core_below_the_lock(merge: str) -> None:
+    net = _with_twins()
+    part = hope.deft.partition(net, images(2), percentile=40, merge=merge)
+    plain = hope.deft.partition(net, images(2), percentile=40, merge=False)
+    assert part.lock == plain.lock
+    assert part.merges
+    for merged in part.merges:
+        assert plain.core[merged.layer][[merged.keep, merged.drop]].all()
+    for name, core in plain.core.items():
+        want = core.clone()
+        want[list(part.freed.get(name, ()))] = False
+        assert torch.equal(part.core[name], want)
 
 
 # ---- by capacity -------------------------------------------------------------------------------------------
