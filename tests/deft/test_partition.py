@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from pathlib import Path
 
 import numpy as np
@@ -13,6 +14,7 @@ import hope
 from hope.bench.networks import CifarResNet
 from hope.deft.elasticity import EPSILON
 from hope.deft.groups import NotSeparable
+from hope.deft.vessels import consolidate
 from hope.encoder.path import layer_path
 from hope.encoder.state import LayerState
 from hope.planner.plan import Plan
@@ -76,12 +78,26 @@ def test_dead_neurons_make_the_supremum_the_threshold() -> None:
 
 def test_costs_are_those_of_the_encoder() -> None:
     net = made(chain())
-    part = hope.deft.partition(net, images(2), merge="pair")
+    part = hope.deft.partition(net, images(2))
     for state in _states(net):
-        for move in layer_path(state, merge="pair", kernel="zero-bias").moves():
-            if move.other < 0:
-                assert part.costs[state.name][move.neuron] == move.cost
-                assert move.capacity > EPSILON
+        for move in layer_path(state, merge=None, kernel="zero-bias").moves():
+            assert part.costs[state.name][move.neuron] == move.cost
+            assert move.capacity > EPSILON
+
+
+@pytest.mark.parametrize("merge", ["sum", "pair"])
+def test_merging_happens_within_the_core_below_the_lock(merge: str) -> None:
+    net = _with_twins()
+    part = hope.deft.partition(net, images(2), percentile=40, merge=merge)
+    plain = hope.deft.partition(net, images(2), percentile=40, merge=False)
+    assert part.lock == plain.lock
+    assert part.merges
+    for merged in part.merges:
+        assert plain.core[merged.layer][[merged.keep, merged.drop]].all()
+    for name, core in plain.core.items():
+        want = core.clone()
+        want[list(part.freed.get(name, ()))] = False
+        assert torch.equal(part.core[name], want)
 
 
 # ---- by capacity -------------------------------------------------------------------------------------------
@@ -118,15 +134,15 @@ def _with_twins() -> nn.Module:
 @pytest.mark.parametrize("by", ["prune-cost", "capacity"])
 def test_merging_duplicates_frees_a_vessel_and_keeps_the_function(by: str) -> None:
     net = _with_twins()
-    part = hope.deft.partition(net, images(2), percentile=20, by=by)
+    part = hope.deft.partition(net, images(2), percentile=10, by=by)
     merge = next(m for m in part.merges if m.layer == "0" and {m.keep, m.drop} == {0, 1})
-    assert part.freed["0"][0] == 1
+    assert part.freed["0"] == (1,)
     assert part.core["0"][merge.keep]
     assert not part.core["0"][merge.drop]
-    if len(part.merges) == 1:
-        x = images()
-        torch.testing.assert_close(part.consolidated(net)(x), net(x), rtol=1e-4, atol=1e-5)
-        assert part.bounds["0"].merging == pytest.approx(0, abs=1e-5)
+    assert part.bounds["0"].merging == pytest.approx(0, abs=1e-5)
+    again = copy.deepcopy(net)
+    consolidate(again, part.anatomy, [merge], {"0": [merge.drop]})  # without the merges of other layers
+    torch.testing.assert_close(again(images()), net(images()), rtol=1e-4, atol=1e-5)
 
 
 def test_freed_vessels_are_silent_and_can_learn() -> None:

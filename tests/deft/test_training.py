@@ -6,6 +6,8 @@ import gc
 import shutil
 import warnings
 from collections.abc import Callable, Iterable
+from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -270,11 +272,12 @@ def test_accelerate_keeps_the_core() -> None:
         check(tuning, part, fit)
 
 
-def _worker(rank: int, port: int, failures: Any) -> None:
+def _worker(rank: int, meeting: str) -> None:
     import torch.distributed as dist
 
     torch.set_num_threads(1)
-    dist.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=2)
+    store = dist.FileStore(meeting, 2)
+    dist.init_process_group("gloo", store=store, rank=rank, world_size=2, timeout=timedelta(seconds=60))
     try:
         torch.manual_seed(0)
         net = made(Residual())
@@ -295,21 +298,21 @@ def _worker(rank: int, port: int, failures: Any) -> None:
         other = weight.clone()
         dist.broadcast(other, src=0)
         assert torch.equal(weight, other)
-    except Exception as error:
-        failures.put(f"rank {rank}: {error!r}")
-        raise
     finally:
         dist.destroy_process_group()
 
 
-def test_two_processes_keep_the_core() -> None:
-    import socket
-
+def test_two_processes_keep_the_core(tmp_path: Path) -> None:
     if not torch.distributed.is_available():
         pytest.skip("this build of torch has no torch.distributed")
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    failures = torch.multiprocessing.get_context("spawn").SimpleQueue()
-    torch.multiprocessing.spawn(_worker, args=(port, failures), nprocs=2)
-    assert failures.empty(), failures.get()
+    both = torch.multiprocessing.spawn(_worker, args=(str(tmp_path / "meeting"),), nprocs=2, join=False)
+    assert both is not None
+    try:
+        for _ in range(30):  # raises what a worker raised
+            if both.join(timeout=10):
+                return
+        pytest.fail("the two processes did not come to an end")
+    finally:
+        for process in both.processes:
+            if process.is_alive():
+                process.kill()

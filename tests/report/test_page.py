@@ -17,6 +17,7 @@ from torch import nn
 import hope
 from hope.bench.networks import DigitsNet
 from hope.encoder.actions import Absorb, Merge
+from hope.geometry.absorb import RIDGE
 from hope.report.page import KINDS, page_data, render, run_data, write_page
 from hope.report.takers import takers
 from hope.surgery import store
@@ -101,7 +102,7 @@ def test_takers_are_the_projection_on_the_survivors(absorbed: Path) -> None:
     found = takers(layer, views, order[:5])
     assert found is not None
     moments = views["head.weight"].moments
-    floor = 1e-6 * moments.diagonal().mean() * torch.eye(len(moments), dtype=torch.float64)
+    floor = RIDGE * moments.diagonal().mean() * torch.eye(len(moments), dtype=torch.float64)
     rest = [i for i in range(layer.neurons) if i not in order[:5]]
     want = torch.linalg.solve((moments + floor)[rest][:, rest], moments[rest, order[4]])
     most = int(want.abs().argmax())

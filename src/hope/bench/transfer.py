@@ -100,7 +100,8 @@ SCALES = {
         1.0, 4, 5, 100, 30, 30, 16, 1000, None, None,
         (60, 40, 30, 20), (0.1, 0.5, 1.0, 5.0, 10.0, 20.0, 50.0),
         {
-            "deft": _DEFT, "deft by capacity": _DEFT, "deft, statistics frozen": _DEFT,
+            "deft": _DEFT, "deft, unmerged": _DEFT, "deft by capacity": _DEFT,
+            "deft, statistics frozen": _DEFT,
             "head-only": (0.04, 0.02, 0.01, 0.005, 0.001, 0.0005), "full": _FULL,
             "bn-tuning": (0.01, 0.005, 0.0025, 0.001, 0.0005, 0.0001),
             "ewc": (0.01, 0.005, 0.001, 0.0005, 0.0001), "l2-sp": _FULL,
@@ -110,7 +111,8 @@ SCALES = {
         0.125, 4, 1, 15, 5, 5, 32, 1000, None, 6000,
         (60, 40, 20), (1.0, 50.0),
         {
-            "deft": (0.04, 0.01), "deft by capacity": (0.04, 0.01), "deft, statistics frozen": (0.04, 0.01),
+            "deft": (0.04, 0.01), "deft, unmerged": (0.04, 0.01), "deft by capacity": (0.04, 0.01),
+            "deft, statistics frozen": (0.04, 0.01),
             "head-only": (0.04, 0.01), "full": (0.02, 0.001), "bn-tuning": (0.01, 0.001),
             "ewc": (0.01, 0.001), "l2-sp": (0.01, 0.001),
         },
@@ -285,7 +287,9 @@ def grid_points(scale: Scale, method: str) -> list[Point]:
 def tuning_of(model: nn.Module, point: Point, source: Images) -> Tuning:
     """The source model made ready by a method, with a head for ten digits."""
     by = "capacity" if "capacity" in point.method else "prune-cost"
-    part = partition(model, source.train[0][:2], percentile=point.percentile, by=by, progress=False)
+    merge = "unmerged" not in point.method
+    example = source.train[0][:2]
+    part = partition(model, example, percentile=point.percentile, by=by, merge=merge, progress=False)
     if point.method.startswith("deft"):
         return prepare(model, part, head=10, freeze_statistics="frozen" in point.method)
     if point.method == "ewc":

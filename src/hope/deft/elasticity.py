@@ -5,20 +5,21 @@ those below the lock threshold, a percentile of all of them, are slack. By capac
 whose ‖f_i‖ is at most the percentile of all capacities are slack. Evictions are off, and the last neuron of
 a layer is core.
 
-Redundant neurons are merged on the way: the merges that a layer's path chooses at a cost below the lock
-threshold. A merge of the path that is not carried out was cheaper than pruning either of its two, so both of
-them are core.
+Redundancy is resolved within the core (Figure "Dynamic Resolution of Redundancy"): of the neurons whose
+J_prune is at or above the lock threshold, those are merged that their layer's path would merge at a cost
+below it. J_prune itself is that of a path without merges, so that every neuron has one. (On a path with sum
+merges most neurons leave by a merge and few are ever pruned: the percentile of those few costs is so high
+that nearly everything would be merged.)
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from hope.encoder.actions import Merge
@@ -70,9 +71,9 @@ class _Path(LayerPath):
         return math.sqrt(max(squares - 2 * scale * alignment + 2 * scale**2, 0.0))
 
 
-def walk(state: LayerState, merge: str | None) -> list[Step]:
-    """A layer's whole path."""
-    return list(_Path(state, merge=merge, kernel="zero-bias").steps())
+def walk(state: LayerState) -> list[Step]:
+    """A layer's whole path, prunes only."""
+    return list(_Path(state, merge=None, kernel="zero-bias").steps())
 
 
 @dataclass(frozen=True)
@@ -107,7 +108,7 @@ def lock_threshold(costs: Sequence[float], percentile: float) -> Lock:
 
 def prune_costs(steps: Sequence[Step]) -> list[float]:
     """𝒞 of the paper: the costs of all prunes, those that leave a layer without capacity left out."""
-    return [s.move.cost for s in steps if s.move.other < 0 and s.move.capacity > EPSILON]
+    return [s.move.cost for s in steps if s.move.capacity > EPSILON]
 
 
 @dataclass(frozen=True)
@@ -118,7 +119,7 @@ class Fate:
         core: (units,) True where frozen.
         merges: what is merged, in order, with its δ.
         freed: the vessels that merging releases.
-        costs: (units,) J_prune when each unit left; infinite for the last one, NaN for what left by a merge.
+        costs: (units,) J_prune when each unit left; infinite for the last one.
         capacities: (units,) ‖f_i‖ after the merges, 0 for freed vessels.
     """
 
@@ -129,77 +130,64 @@ class Fate:
     capacities: Tensor
 
 
-def _kept_merges(steps: Sequence[Step], lock: float) -> tuple[list[Step], set[int]]:
-    """The merges below the lock, and the units of those that are not carried out."""
-    done: list[Step] = []
-    broken: set[int] = set()
-    for step in steps:
-        pair = {step.move.neuron, step.move.other}
-        if step.move.other < 0:
-            continue
-        if step.move.cost < lock and not pair & broken:
-            done.append(step)
-        else:
-            broken |= pair
-    return done, broken
+def _part(state: LayerState, at: Tensor) -> LayerState:
+    """Some neurons of a layer."""
+    vectors = ("capacities", "mean", "spread", "slope", "energy", "bias")
+    some = {name: getattr(state, name)[at] for name in vectors}
+    return LayerState(
+        state.name, release=state.release, inner=state.inner[at][:, at], outer=state.outer[at][:, at], **some
+    )
 
 
-def _fate(
-    state: LayerState, core: NDArray[np.bool_], done: Sequence[Step], costs: NDArray[np.float64]
-) -> Fate:
-    capacities = state.capacities.clone()
-    merges = []
-    for step in done:
-        move = step.move
-        assert move.recipe is not None
-        capacities[move.neuron], capacities[move.other] = step.scale, 0.0
-        recipe = move.recipe
-        merge = Merge(state.name, move.neuron, move.other, recipe.rows, recipe.outs, recipe.spread)
-        merges.append((merge, step.distortion))
-    freed = tuple(sorted(step.move.other for step in done))
-    core = core.copy()
-    core[list(freed)] = False
-    return Fate(torch.from_numpy(core), tuple(merges), freed, torch.from_numpy(costs), capacities)
+def by_prune_cost(state: LayerState, steps: Sequence[Step], lock: float, merge: str | None) -> Fate:
+    """Slack: J_prune < J_lock; and what merging within the rest releases.
 
-
-def _costs(state: LayerState, steps: Sequence[Step]) -> NDArray[np.float64]:
-    costs = np.full(state.neurons, np.inf)
-    for step in steps:
-        move = step.move
-        costs[move.other if move.other >= 0 else move.neuron] = np.nan if move.other >= 0 else move.cost
-    return costs
-
-
-def by_prune_cost(state: LayerState, steps: Sequence[Step], lock: float) -> Fate:
-    """Slack: J_prune < J_lock. Merges are carried out where their parent stays core; a family whose parent
-    would be slack is slack as it is, unmerged: what it knows may serve the new task.
+    Args:
+        state: a layer or stream.
+        steps: its path without merges.
+        lock: J_lock.
+        merge: "sum", "pair" or None.
     """
-    costs = _costs(state, steps)
-    done, broken = _kept_merges(steps, lock)
+    costs = torch.full((state.neurons,), math.inf, dtype=torch.float64)
+    for step in steps:
+        costs[step.move.neuron] = step.move.cost
     core = ~(costs < lock)  # the last neuron, too
-    core[list(broken)] = True
-    kept: list[Step] = []
-    for step in reversed(done):  # a family's last merge tells its fate; members pass it on
-        if core[step.move.neuron]:
-            kept.insert(0, step)
-        else:
-            core[step.move.other] = False
-    return _fate(state, core, kept, costs)
+    capacities = state.capacities.clone()
+    merges: list[tuple[Merge, float]] = []
+    if merge is not None and state.mergeable:
+        at = core.nonzero()[:, 0]
+        for step in _Path(_part(state, at), merge=merge, kernel="zero-bias").steps():
+            move = step.move
+            if move.recipe is None or move.cost >= lock:
+                break
+            keep, drop = int(at[move.neuron]), int(at[move.other])
+            recipe = move.recipe
+            merges.append(
+                (Merge(state.name, keep, drop, recipe.rows, recipe.outs, recipe.spread), step.distortion)
+            )
+            capacities[keep], capacities[drop] = step.scale, 0.0
+            core[drop] = False
+    freed = tuple(sorted(one.drop for one, _ in merges))
+    return Fate(core, tuple(merges), freed, costs, capacities)
 
 
-def by_capacity(
-    states: Sequence[LayerState], paths: Sequence[Sequence[Step]], lock: float, percentile: float
-) -> tuple[float, list[Fate]]:
-    """Merge first, then slack: ‖f_i‖ ≤ τ, the percentile of all capacities that are left."""
-    merged = []
-    for state, steps in zip(states, paths, strict=True):
-        done, _ = _kept_merges(steps, lock)
-        merged.append(_fate(state, np.ones(state.neurons, dtype=bool), done, _costs(state, steps)))
-    active = [fate.capacities[fate.core].numpy() for fate in merged]
-    tau = float(np.percentile(np.concatenate(active), percentile)) if active else 0.0
-    fates = []
-    for fate in merged:
-        core = fate.core & (fate.capacities > tau)
+def by_capacity(fates: Sequence[Fate], percentile: float) -> tuple[float, list[Fate]]:
+    """Slack: ‖f_i‖ ≤ τ, the percentile of the capacities of all units that merging leaves.
+
+    Args:
+        fates: by prune cost, for the merges.
+        percentile: P.
+    """
+    active = []
+    for fate in fates:
+        left = torch.ones(len(fate.core), dtype=torch.bool)
+        left[list(fate.freed)] = False
+        active.append(fate.capacities[left].numpy())
+    tau = float(np.percentile(np.concatenate(active), percentile))
+    found = []
+    for fate in fates:
+        core = fate.capacities > tau
         core[int(fate.capacities.argmax())] = True
-        fates.append(Fate(core, fate.merges, fate.freed, fate.costs, fate.capacities))
-    return tau, fates
+        core[list(fate.freed)] = False
+        found.append(replace(fate, core=core))
+    return tau, found

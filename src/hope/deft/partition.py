@@ -50,8 +50,7 @@ class Partition:
         core: layer or stream -> (units,) True where frozen: the elasticity map, E = 0 where core.
         merges: redundant neurons that a parent stands for, in order.
         freed: layer -> the vessels that merging releases; they are slack.
-        costs: layer or stream -> (units,) J_prune when each unit left the path; infinite for the last one,
-            NaN for those that left by a merge.
+        costs: layer or stream -> (units,) J_prune when each unit left its path; infinite for the last one.
         capacities: layer or stream -> (units,) ‖f_i‖ after the merges.
         bounds: what severing and merging can do to the core.
         left_alone: what has no elasticity of its own and is core as a whole, with the reason.
@@ -170,8 +169,9 @@ def partition(
         example: an input it can run on.
         percentile: P, of costs or capacities.
         by: "prune-cost" or "capacity".
-        merge: merge redundant neurons first and release their vessels to the slack: True or "sum" for parents
-            that stand for the sum of two neurons, "pair" for the paper's, False for none.
+        merge: merge redundant neurons of the core, at a cost below J_lock, and release their vessels to the
+            slack: True or "sum" for parents that stand for the sum of two neurons, "pair" for the paper's,
+            False for none.
         head: the module that a new task replaces; found if one layer alone ends in the model's outputs.
         core: patterns (`*`, `?`) of layers and streams that are core as a whole.
         anatomy: what `hope.inspect` returned, to save reading the model again.
@@ -214,13 +214,12 @@ def partition(
         )
     mode = MERGES[merge]
     states = [group_state(group, anatomy, energies) for group in free]
-    paths = [walk(state, mode) for state in states]
+    paths = [walk(state) for state in states]
     lock = lock_threshold([cost for steps in paths for cost in prune_costs(steps)], percentile)
     threshold = lock.threshold
+    fates = [by_prune_cost(s, steps, threshold, mode) for s, steps in zip(states, paths, strict=True)]
     if by == "capacity":
-        threshold, fates = by_capacity(states, paths, lock.threshold, percentile)
-    else:
-        fates = [by_prune_cost(s, steps, threshold) for s, steps in zip(states, paths, strict=True)]
+        threshold, fates = by_capacity(fates, percentile)
     known = {group.name: fate for group, fate in zip(free, fates, strict=True)}
     whole = {
         **dict.fromkeys(sorted(locked), "asked for with core="),
