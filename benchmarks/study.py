@@ -34,7 +34,7 @@ POINTS = {
     "cifar10-resnet56": ("density=0.7", "density=0.5"),
     "keras-resnet50": ("params=0.65", "params=0.475"),
 }
-IMAGES = {"cifar10-resnet20": 2000, "cifar10-resnet56": 2000, "keras-resnet50": 200}
+IMAGES = {"cifar10-resnet20": 1000, "cifar10-resnet56": 1000, "keras-resnet50": 150}
 
 
 def _no_span(covariance: torch.Tensor, keep: torch.Tensor, gone: torch.Tensor) -> torch.Tensor:
@@ -96,11 +96,11 @@ def _read_only(self: Any, position: int, op: Any, x: Any) -> Any:
 
 
 ROWS: dict[str, tuple[tuple[str, ...], dict[str, Any]]] = {
-    "as it is": ((), {}),
+    "as it is, no evictions": ((), {}),
     "no survivors take over (constants only)": (("span",), {}),
     "no constants": (("constants",), {}),
     "no repair of BN variances": (("repair",), {}),
-    "constants exact at zero-padded borders (at run time)": (("border",), {"evict": False}),
+    "constants exact at zero-padded borders (at run time)": (("border",), {}),
     "correlations from the paper's pairwise warp": (("propagation",), {}),
     "no covariance between branch and skip": (("crosses",), {}),
     "one q = 0.5 for all layers": (("q",), {}),
@@ -108,7 +108,7 @@ ROWS: dict[str, tuple[tuple[str, ...], dict[str, Any]]] = {
     "cost without the branch's share": (("share",), {}),
     "cost linear instead of logarithmic": (("log",), {}),
     "cost not per parameter (J instead of J/ΔP)": (("release",), {}),
-    "no evictions": ((), {"evict": False}),
+    "evictions too, decided by the judge": ((), {"evict": True}),
     "moments dreamed": ((), {"calibration": "dream"}),
     "moments of 96 images": ((), {"calibration": "images"}),
 }
@@ -152,7 +152,7 @@ def _exact_borders(encoding: hope.Encoding, small: torch.nn.Module, steps: int) 
             module.register_forward_hook(correct)
 
 
-def run(names: list[str], folders: list[Path]) -> None:
+def run(names: list[str], folders: list[Path], skipped: list[str]) -> None:
     global _weigh
     from hope.surrogate.propagated import Propagated
 
@@ -163,9 +163,9 @@ def run(names: list[str], folders: list[Path]) -> None:
         entry = results.setdefault(name, {"images": len(task.images), "rows": {}})
         anatomy = hope.inspect(task.model, task.example)
         for row, (without, settings) in track(ROWS.items(), name):
-            if row in entry["rows"]:
+            if row in entry["rows"] or row in skipped:
                 continue
-            options = dict(settings)
+            options = {"evict": False, **settings}
             if options.get("calibration") == "images":
                 options["calibration"] = list(torch.split(task.unlabelled, 32))
             unit, _, low = POINTS[name][-1].partition("=")
@@ -207,13 +207,15 @@ def main() -> None:
     )
     parser.add_argument("networks", nargs="*", help="default: all")
     parser.add_argument("--weights", type=Path, help="another folder with checkpoints")
+    parser.add_argument("--skip", nargs="*", default=[], metavar="ROW", help="rows to leave out")
     parser.add_argument("--write-readme", action="store_true")
     options = parser.parse_args()
     if options.write_readme:
         put("study", table())
         return
     data = Path(os.environ.get("HOPE_DATA", Path(__file__).resolve().parents[2] / "shared" / "data"))
-    run(options.networks or list(POINTS), [data, *([options.weights] if options.weights else [])])
+    folders = [data, *([options.weights] if options.weights else [])]
+    run(options.networks or list(POINTS), folders, options.skip)
     print(table())
 
 

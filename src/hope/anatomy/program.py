@@ -89,7 +89,10 @@ class _Reader:
                     self._put(node, Op("unknown", tuple(self.at[r] for r in reads), name=node.name), None)
                 return
         x = reads[0]
-        made = self._rule(node, name, args, x, reads)
+        try:
+            made = self._rule(node, name, args, x, reads)
+        except (AttributeError, IndexError, KeyError, TypeError, ValueError):
+            made = None  # called in a way that no rule foresaw: unknown, like what has no rule
         op, channel = made if made is not None else (Op("unknown"), None)
         known = all(self.channel[r] is not None for r in reads)
         if not known and op.kind not in ("bn", "conv", "linear"):  # their results do not hang on the order
