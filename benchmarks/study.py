@@ -58,8 +58,8 @@ def _without(*what: str) -> Iterator[None]:
         repair(bn, torch.zeros_like(shift), after, before)
 
     def linear(self: Any) -> Any:
-        lost = [self.state.share * side.losses().clip(min=0) for side in self._sides]
-        cost = sum(lost)
+        lost = [side.losses().clip(min=0) for side in self._sides]
+        cost = self.state.share * sum(lost)
         position = int(cost.argmin())
         neuron = self._remove(position, lost)
         return absorption.Move(float(cost[position]), neuron, -1, self.count, self.capacity, None)

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from hope.encoder.absorption import AbsorbPath
+from hope.encoder.absorption import LEFT, AbsorbPath
 from hope.encoder.state import AbsorbState
 from hope.geometry.absorb import RIDGE, ridged, takeover
 
@@ -50,8 +50,8 @@ def test_losses_along_a_path_are_those_of_dense_solves(seed: int, channels: int,
     for move in path.moves():
         gone.append(move.neuron)
         total += move.cost
-        left = [1 - state.share * loss(state, gone, k) for k in range(consumers)]
-        assert total == pytest.approx(-sum(np.log(left)), rel=1e-6)
+        left = [max(1 - loss(state, gone, k), LEFT) for k in range(consumers)]
+        assert total == pytest.approx(-state.share * sum(np.log(left)), rel=1e-6)
         assert move.capacity == pytest.approx(min(left), rel=1e-6)
     assert len(gone) == state.neurons - 1
 

@@ -2,9 +2,9 @@
 
 Everything follows from C⁻¹ and H (see `geometry.absorb`): neuron i costs tr(S_i H_ii) with S_i the inverse of
 its block of C⁻¹ (1/[C⁻¹]_ii for a neuron of one channel), and removing it is a rank-one downdate of both.
-The losses of one path add up exactly, each being orthogonal to the next; times the branch's share they are
-fractions of the stream's variance. Fractions multiply along a network, so the cost is in their logarithm:
-−log of what is left of what was left.
+The losses of one path add up exactly, each being orthogonal to the next. Fractions multiply along a network, so
+the cost is in their logarithm: −log of what is left of what was left, times the share of its stream that the
+layer's branch writes.
 """
 
 from __future__ import annotations
@@ -69,14 +69,15 @@ class AbsorbPath:
 
     def follow(self, neuron: int, other: int) -> None:
         """Do what an earlier run has found to be the cheapest move, without looking for it."""
-        self._remove(self.alive.index(neuron), [self.state.share * side.losses() for side in self._sides])
+        self._remove(self.alive.index(neuron), [side.losses() for side in self._sides])
 
     def step(self) -> Move:
         """Remove the neuron that costs least."""
-        lost = [self.state.share * side.losses().clip(min=0) for side in self._sides]
+        lost = [side.losses().clip(min=0) for side in self._sides]
         cost = np.zeros(len(self.alive))
         for side, loss in zip(self._sides, lost, strict=True):
             cost -= np.log((side.left - loss).clip(min=LEFT) / max(side.left, LEFT))
+        cost *= self.state.share
         position = int(np.flatnonzero(cost <= cost.min() * (1 + TIE))[0])
         neuron = self._remove(position, lost)
         return Move(float(cost[position]), neuron, -1, len(self.alive), self.capacity, None)
