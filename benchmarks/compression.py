@@ -41,7 +41,7 @@ def table() -> str:
         for unit, words in WORDS.items():
             columns = budgets(entry, unit)
             rows = {m: p for m, p in entry["points"].items() if any(b in p for b in columns)}
-            if not columns or len(rows) < 3:
+            if not columns or len(rows) < 2:
                 continue
             base, count = entry["base"], entry["images"]
             lines += [f"\n**{title}**: top-1 by {words}; base {base:.3f}, {count:,} images\n"]

@@ -73,13 +73,10 @@ def scan(path: LayerPath) -> float:
     return float(cost.min())
 
 
-def naive_seconds(paths: Sequence[LayerPath], encoding: Encoding) -> float:
-    """What a loop would take that looks at all live pairs of all layers before each step.
-
-    One look at the whole network is timed; each of the run's steps is charged its share of it, by the pairs
-    that were still there. Geometry, surgery and everything else are left out: the naive loop gets them free.
+def looks(paths: Sequence[LayerPath], encoding: Encoding) -> float:
+    """How many looks at all pairs of the whole network a naive loop takes, each step charged by the pairs
+    that were still there.
     """
-    one = min(_seconds(lambda: [scan(path) for path in paths]) for _ in range(3))
     left = {path.state.name: path.count for path in paths}
     inside = {block.name: block.layers for block in encoding.anatomy.blocks}
     at_first, looked_at = sum(n * n for n in left.values()), 0
@@ -89,7 +86,7 @@ def naive_seconds(paths: Sequence[LayerPath], encoding: Encoding) -> float:
             left.update((name, 0) for name in inside[action.block] if name in left)
         else:
             left[action.layer] -= 1
-    return one * looked_at / at_first
+    return looked_at / at_first
 
 
 def whole_network() -> dict[str, float]:
@@ -104,18 +101,26 @@ def whole_network() -> dict[str, float]:
     seconds = min(_seconds(lambda: encode(model, example, density=0.3, anatomy=anatomy)) for _ in range(2))
     memory = peak_megabytes() - before
     encoding = encode(model, example, density=0.3, anatomy=anatomy)
+    grown = encode(model, example, density=0.3, anatomy=anatomy, evict=False)
+    longer = _seconds(lambda: encode(model, example, density=0.3, anatomy=anatomy, evict=False))
     tensors = {name: t.detach() for name, t in [*model.named_parameters(), *model.named_buffers()]}
     states = [layer_state(layer, anatomy, tensors) for layer in anatomy.layers]
-    paths = [LayerPath(s, merge="pair", kernel="zero-bias") for s in states if isinstance(s, LayerState)]
-    naive = naive_seconds(paths, encoding)
+    known = [state for state in states if isinstance(state, LayerState)]
+    paths: list[LayerPath] = []
+    anew = _seconds(lambda: paths.extend(LayerPath(s, merge="pair", kernel="zero-bias") for s in known))
+    kept = min(_seconds(lambda: [scan(path) for path in paths]) for _ in range(3))
+    with_evictions, without = looks(paths, encoding), looks(paths, grown)
     return {
         "steps": encoding.steps,
         "gram seconds": grams,
         "encode seconds": seconds,
         "encode / grams": seconds / grams,
-        "naive rescan seconds": naive,
-        "naive rescan / encode": naive / seconds,
+        "naive rescan / encode": anew * with_evictions / seconds,
+        "the same, pairs kept": kept * with_evictions / seconds,
         "megabytes beyond the model": memory,
+        "steps without evictions": grown.steps,
+        "naive rescan / encode, no evictions": anew * without / longer,
+        "the same, pairs kept, no evictions": kept * without / longer,
     }
 
 
