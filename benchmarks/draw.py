@@ -20,6 +20,7 @@ FIGURES = HERE.parent / "docs"
 COLOURS = {
     "absorb": "#0b6e4f", "absorb, dreamed": "#12a87b", "absorb, 96 images": "#7fd1b0",
     "hope": "#1f4e9e", "hope, no eviction": "#6f9be0", "hope, merge=sum": "#b3c9ee",
+    "hope, live ΔP": "#3aa6b9",
     "l1-in": "#c0392b", "l1-joint": "#e67e22", "bn-scale": "#8e44ad",
     "torch-pruning magnitude": "#777777", "torch-pruning BN scale": "#999999",
     "torch-pruning LAMP": "#b0b0b0", "torch-pruning FPGM": "#c8c8c8",
@@ -65,11 +66,11 @@ def coverage(results: Any) -> None:
 def compression(results: Any) -> None:
     """Accuracy against what is kept, one panel per network."""
     networks = results["networks"]
-    names = [name for name in ("keras-resnet50", "cifar10-resnet56", "cifar10-resnet20") if name in networks]
-    figure, panels = pyplot.subplots(1, len(names), figsize=(4.2 * len(names), 3.6), squeeze=False)
-    for axes, name in zip(panels[0], names, strict=True):
+    order = ("keras-resnet50", "cifar10-resnet56", "cifar10-resnet20")
+    parts = [(n, u) for n in order if n in networks for u in ("params", "density") if budgets(networks[n], u)]
+    figure, panels = pyplot.subplots(1, len(parts), figsize=(3.8 * len(parts), 3.6), squeeze=False)
+    for axes, (name, unit) in zip(panels[0], parts, strict=True):
         entry = networks[name]
-        unit = "params" if budgets(entry, "params") else "density"
         for method, colour in COLOURS.items():
             points = entry["points"].get(method, {})
             some = [b for b in budgets(entry, unit) if b in points]
@@ -84,8 +85,9 @@ def compression(results: Any) -> None:
         axes.invert_xaxis()
         axes.spines[["top", "right"]].set_visible(False)
     panels[0][0].set_ylabel("top-1, no fine-tuning")
-    handles, labels = panels[0][0].get_legend_handles_labels()
-    figure.legend(handles, labels, frameon=False, fontsize=8, loc="lower center", ncols=5)
+    found = {line.get_label(): line for axes in panels[0] for line in axes.get_lines()}
+    named = {method: found[method] for method in COLOURS if method in found}
+    figure.legend(named.values(), named.keys(), frameon=False, fontsize=8, loc="lower center", ncols=7)
     figure.subplots_adjust(bottom=0.3)
     save(figure, "compression.svg")
 

@@ -26,7 +26,7 @@ from hope.deft.tuning import Penalty, Tuning
 from hope.errors import CheckpointMismatch, DamagedFolder
 from hope.surgery.operate import duplicate
 from hope.surgery.slice import get
-from hope.surgery.store import digest_of, fingerprint, read_tensors, write_file
+from hope.surgery.store import digest_of, fingerprint, read_plan, read_tensors, write_file
 
 FORMAT = "hope-deft"
 VERSION = 1
@@ -110,7 +110,7 @@ def load(folder: str | PathLike[str], model: nn.Module, *, head: nn.Module | Non
         CheckpointMismatch: the model is not the source model that was prepared.
     """
     folder = Path(folder)
-    plan = _plan(folder)
+    plan = read_plan(folder / PLAN, "tuning", FORMAT, VERSION)
     if fingerprint(model) != plan["original"]:
         raise CheckpointMismatch(
             f"{folder} was made from other weights than this {type(model).__name__} has: "
@@ -207,24 +207,3 @@ def _pack(mask: Tensor) -> Tensor:
 def _unpack(bits: Tensor, shape: Any) -> Tensor:
     count = math.prod(shape)
     return torch.from_numpy(np.unpackbits(bits.numpy(), count=count).astype(bool)).reshape(tuple(shape))
-
-
-def _plan(folder: Path) -> dict[str, Any]:
-    path = folder / PLAN
-    if not path.is_file():
-        raise DamagedFolder(f"{folder} is not a saved tuning: it has no {PLAN}")
-    try:
-        plan = json.loads(path.read_bytes())
-    except ValueError as error:
-        raise DamagedFolder(
-            f"{path} is truncated or not JSON: copy the folder again, or save it again"
-        ) from error
-    if not isinstance(plan, dict) or plan.get("format") != FORMAT:
-        raise DamagedFolder(f"{path} was not written by this package")
-    if plan.get("version") != VERSION:
-        raise DamagedFolder(
-            f"{path} has version {plan.get('version')}, this package reads {VERSION}: update the package"
-        )
-    if plan.get("sha256") != digest_of(plan):
-        raise DamagedFolder(f"{path} was altered after it was saved: copy the folder again, or save it again")
-    return plan

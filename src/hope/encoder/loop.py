@@ -43,11 +43,17 @@ class Path(Protocol):
 Walk: TypeAlias = Callable[[Any], Path]
 
 
-def _whole(walk: Walk, state: State, done: Sequence[Done]) -> tuple[int, float, list[Move]]:
-    """The rest of a layer's path at once, for a worker elsewhere."""
+def _begun(walk: Walk, state: State, done: Sequence[Done]) -> Path:
+    """A layer's path after what an interrupted run has done in it."""
     path = walk(state)
     for _, neuron, other in done:
         path.follow(neuron, other)
+    return path
+
+
+def _whole(walk: Walk, state: State, done: Sequence[Done]) -> tuple[int, float, list[Move]]:
+    """The rest of a layer's path at once, for a worker elsewhere."""
+    path = _begun(walk, state, done)
     return path.count, path.capacity, list(path.moves())
 
 
@@ -103,9 +109,7 @@ class _Walker:
             if done:
                 self.neurons, self.capacity, _ = self._future.result()
             return
-        path = walk(state)
-        for _, neuron, other in done:
-            path.follow(neuron, other)
+        path = _begun(walk, state, done)
         if done:
             self.neurons, self.capacity = path.count, path.capacity
         self._moves = path.moves()
@@ -181,8 +185,7 @@ def choices(
     def queue_block(number: int) -> None:
         block = blocks[number]
         left = [walkers[layer] for layer in block.layers]
-        found = costs.evict([w.neurons for w in left], [w.capacity for w in left], block.anchors)
-        prices[number] = found if block.price is None else block.price
+        prices[number] = costs.evict([w.neurons for w in left], [w.capacity for w in left], block.anchors)
         versions[number] += 1
         ratio = rounded(prices[number] / release_of("evict", number))
         heapq.heappush(heap, (ratio, _ORDER["evict"], number, 0, 0, versions[number]))

@@ -73,7 +73,7 @@ class BlockState:
         anchors: what each layer's capacity is held against: E_identity of the skip, or the layer's E_init
             without one.
         release: ΔP of the eviction, static.
-        price: a fixed J, where something else than the layers' capacities decided it.
+        share: of the stream's variance behind the block, what its branch writes (absorption only).
         bias: what stays behind in place of the branch.
     """
 
@@ -81,7 +81,7 @@ class BlockState:
     layers: tuple[int, ...]
     anchors: tuple[float, ...]
     release: int
-    price: float | None = None
+    share: float = 0.0
     bias: tuple[float, ...] | None = None
 
 

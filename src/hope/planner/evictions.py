@@ -95,7 +95,7 @@ class _Weaver:
 
     def _evict(self, block: int, woven: list[Choice]) -> set[int]:
         state = self.plan.blocks[block]
-        price = -math.log(max(1e-6, 1 - (state.price or 0.0)))
+        price = -math.log(max(1e-6, 1 - state.share))
         woven.append(Choice("evict", block, price, state.release, None))
         return set(state.layers)
 
@@ -132,7 +132,7 @@ class _Weaver:
             names = [self.plan.blocks[b].name for b in gone] + [state.name]
             freed = now - self.plan.anatomy.size(removed, names).parameters
             if freed > 0:
-                ranked.append(((state.price or 0.0) / freed, number))
+                ranked.append((state.share / freed, number))
         return [number for _, number in sorted(ranked)]
 
     def network(self, model: nn.Module, woven: Sequence[Choice]) -> nn.Module:

@@ -156,7 +156,8 @@ class Plan:
             done: what an interrupted run has done already; the rest follows.
         """
         if self.method == "absorb":
-            return islice(choices(self.layers, walk=AbsorbPath, executor=executor), len(done), None)
+            begun = [self._done(action) for action in done]
+            return choices(self.layers, walk=AbsorbPath, executor=executor, done=begun)
         states = [state for state in self.layers if isinstance(state, LayerState)]
         if self.method != "hope":
             return islice(self._by_score(states), len(done), None)

@@ -248,7 +248,7 @@ class Run:
 def read_run(folder: str | os.PathLike[str]) -> Run:
     """Read a saved run's plan, without its weights."""
     folder = Path(folder)
-    plan = _plan(folder)
+    plan = read_plan(folder / PLAN, "run", FORMAT, VERSION)
     try:
         anatomy = from_plain(plan["anatomy"])
         actions = tuple(from_json(action) for action in plan["actions"])
@@ -352,25 +352,25 @@ def _file_hash(path: Path) -> str:
     return digest.hexdigest()
 
 
-def _plan(folder: Path) -> dict[str, Any]:
-    path = folder / PLAN
+def read_plan(path: Path, what: str, form: str, version: int) -> dict[str, Any]:
+    """A JSON plan that this package wrote, checked: its format, its version, and that nobody altered it."""
     if not path.is_file():
-        raise DamagedFolder(f"{folder} is not a saved run: it has no {PLAN}")
+        raise DamagedFolder(f"{path.parent} is not a saved {what}: it has no {path.name}")
     try:
         plan = json.loads(path.read_bytes())
     except ValueError as error:
         raise DamagedFolder(
-            f"{path} is truncated or not JSON: copy the folder again, or save the run again"
+            f"{path} is truncated or not JSON: copy the folder again, or save the {what} again"
         ) from error
-    if not isinstance(plan, dict) or plan.get("format") != FORMAT:
+    if not isinstance(plan, dict) or plan.get("format") != form:
         raise DamagedFolder(f"{path} was not written by this package")
-    if plan.get("version") != VERSION:
+    if plan.get("version") != version:
         raise DamagedFolder(
-            f"{path} has version {plan.get('version')}, this package reads {VERSION}: update the package"
+            f"{path} has version {plan.get('version')}, this package reads {version}: update the package"
         )
     if plan.get("sha256") != digest_of(plan):
         raise DamagedFolder(
-            f"{path} was altered after it was saved: copy the folder again, or save the run again"
+            f"{path} was altered after it was saved: copy the folder again, or save the {what} again"
         )
     return plan
 

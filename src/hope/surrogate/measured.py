@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
-from math import prod
 from typing import Any
 
 import torch
@@ -15,7 +14,7 @@ from hope.anatomy.graph import as_call, mode
 from hope.encoder.state import View
 from hope.errors import InvalidExample, first_line
 from hope.geometry.absorb import variances
-from hope.surrogate.propagated import DEFAULT_DECAY
+from hope.surrogate.propagated import DEFAULT_DECAY, tap_distances
 from hope.surrogate.views import behind, stored
 
 
@@ -126,18 +125,9 @@ def _view(weight: str, one: _Sums, model: nn.Module, anatomy: Anatomy, known: Vi
         bias = f"{owner}.bias"
     if known is not None:
         bn, bias = known.bn, known.bias
-    sizes = tuple(tensor.shape[2:]) if one.spatial else ((one.repeat,) if one.repeat > 1 else ())
-    taps = _taps(sizes, one.decay)
+    taps = one.decay ** tap_distances(tuple(tensor.shape[2:]) if one.spatial else one.repeat)
     blank = torch.zeros(0)
     view = View(
         weight, part.dim, stored(one.mean), stored(one.covariance), stored(taps), blank, one.repeat, bn, bias
     )
     return replace(view, variance=stored(variances(view.laid(tensor.cpu()), view.taps, view.covariance)))
-
-
-def _taps(sizes: tuple[int, ...], decay: float) -> Tensor:
-    """Correlations between the places of a kernel, falling off with the distance."""
-    if prod(sizes) <= 1:
-        return torch.ones(1, 1, dtype=torch.float64)
-    grid = torch.stack([g.flatten() for g in torch.meshgrid(*map(torch.arange, sizes), indexing="ij")], dim=1)
-    return torch.pow(torch.tensor(decay, dtype=torch.float64), torch.cdist(grid.double(), grid.double()))

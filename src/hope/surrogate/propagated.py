@@ -212,7 +212,8 @@ class Propagated:
         """
         if pairs is None:
             return 1.0, torch.ones(1, 1, dtype=torch.float64)
-        distance = self._distances(pairs.shape[1], op)
+        kernel = tuple(self.tensors[op.tensors[0]].shape[2:]) if op.kind == "conv" else ()
+        distance = tap_distances(kernel or pairs.shape[1])
         if bn is None:
             return DEFAULT_DECAY, DEFAULT_DECAY**distance
         best = (math.inf, DEFAULT_DECAY)
@@ -224,18 +225,6 @@ class Propagated:
             ratio = torch.log(variance / bn.variance[moving])
             best = min(best, (float(ratio.var()), decay))
         return best[1], best[1] ** distance
-
-    def _distances(self, taps: int, op: Op) -> Tensor:
-        sizes = tuple(self.tensors[op.tensors[0]].shape[2:]) if op.kind == "conv" else ()
-        if op.kind == "linear" and taps > 1:
-            side = math.isqrt(taps)
-            sizes = (side, side) if side * side == taps else (taps,)
-        if not sizes:
-            return torch.zeros(taps, taps, dtype=torch.float64)
-        grid = torch.stack(
-            [g.flatten() for g in torch.meshgrid(*map(torch.arange, sizes), indexing="ij")], dim=1
-        )
-        return torch.cdist(grid.double(), grid.double())
 
     def _normalise(self, position: int, op: Op, x: Signal | None) -> Signal | None:
         bn = read_bn(self.tensors, op.tensors[0], op.values[0])
@@ -376,6 +365,19 @@ class Propagated:
                 start, step, count = (int(v) for v in op.values)
                 return first[start : start + step * count : step]
         return None
+
+
+def tap_distances(sizes: tuple[int, ...] | int) -> Tensor:
+    """(T, T) distances between the places that a kernel covers; a number of places is taken as a square.
+
+    >>> tap_distances((1, 2)).tolist(), tap_distances(4).shape
+    ([[0.0, 1.0], [1.0, 0.0]], torch.Size([4, 4]))
+    """
+    if isinstance(sizes, int):
+        side = math.isqrt(sizes)
+        sizes = (side, side) if side * side == sizes else (sizes,)
+    grid = torch.stack([g.flatten() for g in torch.meshgrid(*map(torch.arange, sizes), indexing="ij")], dim=1)
+    return torch.cdist(grid.double(), grid.double())
 
 
 def semidefinite(rho: Tensor) -> Tensor:
