@@ -6,13 +6,10 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from itertools import islice
 from os import PathLike
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from torch import Tensor, nn
 
 from hope.anatomy.anatomy import Anatomy, Size
@@ -20,10 +17,11 @@ from hope.anatomy.graph import Example
 from hope.anatomy.table import grid, text
 from hope.encoder.loop import Choice
 from hope.encoder.state import LayerState, View
-from hope.encoder.trajectory import UNITS, Trajectory, allowed, one_budget, sizes
+from hope.encoder.trajectory import Trajectory, one_budget
 from hope.errors import HopeError
 from hope.inspection import inspect
-from hope.planner.checkpoint import Begun, Checkpoint
+from hope.planner.checkpoint import Checkpoint
+from hope.planner.collect import collect
 from hope.planner.evictions import decide
 from hope.planner.judge import Judge, images_for
 from hope.planner.plan import METHODS, Plan
@@ -33,7 +31,6 @@ from hope.surgery.store import Details, fingerprint, save_trajectory
 
 GRID, REFINEMENTS = 20, 6  # looks at a run's fidelity
 GROWTH = 4.0  # times the original's largest entry: beyond it, weights are reported as grown
-CHUNK = 256  # steps between two looks at the budget
 
 
 class UnknownMethod(HopeError, ValueError):
@@ -188,6 +185,7 @@ def encode(
     evict: bool = True,
     static_release: bool = True,
     exclude: Sequence[str] = (),
+    multiple_of: int = 1,
     calibration: Iterable[Any] | str | None = None,
     executor: Executor | None = None,
     anatomy: Anatomy | None = None,
@@ -215,6 +213,8 @@ def encode(
         evict: whether residual blocks may be evicted.
         static_release: rank actions by what they release in the original network, as the paper does.
         exclude: patterns (`*`, `?`) of module names that must stay untouched, inputs and outputs.
+        multiple_of: keep widths that are multiples of this (8, 16, 32: what hardware likes). A removal that
+            would only break a multiple is not made.
         calibration: a few unlabelled batches, to measure moments instead of deriving them (absorb only); or
             "dream": still without data, measured on what `hope.dream` makes up. Slower and more accurate.
         executor: any `concurrent.futures.Executor` to work out the layers' paths on; the result is the same.
@@ -238,7 +238,7 @@ def encode(
         Conv2d(3, 7, kernel_size=(3, 3), stride=(1, 1))
     """
     unit, budget = one_budget(density=density, params=params, macs=macs, steps=steps, fidelity=fidelity)
-    _check_options(method, merge, kernel, calibration)
+    _check_options(method, merge, kernel, calibration, multiple_of)
     if anatomy is None:
         anatomy = inspect(model, example, progress=progress)
     batches = dream(model, example, progress=progress) if isinstance(calibration, str) else calibration
@@ -276,7 +276,9 @@ def encode(
             left = [choice.move.capacity if choice.move else 0.0 for choice in woven]
             file.write(actions, [c.cost for c in woven], [c.release for c in woven], left, now=True)
         stream = iter(woven)
-    trajectory = _collect(plan, stream, unit, budget, progress, begun, None if deciding else file)
+    trajectory = collect(
+        plan, stream, unit, budget, begun, multiple_of, None if deciding else file, progress=progress
+    )
     if file is not None:
         file.remove()
     original = duplicate(model)
@@ -318,7 +320,7 @@ def _longest(encoding: Encoding, judge: Judge, least: float) -> int:
             high = middle
         else:
             low = middle
-    return low
+    return encoding.trajectory.steps_to("steps", low)
 
 
 def capacities(
@@ -341,7 +343,9 @@ def _capacities(plan: Plan) -> dict[str, list[float]]:
     return {s.name: s.capacities.tolist() for s in plan.layers if isinstance(s, LayerState)}
 
 
-def _check_options(method: str, merge: str | None, kernel: str, calibration: object) -> None:
+def _check_options(
+    method: str, merge: str | None, kernel: str, calibration: object, multiple_of: int
+) -> None:
     for name, value, known in (
         ("method", method, METHODS),
         ("merge", merge, ("pair", "sum", None)),
@@ -353,56 +357,5 @@ def _check_options(method: str, merge: str | None, kernel: str, calibration: obj
         raise UnknownMethod(f'method {method!r} uses no calibration: choose method="absorb"')
     if isinstance(calibration, str) and calibration != "dream":
         raise UnknownMethod(f'calibration {calibration!r} is not known: give batches of inputs, or "dream"')
-
-
-def _collect(
-    plan: Plan,
-    stream: Iterator[Choice],
-    unit: str,
-    budget: float,
-    progress: bool | None,
-    begun: Begun,
-    file: Checkpoint | None,
-) -> Trajectory:
-    """Take steps until the budget is met, after those of an interrupted run."""
-    actions, costs, releases, left = begun
-    console = Console(stderr=True)
-    show = console.is_terminal if progress is None else progress
-    columns = (TextColumn("encoding"), BarColumn(), TextColumn("{task.percentage:.0f}%"), TimeElapsedColumn())
-    table = sizes(plan.anatomy, actions)
-    trajectory = Trajectory(tuple(actions), tuple(costs), tuple(releases), table, tuple(left))
-    with Progress(*columns, console=console, transient=True, disable=not show) as bar:
-        task = bar.add_task("encoding", total=1.0)
-        while not _met(trajectory, unit, budget):
-            some = list(islice(stream, CHUNK if unit != "steps" else min(CHUNK, int(budget) - len(actions))))
-            actions += [plan.action(choice) for choice in some]
-            costs += [choice.cost for choice in some]
-            releases += [choice.release for choice in some]
-            left += [choice.move.capacity if choice.move else 0.0 for choice in some]
-            table = sizes(plan.anatomy, actions)
-            trajectory = Trajectory(tuple(actions), tuple(costs), tuple(releases), table, tuple(left))
-            bar.update(task, completed=_progress(trajectory, unit, budget))
-            if file is not None:
-                file.write(actions, costs, releases, left)
-            if not some:
-                break
-    return replace(trajectory)
-
-
-def _met(trajectory: Trajectory, unit: str, budget: float) -> bool:
-    if unit == "steps":
-        return len(trajectory) >= budget
-    if unit == "fidelity":
-        return False
-    column = UNITS.index(unit)
-    return bool(trajectory.sizes[-1, column] <= allowed(unit, budget, int(trajectory.sizes[0, column])))
-
-
-def _progress(trajectory: Trajectory, unit: str, budget: float) -> float:
-    if unit == "steps":
-        return len(trajectory) / max(budget, 1)
-    if unit == "fidelity":
-        return 1 - int(trajectory.sizes[-1, 0]) / max(1, int(trajectory.sizes[0, 0]))
-    column = trajectory.sizes[:, UNITS.index(unit)]
-    goal = allowed(unit, budget, int(column[0]))
-    return float((column[0] - column[-1]) / max(column[0] - goal, 1))
+    if multiple_of < 1:
+        raise UnknownMethod(f"multiple_of={multiple_of} makes no sense: give 8, 16 or 32, or 1 for any width")

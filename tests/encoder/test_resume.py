@@ -43,7 +43,7 @@ def test_an_interrupted_run_goes_on(
     net, file = model(), tmp_path / "partial.json"
     whole = hope.encode(net, EXAMPLE, density=0.2, **settings)
     monkeypatch.setattr(checkpoint, "EVERY", 0.0)
-    monkeypatch.setattr("hope.encoding.CHUNK", 8)
+    monkeypatch.setattr("hope.planner.collect.CHUNK", 8)
     write, count = checkpoint.Checkpoint.write, 0
 
     def stop(self: Any, *args: Any, **kwargs: Any) -> None:

@@ -74,6 +74,13 @@ def register(commands: Any) -> None:
         "--exclude", metavar="PATTERN", action="append", default=[], help="modules to leave untouched"
     )
     parser.add_argument(
+        "--multiple-of",
+        metavar="N",
+        type=int,
+        default=1,
+        help="keep widths that are multiples of N (8, 16, 32: what hardware likes)",
+    )
+    parser.add_argument(
         "--calibration",
         metavar="WHAT",
         help='"dream" (made up from the checkpoint), or a .npy file of unlabelled inputs (absorb only)',
@@ -97,7 +104,7 @@ def run(options: argparse.Namespace) -> None:
     """Encode, save, and print the summary."""
     model, example = models.build(options)
     budget = budget_of(options)
-    if options.resume and _there_already(Path(options.out), model, budget, options.method):
+    if options.resume and _there_already(Path(options.out), model, budget, options):
         print(f"{options.out} already has this run")
         _report(options)
         return
@@ -114,6 +121,7 @@ def run(options: argparse.Namespace) -> None:
         kernel=options.kernel,
         evict=not options.no_evict,
         exclude=options.exclude,
+        multiple_of=options.multiple_of,
         **budget,
     )
     source = {name: getattr(options, name) for name in ("model", "weights", "input")}
@@ -143,7 +151,7 @@ def _calibration(what: str | None) -> Any:
     return torch.split(array, 32)
 
 
-def _there_already(folder: Path, model: Any, budget: dict[str, Any], method: str) -> bool:
+def _there_already(folder: Path, model: Any, budget: dict[str, Any], options: argparse.Namespace) -> bool:
     try:
         saved = read_run(folder)
         ((unit, value),) = budget.items()
@@ -151,7 +159,8 @@ def _there_already(folder: Path, model: Any, budget: dict[str, Any], method: str
             return False
         return (
             saved.original == fingerprint(model)
-            and saved.method == method
+            and saved.method == options.method
+            and bool(saved.trajectory.stops) == (options.multiple_of > 1)
             and saved.trajectory.steps_to(unit, value) == saved.steps
         )
     except (DamagedFolder, InfeasibleBudget):

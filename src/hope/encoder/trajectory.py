@@ -42,6 +42,7 @@ class Trajectory:
         sizes: (steps + 1, 3) neurons, parameters and MACs; row 0 is the original.
         left: capacity E of the layer after each step that was taken in it, 0 for an eviction; empty where
             it is not known.
+        stops: after how many steps the run may be ended (see `encoder.align`); empty if after any.
     """
 
     actions: tuple[Action, ...]
@@ -49,6 +50,7 @@ class Trajectory:
     releases: tuple[int, ...]
     sizes: NDArray[np.int64]
     left: tuple[float, ...] = ()
+    stops: tuple[int, ...] = ()
 
     def __len__(self) -> int:
         return len(self.actions)
@@ -87,7 +89,7 @@ class Trajectory:
         return {kind: counts[kind] for kind in kinds}
 
     def steps_to(self, unit: str, budget: float) -> int:
-        """How many steps it takes to come down to a budget, the fewest.
+        """How many steps it takes to come down to a budget, the fewest at which the run may be ended.
 
         Raises:
             InfeasibleBudget: the run did not come so far; the message says how far it came.
@@ -97,12 +99,13 @@ class Trajectory:
                 raise InfeasibleBudget(
                     f"the run has {len(self)} steps, not {budget:g}: encode again with steps={budget:g}"
                 )
-            return int(budget)
+            return max((stop for stop in self.stops if stop <= budget), default=int(budget))
         column = UNITS.index(unit)
         target = allowed(unit, budget, int(self.sizes[0, column]))
-        met = np.flatnonzero(self.sizes[:, column] <= target)
+        ends = np.array(self.stops or range(len(self) + 1))
+        met = ends[self.sizes[ends, column] <= target]
         if not len(met):
-            least = int(self.sizes[:, column].min())
+            least = int(self.sizes[ends, column].min())
             share = least / max(1, int(self.sizes[0, column]))
             raise InfeasibleBudget(
                 f"this run comes down to {unit}={share:.4f} ({least:,}), not {budget:g}: "

@@ -159,6 +159,8 @@ def save_trajectory(
     plan.update((details or Details()).to_json())
     if trajectory.left:
         plan["left"] = [_short(value) for value in trajectory.left]
+    if trajectory.stops:
+        plan["stops"] = list(trajectory.stops)
     if views:
         moments = save(_arrays(views))
         moments_hash = hashlib.sha256(moments).hexdigest()
@@ -258,6 +260,7 @@ def read_run(folder: str | os.PathLike[str]) -> Run:
             tuple(plan["releases"]),
             sizes(anatomy, actions),
             tuple(plan.get("left", ())),
+            tuple(plan.get("stops", ())),
         )
         weights = folder / Path(plan["weights"]["file"]).name
         return Run(
