@@ -12,7 +12,9 @@ import os
 import platform
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +26,7 @@ from torch import Tensor, nn
 from hope._version import __version__
 from hope.anatomy.anatomy import Anatomy
 from hope.bench import datasets, networks, peers
-from hope.encoding import Encoding, encode
+from hope.bench.budgets import At, compressed
 from hope.errors import HopeError
 from hope.inspection import inspect
 from hope.planner.judge import Judge, images_for
@@ -110,6 +112,19 @@ def write_results(path: Path, results: Mapping[str, Any]) -> None:
     os.replace(part, path)
 
 
+def versions(*packages: str) -> dict[str, str]:
+    """Of what the figures depend on; of more packages, those that are installed.
+
+    >>> sorted(versions("no-such-package"))
+    ['hope', 'python', 'torch']
+    """
+    found = {"python": platform.python_version(), "torch": torch.__version__, "hope": __version__}
+    for package in packages:
+        with suppress(metadata.PackageNotFoundError):
+            found[package] = metadata.version(package)
+    return found
+
+
 def interval(share: float, count: int) -> float:
     """Half the width of a 95% interval of a share."""
     return float(1.96 * (share * (1 - share) / count) ** 0.5)
@@ -129,11 +144,7 @@ def run(
         recalibrate: measure each network again after BN re-estimation.
     """
     results = read_results(path)
-    results["versions"] = {
-        "python": platform.python_version(),
-        "torch": torch.__version__,
-        "hope": __version__,
-    }
+    results["versions"] = versions()
     console = Console(stderr=True)
     show = console.is_terminal if progress is None else progress
     with Progress(console=console, disable=not show) as bar:
@@ -190,41 +201,11 @@ def _network(
             bar.advance(line)
 
 
-def _compressed(
-    task: Task, anatomy: Anatomy, settings: Mapping[str, Any], budgets: Sequence[str]
-) -> Callable[[str], tuple[nn.Module, dict[str, Any]]]:
+def _compressed(task: Task, anatomy: Anatomy, settings: Mapping[str, Any], budgets: Sequence[str]) -> At:
     """budget -> (network, facts); what all budgets share is done once."""
     if "peer" in settings:
         return peers.compressed(settings["peer"], task.model, task.example, anatomy)
     options = dict(settings)
     if options.get("calibration") == "images":
         options["calibration"] = list(torch.split(task.unlabelled, 32))
-    unit, value = _lowest(budgets)
-    options |= {unit: value, "anatomy": anatomy, "progress": False}
-    encoding = encode(task.model, task.example, **options)
-
-    def at(budget: str) -> tuple[nn.Module, dict[str, Any]]:
-        return _moment(encoding, budget)
-
-    return at
-
-
-def _lowest(budgets: Sequence[str]) -> tuple[str, float]:
-    """A budget that takes a run far enough for all of them."""
-    values = [float(budget.partition("=")[2]) for budget in budgets]
-    units = {budget.partition("=")[0] for budget in budgets}
-    return ("density", 0.1) if len(units) > 1 else (units.pop(), min(values))
-
-
-def _moment(encoding: Encoding, budget: str) -> tuple[nn.Module, dict[str, Any]]:
-    unit, _, value = budget.partition("=")
-    trajectory = encoding.trajectory
-    steps = trajectory.steps_to(unit, float(value))
-    before, after = trajectory.size(0), trajectory.size(steps)
-    facts = {
-        "neurons": after.neurons / before.neurons,
-        "parameters": after.parameters / before.parameters,
-        "macs": after.macs / before.macs,
-        "mix": trajectory.mix(steps),
-    }
-    return encoding.at(steps=steps), facts
+    return compressed(task.model, task.example, anatomy, budgets, **options)

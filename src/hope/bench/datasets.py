@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import numpy as np
@@ -13,6 +14,16 @@ from hope.errors import HopeError
 
 class MissingData(HopeError):
     """A data set is not at hand."""
+
+
+def data_folder(given: str | None) -> Path:
+    """The folder with the benchmark's checkpoints and images: the given one, or HOPE_DATA."""
+    place = given or os.environ.get("HOPE_DATA")
+    if not place or not Path(place).is_dir():
+        raise MissingData(
+            "there is no data: give --data FOLDER or set HOPE_DATA (which files it needs: docs/benchmarks.md)"
+        )
+    return Path(place)
 
 
 def digits() -> tuple[Tensor, Tensor, Tensor, Tensor]:

@@ -9,7 +9,7 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 from torch.nn import functional
 
-from hope.errors import CheckpointMismatch
+from hope.errors import CheckpointMismatch, first_line
 
 
 class Block(nn.Module):
@@ -158,19 +158,27 @@ CHECKPOINTS = {
     "cifar10-resnet56": "weights/cifar10-resnet56.safetensors",
     "keras-resnet50": "keras-resnet50.safetensors",
 }
+SHAPES = {name: "1x3x224x224" if name == "keras-resnet50" else "1x3x32x32" for name in CHECKPOINTS}
+"""Their inputs, as on the command line."""
+
+
+def untrained(name: str) -> nn.Module:
+    """One of the benchmark's networks without its weights."""
+    return ResNet50V1() if name == "keras-resnet50" else CifarResNet(int(name.removeprefix("cifar10-resnet")))
 
 
 def trained(name: str, *folders: Path) -> nn.Module:
     """One of the benchmark's trained networks, in evaluation mode, from the first folder that has its
     checkpoint.
     """
-    model = (
-        ResNet50V1() if name == "keras-resnet50" else CifarResNet(int(name.removeprefix("cifar10-resnet")))
-    )
+    model = untrained(name)
     for folder in folders:
         path = folder / CHECKPOINTS[name]
         if path.is_file():
-            model.load_state_dict(load_file(path), strict=False)
+            try:
+                model.load_state_dict(load_file(path))
+            except Exception as error:  # not safetensors, or another network's
+                raise CheckpointMismatch(f"{path} does not fit {name}: {first_line(error)}") from error
             return model.eval()
     places = " or ".join(str(folder / CHECKPOINTS[name]) for folder in folders)
     raise CheckpointMismatch(f"there is no checkpoint of {name}: expected {places}")

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 from torch import Tensor, nn
 
 from hope.anatomy.anatomy import Anatomy
+from hope.bench.budgets import KEPT, At, parse
 from hope.errors import HopeError
 from hope.surgery.operate import duplicate
 
@@ -35,9 +35,7 @@ def _importance(name: str) -> Any:
     return kinds[name.removeprefix("torch-pruning ")]()
 
 
-def compressed(
-    name: str, model: nn.Module, example: Tensor, anatomy: Anatomy
-) -> Callable[[str], tuple[nn.Module, dict[str, Any]]]:
+def compressed(name: str, model: nn.Module, example: Tensor, anatomy: Anatomy) -> At:
     """budget -> (network, facts). The ratio is raised in small steps until the budget is met.
 
     Torch-Pruning also cuts residual streams, so its "neurons" are those of the layers that this library
@@ -49,7 +47,7 @@ def compressed(
     def at(budget: str) -> tuple[nn.Module, dict[str, Any]]:
         import torch_pruning as tp
 
-        unit, _, value = budget.partition("=")
+        unit, share = parse(budget)
         small = duplicate(model)
         heads = [module for module in small.modules() if isinstance(module, nn.Linear)][-1:]
         pruner = tp.pruner.BasePruner(
@@ -65,8 +63,7 @@ def compressed(
         facts: dict[str, Any] = {}
         for _ in range(STEPS):
             facts = _facts(small, anatomy, example, original)
-            kept = facts["neurons"] if unit == "density" else facts["parameters"]
-            if kept <= float(value):
+            if facts[KEPT[unit]] <= share:
                 break
             pruner.step()
         return small.eval(), {**facts, "mix": {}}

@@ -8,13 +8,13 @@ import os
 import subprocess
 import sys
 from concurrent.futures import ProcessPoolExecutor
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 from hope.anatomy.table import grid, text
-from hope.bench import compression, networks, speed
+from hope.bench import speed
 from hope.bench.datasets import MissingData
+from hope.cli import bench_compression, bench_latency
 
 WIDTHS = (256, 512, 1024, 2048, 4096, 8192)
 
@@ -22,7 +22,7 @@ WIDTHS = (256, 512, 1024, 2048, 4096, 8192)
 def register(commands: Any) -> None:
     """Add the command."""
     parser: argparse.ArgumentParser = commands.add_parser(
-        "bench", help="measure compression, speed, or transfer", description="Measurements."
+        "bench", help="measure compression, latency, speed, or transfer", description="Measurements."
     )
     kinds = parser.add_subparsers(dest="kind", required=True, metavar="KIND")
     one = kinds.add_parser(
@@ -32,7 +32,8 @@ def register(commands: Any) -> None:
     one.add_argument("--out", metavar="FILE", help="write the figures as JSON")
     one.add_argument("--layer", type=int, help=argparse.SUPPRESS)
     one.set_defaults(run=run_speed)
-    _register_compression(kinds)
+    bench_compression.register(kinds)
+    bench_latency.register(kinds)
     two = kinds.add_parser("transfer", help="fine-tuning without forgetting: DEFT against its baselines")
     two.add_argument(
         "--scale", choices=["small", "full"], default="small", help="full is the paper's protocol"
@@ -43,81 +44,6 @@ def register(commands: Any) -> None:
     two.add_argument("--data", metavar="FOLDER", help="where the images are (default: $HOPE_DATA)")
     two.add_argument("--workers", type=int, default=1, help="processes")
     two.set_defaults(run=run_transfer)
-
-
-def _register_compression(kinds: Any) -> None:
-    parser: argparse.ArgumentParser = kinds.add_parser(
-        "compression",
-        help="accuracy against size: networks × methods × budgets",
-        description="Compress real networks with every method and measure their accuracy, without data, and "
-        "again after BN re-estimation on 96 unlabelled images. Every point is saved at once; started again, "
-        "the command goes on where it stopped.",
-        epilog="example: hope bench compression cifar10-resnet20 --data data/ --out results.json",
-    )
-    parser.add_argument(
-        "networks",
-        nargs="*",
-        metavar="NETWORK",
-        help=f"of {', '.join(networks.CHECKPOINTS)} (default: all)",
-    )
-    parser.add_argument("--data", metavar="FOLDER", help="checkpoints and images (default: $HOPE_DATA)")
-    parser.add_argument("--weights", metavar="FOLDER", help="another folder with checkpoints")
-    parser.add_argument("--methods", nargs="*", metavar="METHOD", help="default: all")
-    parser.add_argument(
-        "--no-recalibration", action="store_true", help="do not measure again after BN re-estimation"
-    )
-    parser.add_argument("--images", type=int, help="how many images to measure on")
-    parser.add_argument("--out", metavar="FILE", default="compression.json", help="default: %(default)s")
-    parser.set_defaults(run=run_compression)
-
-
-def run_compression(options: argparse.Namespace) -> None:
-    """Measure what is missing, print what there is."""
-    place = options.data or os.environ.get("HOPE_DATA")
-    if not place or not Path(place).is_dir():
-        raise MissingData(
-            "there is no data: give --data FOLDER or set HOPE_DATA (which files it needs: docs/benchmarks.md)"
-        )
-    folders = [Path(place), *([Path(options.weights)] if options.weights else [])]
-    for names, known, what in (
-        (options.networks, networks.CHECKPOINTS, "network"),
-        (options.methods or [], compression.METHODS, "method"),
-    ):
-        for name in names:
-            if name not in known:
-                raise compression.UnusableResults(
-                    f"there is no {what} {name!r}: choose from {', '.join(known)}"
-                )
-    tasks = [
-        partial(compression.known_task, name, folders, options.images)
-        for name in (options.networks or networks.CHECKPOINTS)
-    ]
-    methods = options.methods or list(compression.METHODS)
-    results = compression.run(
-        tasks, Path(options.out), methods=methods, recalibrate=not options.no_recalibration
-    )
-    print(text(*tables(results)))
-
-
-def tables(results: dict[str, Any]) -> list[object]:
-    """Results as tables, one per network and unit."""
-    parts: list[object] = []
-    for name, entry in results["networks"].items():
-        for unit, words in (("density", "neurons kept"), ("params", "parameters kept")):
-            budgets = sorted(
-                {b for points in entry["points"].values() for b in points if b.startswith(unit)},
-                reverse=True,
-            )
-            if budgets:
-                columns = [budget.partition("=")[2] for budget in budgets]
-                base = f"base {entry['base']:.3f}, {entry['images']:,} images"
-                table = grid(f"{name}: {base}; {words}", " method", *columns)
-                for method, points in entry["points"].items():
-                    scores = [f"{points[b]['accuracy']:.3f}" if b in points else "" for b in budgets]
-                    if any(scores):
-                        table.add_row(method, *scores)
-                parts += [table, ""]
-    return parts
 
 
 def run_speed(options: argparse.Namespace) -> None:

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from hope.errors import CheckpointMismatch, HopeError, InvalidExample, first_line
 
+INPUT = "1x3x224x224"
 HELP = "torchvision:NAME, timm:NAME, hf:FOLDER, or file.py:function (a function that returns the model)"
 
 
@@ -28,7 +29,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--weights", metavar="FILE", help="a checkpoint: .safetensors, or .pt/.pth with a state dict"
     )
     parser.add_argument(
-        "--input", metavar="SHAPE", default="1x3x224x224", help="shape of an input (default: %(default)s)"
+        "--input", metavar="SHAPE", default=INPUT, help="shape of an input (default: %(default)s)"
     )
 
 

@@ -1,0 +1,69 @@
+"""Budgets as the benchmarks write them, "params=0.65", and the networks of a run at each of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from torch import Tensor, nn
+
+from hope.anatomy.anatomy import Anatomy
+from hope.encoding import encode
+from hope.errors import InfeasibleBudget
+
+KEPT = {"density": "neurons", "params": "parameters", "macs": "macs"}
+"""unit -> what it is called in the facts about a compressed network."""
+
+At = Callable[[str], tuple[nn.Module, dict[str, Any]]]
+"""budget -> (network, facts)."""
+
+
+def parse(budget: str) -> tuple[str, float]:
+    """Unit and share.
+
+    >>> parse("params=0.65")
+    ('params', 0.65)
+    """
+    unit, _, value = budget.partition("=")
+    try:
+        share = float(value)
+    except ValueError:
+        share = -1.0
+    if unit not in KEPT or not 0 < share <= 1:
+        raise InfeasibleBudget(
+            f"{budget!r} is not a budget: write it like params=0.65, a share to keep of {', '.join(KEPT)}"
+        )
+    return unit, share
+
+
+def by_unit(budgets: Sequence[str]) -> dict[str, list[str]]:
+    """The budgets of each unit, the largest first.
+
+    >>> by_unit(["params=0.4", "density=0.5", "params=0.65"])
+    {'params': ['params=0.65', 'params=0.4'], 'density': ['density=0.5']}
+    """
+    found: dict[str, list[str]] = {}
+    for budget in budgets:
+        found.setdefault(parse(budget)[0], []).append(budget)
+    return {unit: sorted(some, key=parse)[::-1] for unit, some in found.items()}
+
+
+def compressed(
+    model: nn.Module, example: Tensor, anatomy: Anatomy, budgets: Sequence[str], **options: Any
+) -> At:
+    """The networks at some budgets: one run per unit, down to the lowest of its budgets."""
+    lowest = {unit: parse(some[-1])[1] for unit, some in by_unit(budgets).items()}
+    options |= {"anatomy": anatomy, "progress": False}
+    runs = {unit: encode(model, example, **{**options, unit: share}) for unit, share in lowest.items()}
+
+    def at(budget: str) -> tuple[nn.Module, dict[str, Any]]:
+        unit, share = parse(budget)
+        encoding, trajectory = runs[unit], runs[unit].trajectory
+        steps = trajectory.steps_to(unit, share)
+        before, after = trajectory.size(0), trajectory.size(steps)
+        facts: dict[str, Any] = {
+            name: getattr(after, name) / max(1, getattr(before, name)) for name in KEPT.values()
+        }
+        return encoding.at(steps=steps), {**facts, "mix": trajectory.mix(steps)}
+
+    return at

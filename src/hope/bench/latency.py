@@ -1,0 +1,225 @@
+"""How much faster a compressed network answers: the original and its compressed forms, side by side.
+
+All networks are measured in one process and in turns, so that whatever else the machine does meets all of
+them: in every repeat each network runs once, and who is first changes from repeat to repeat. What counts is
+the ratio of medians, not a time.
+"""
+
+from __future__ import annotations
+
+import statistics
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from hope.bench import budgets as budgets_
+from hope.bench.compression import versions
+from hope.errors import HopeError, InvalidExample, first_line
+from hope.inspection import inspect
+from hope.surgery.operate import duplicate
+
+FORMAT, VERSION = "hope-bench-latency", 1
+ENGINES = ("torch", "onnxruntime")
+WARM_UPS = 3
+TOLERANCE = 1e-3  # between the engines, in units of the largest answer
+
+Runner = Callable[[], Any]
+
+
+class EnginesDisagree(HopeError):
+    """onnxruntime gives other answers than torch."""
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A network to measure.
+
+    Attributes:
+        model: in evaluation mode.
+        facts: what the results say about it: how it was made and the shares it kept.
+    """
+
+    model: nn.Module = field(repr=False)
+    facts: dict[str, Any]
+
+
+def candidates(
+    model: nn.Module,
+    example: Tensor,
+    *,
+    methods: Sequence[str] = ("absorb",),
+    budgets: Sequence[str] = ("params=0.65", "params=0.4"),
+    multiple_of: int = 1,
+) -> list[Candidate]:
+    """The original, and every method at every budget; with `multiple_of` also with widths that are multiples
+    of it.
+    """
+    for budget in budgets:
+        budgets_.parse(budget)  # a wrong one is told before the work starts
+    anatomy = inspect(model, example, progress=False)
+    whole = dict.fromkeys(budgets_.KEPT.values(), 1.0)
+    found = [
+        Candidate(duplicate(model).eval(), {"method": "original", "budget": "", "multiple of": 1, **whole})
+    ]
+    for method in methods:
+        for multiple in dict.fromkeys((1, multiple_of)):
+            at = budgets_.compressed(model, example, anatomy, budgets, method=method, multiple_of=multiple)
+            for budget in budgets:
+                small, facts = at(budget)
+                made = {"method": method, "budget": budget, "multiple of": multiple}
+                found.append(Candidate(small.eval(), {**made, **facts}))
+    return found
+
+
+def eager(model: nn.Module, inputs: Tensor) -> Runner:
+    """The network in torch."""
+
+    def run() -> Any:
+        with torch.inference_mode():
+            return model(inputs)
+
+    return run
+
+
+def onnx(model: nn.Module, inputs: Tensor, folder: Path) -> Runner:
+    """The network in onnxruntime, after a look at whether it gives torch's answers.
+
+    Raises:
+        ImportError: a package is missing.
+        EnginesDisagree: the answers differ.
+    """
+    import onnxruntime
+
+    path = folder / "model.onnx"
+    torch.onnx.export(model, (inputs,), str(path), dynamo=True, verbose=False)
+    settings = onnxruntime.SessionOptions()
+    settings.intra_op_num_threads, settings.inter_op_num_threads = torch.get_num_threads(), 1
+    settings.log_severity_level = 3
+    session = onnxruntime.InferenceSession(str(path), settings, providers=["CPUExecutionProvider"])
+    given = {session.get_inputs()[0].name: inputs.numpy()}
+
+    def run() -> Any:
+        return session.run(None, given)
+
+    want, got = eager(model, inputs)(), torch.from_numpy(run()[0])
+    if not isinstance(want, Tensor):
+        raise InvalidExample("the model returns no single tensor: measure it with --engines torch")
+    largest = float(want.abs().max())
+    if want.shape != got.shape or not torch.allclose(got, want, rtol=TOLERANCE, atol=TOLERANCE * largest):
+        raise EnginesDisagree(
+            f"onnxruntime gives other answers than torch (largest {largest:.3g}, both within {TOLERANCE:g} "
+            "of it were expected): nothing was timed; measure with --engines torch"
+        )
+    return run
+
+
+def in_turns(runners: Sequence[Runner], repeats: int) -> list[list[float]]:
+    """Seconds of each runner in every repeat; the first of a repeat is the second of the one before."""
+    for _ in range(WARM_UPS):
+        for run in runners:
+            run()
+    times: list[list[float]] = [[] for _ in runners]
+    for repeat in range(repeats):
+        for turn in range(len(runners)):
+            which = (turn + repeat) % len(runners)
+            start = time.perf_counter()
+            runners[which]()
+            times[which].append(time.perf_counter() - start)
+    return times
+
+
+def summary(times: Sequence[float], original: Sequence[float]) -> dict[str, float]:
+    """Median and quartiles in milliseconds, and the original's median over this one.
+
+    >>> summary([0.001, 0.002, 0.003], [0.004, 0.004, 0.004])["speed-up"]
+    2.0
+    """
+    low, middle, high = statistics.quantiles(times, n=4, method="inclusive")
+    return {
+        "median ms": 1e3 * middle,
+        "lower quartile ms": 1e3 * low,
+        "upper quartile ms": 1e3 * high,
+        "speed-up": statistics.median(original) / middle,
+    }
+
+
+def measure(
+    networks: Sequence[Candidate],
+    example: Tensor,
+    *,
+    batches: Sequence[int] = (1, 32),
+    repeats: int = 30,
+    engines: Sequence[str] = ENGINES,
+    note: Callable[[str], None] = lambda line: None,
+) -> dict[str, Any]:
+    """Time the networks, the original first among them, on batches of noise.
+
+    Args:
+        networks: what `candidates` gives.
+        example: an input; a batch has its shape but for the first dimension.
+        batches: how many inputs at once.
+        repeats: how often each network runs, at least 2.
+        engines: "torch" (eager), "onnxruntime". Where the latter cannot be had, `note` is told why.
+    """
+    if repeats < 2 or min(batches, default=0) < 1:
+        raise InvalidExample(
+            f"{repeats} repeats of batches {list(batches)}: give 2 or more, and batches >= 1"
+        )
+    rows: list[dict[str, Any]] = []
+    notes: list[str] = []
+    for engine in engines:
+        for batch in batches:
+            generator = torch.Generator().manual_seed(batch)
+            inputs = torch.randn(batch, *example.shape[1:], generator=generator)
+            with tempfile.TemporaryDirectory() as folder:
+                try:
+                    runners = _runners(engine, networks, inputs, Path(folder))
+                except HopeError:
+                    raise
+                except Exception as error:  # a missing package, or whatever the exporter says
+                    notes.append(_reason(error))
+                    note(notes[-1])
+                    break
+                times = in_turns(runners, repeats)
+            for network, own in zip(networks, times, strict=True):
+                rows.append({"engine": engine, "batch": batch, **network.facts, **summary(own, times[0])})
+    return {
+        "format": FORMAT,
+        "version": VERSION,
+        "versions": versions("onnx", "onnxruntime"),
+        "threads": torch.get_num_threads(),
+        "input": list(example.shape[1:]),
+        "repeats": repeats,
+        "notes": notes,
+        "rows": rows,
+    }
+
+
+def _runners(engine: str, networks: Sequence[Candidate], inputs: Tensor, folder: Path) -> list[Runner]:
+    if engine == "torch":
+        try:
+            eager(networks[0].model, inputs)()
+        except Exception as error:  # whatever the model raises
+            raise InvalidExample(
+                f"the model cannot run on a batch of {len(inputs)} ({first_line(error)}): "
+                "choose other --batches"
+            ) from error
+        return [eager(network.model, inputs) for network in networks]
+    found = []
+    for position, network in enumerate(networks):
+        place = folder / str(position)
+        place.mkdir()
+        found.append(onnx(network.model, inputs, place))
+    return found
+
+
+def _reason(error: Exception) -> str:
+    if isinstance(error, ImportError):
+        return f"without onnxruntime ({first_line(error)}): pip install 'hope-encoding[onnx]'"
+    return f"without onnxruntime: the network cannot be exported ({first_line(error)})"
