@@ -77,7 +77,6 @@ def test_networks_take_turns_and_the_first_changes() -> None:
     assert seen[warm:] == [0, 1, 2, 1, 2, 0, 2, 0, 1]
 
 
-@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning", "ignore::UserWarning")
 def test_onnxruntime_is_measured_beside_torch(
     spec: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -106,7 +105,6 @@ def test_without_onnxruntime_torch_alone_is_measured(
     assert "onnxruntime, batch" not in told.out
 
 
-@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning", "ignore::UserWarning")
 def test_other_answers_of_onnxruntime_are_not_timed(network: nn.Module, tmp_path: Path) -> None:
     for package in ("onnxruntime", "onnxscript"):
         pytest.importorskip(package, reason="the onnx extra is not installed")

@@ -22,6 +22,7 @@ from hope.bench import budgets as budgets_
 from hope.bench.compression import versions
 from hope.errors import HopeError, InvalidExample, first_line
 from hope.inspection import inspect
+from hope.surgery.export import MissingExtra, to_onnx
 from hope.surgery.operate import duplicate
 
 FORMAT, VERSION = "hope-bench-latency", 1
@@ -91,13 +92,17 @@ def onnx(model: nn.Module, inputs: Tensor, folder: Path) -> Runner:
     """The network in onnxruntime, after a look at whether it gives torch's answers.
 
     Raises:
-        ImportError: a package is missing.
+        MissingExtra: a package is not installed.
         EnginesDisagree: the answers differ.
     """
-    import onnxruntime
-
+    try:
+        import onnxruntime
+    except ImportError as error:
+        raise MissingExtra(
+            f"onnxruntime cannot be imported ({first_line(error)}): pip install 'hope-encoding[onnx]'"
+        ) from error
     path = folder / "model.onnx"
-    torch.onnx.export(model, (inputs,), str(path), dynamo=True, verbose=False)
+    to_onnx(model, inputs, path)
     settings = onnxruntime.SessionOptions()
     settings.intra_op_num_threads, settings.inter_op_num_threads = torch.get_num_threads(), 1
     settings.log_severity_level = 3
@@ -180,10 +185,10 @@ def measure(
             with tempfile.TemporaryDirectory() as folder:
                 try:
                     runners = _runners(engine, networks, inputs, Path(folder))
-                except HopeError:
+                except (EnginesDisagree, InvalidExample):
                     raise
                 except Exception as error:  # a missing package, or whatever the exporter says
-                    notes.append(_reason(error))
+                    notes.append(f"without {engine}: {first_line(error)}")
                     note(notes[-1])
                     break
                 times = in_turns(runners, repeats)
@@ -217,9 +222,3 @@ def _runners(engine: str, networks: Sequence[Candidate], inputs: Tensor, folder:
         place.mkdir()
         found.append(onnx(network.model, inputs, place))
     return found
-
-
-def _reason(error: Exception) -> str:
-    if isinstance(error, ImportError):
-        return f"without onnxruntime ({first_line(error)}): pip install 'hope-encoding[onnx]'"
-    return f"without onnxruntime: the network cannot be exported ({first_line(error)})"

@@ -126,26 +126,32 @@ class Bottleneck(nn.Module):
 
 
 class ResNet50V1(nn.Module):
-    """ResNet-50 as Keras has it: stride on the first convolution of a block, ε = 1e-3."""
+    """ResNet-50 as Keras has it: stride on the first convolution of a block, ε = 1e-3.
 
-    def __init__(self, eps: float = 1e-3) -> None:
+    Args:
+        eps: of the BNs.
+        first: channels of the first convolution; the others follow.
+        classes: outputs.
+    """
+
+    def __init__(self, eps: float = 1e-3, first: int = 64, classes: int = 1000) -> None:
         super().__init__()
-        self.conv1 = nn.Conv2d(3, 64, 7, 2, 3, bias=False)
-        self.bn1 = nn.BatchNorm2d(64, eps)
+        self.conv1 = nn.Conv2d(3, first, 7, 2, 3, bias=False)
+        self.bn1 = nn.BatchNorm2d(first, eps)
         self.relu = nn.ReLU(inplace=True)
         self.maxpool = nn.MaxPool2d(3, 2, 1)
-        before = 64
-        for stage, (width, blocks) in enumerate(((64, 3), (128, 4), (256, 6), (512, 3)), start=1):
-            parts = []
+        before = first
+        for stage, blocks in enumerate((3, 4, 6, 3), start=1):
+            width, parts = first * 2 ** (stage - 1), []
             for position in range(blocks):
                 stride = 2 if stage > 1 and position == 0 else 1
                 parts.append(Bottleneck(before, width, stride, eps, position == 0))
                 before = 4 * width
             self.add_module(f"layer{stage}", nn.Sequential(*parts))
-        self.fc = nn.Linear(2048, 1000)
+        self.fc = nn.Linear(before, classes)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Scores for a thousand classes."""
+        """Scores for every class."""
         x = self.maxpool(self.relu(self.bn1(self.conv1(x))))
         for stage in ("layer1", "layer2", "layer3", "layer4"):
             x = self.get_submodule(stage)(x)

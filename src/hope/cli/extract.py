@@ -8,17 +8,12 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-import torch
 from safetensors.torch import save_file
 
 from hope.cli import models
 from hope.cli.encode import add_budgets, budget_of
-from hope.errors import HopeError
+from hope.surgery.export import to_onnx
 from hope.surgery.store import load
-
-
-class MissingExtra(HopeError):
-    """An optional package is not installed."""
 
 
 def register(commands: Any) -> None:
@@ -52,10 +47,5 @@ def run(options: argparse.Namespace) -> None:
     before, after = (sum(p.numel() for p in net.parameters()) for net in (model, small))
     print(f"{target}: {after:,} of {before:,} parameters ({after / before:.1%})")
     if options.onnx:
-        try:
-            torch.onnx.export(small, (example,), options.onnx, dynamo=True, verbose=False)
-        except ImportError as error:
-            raise MissingExtra(
-                f"--onnx needs more packages ({error.name}): pip install 'hope-encoding[onnx]'"
-            ) from error
+        to_onnx(small, example, options.onnx)
         print(f"{options.onnx}: the same network as ONNX")
