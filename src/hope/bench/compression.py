@@ -7,6 +7,7 @@ images, its size, its action mix, and the judge's fidelity.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import platform
@@ -25,12 +26,13 @@ from torch import Tensor, nn
 
 from hope._version import __version__
 from hope.anatomy.anatomy import Anatomy
-from hope.bench import datasets, networks, peers
+from hope.bench import datasets, images, networks, peers
 from hope.bench.budgets import At, compressed
-from hope.errors import HopeError
+from hope.errors import HopeError, InvalidExample, first_line
 from hope.inspection import inspect
 from hope.planner.judge import Judge, images_for
 from hope.surgery.recalibrate import recalibrate_bn
+from hope.surgery.store import fingerprint
 
 FORMAT, VERSION = "hope-bench-compression", 1
 DENSITIES = tuple(f"density={d}" for d in (0.9, 0.8, 0.7, 0.6, 0.5, 0.4, 0.3))
@@ -65,7 +67,8 @@ class Task:
         example: an input.
         images, labels: to measure on.
         unlabelled: 96 others, for calibration and BN re-estimation.
-        budgets: "unit=value".
+        budgets: "unit=share".
+        seed: by which the images were chosen.
     """
 
     name: str
@@ -75,18 +78,59 @@ class Task:
     labels: Tensor
     unlabelled: Tensor
     budgets: tuple[str, ...]
+    seed: int = 0
+
+    def identity(self) -> dict[str, Any]:
+        """What must be the same for results to be gone on with."""
+        digest = hashlib.sha256(self.images.contiguous().numpy().data)
+        digest.update(self.labels.contiguous().numpy().data)
+        return {
+            "images": len(self.images),
+            "seed": self.seed,
+            "weights": fingerprint(self.model)[:16],
+            "data": digest.hexdigest()[:16],
+        }
+
+
+def own_task(
+    name: str,
+    model: nn.Module,
+    example: Tensor,
+    source: Path,
+    *,
+    mean: Sequence[float] | None = None,
+    std: Sequence[float] | None = None,
+    count: int | None = None,
+    seed: int = 0,
+) -> Task:
+    """A user's network on a user's images (see `hope.bench.images`)."""
+    try:
+        with torch.inference_mode():
+            scores = model(example)
+    except Exception as error:  # whatever the model raises
+        raise InvalidExample(
+            f"{name} cannot run on inputs of shape {tuple(example.shape)} ({first_line(error)}): give --input"
+        ) from error
+    if not isinstance(scores, Tensor) or scores.ndim != 2:
+        raise images.UnusableImages(
+            f"{name} does not answer with one score per class: wrap it in a function of your own that does"
+        )
+    chosen = images.read(
+        source, example.shape[1:], scores.shape[1], mean=mean, std=std, count=count, seed=seed
+    )
+    return Task(name, model, chosen.images[:1], *chosen, DENSITIES, seed)
 
 
 def known_task(name: str, folders: Sequence[Path], count: int | None = None) -> Task:
     """One of the benchmark's own networks."""
     model = networks.trained(name, *folders)
     if name == "keras-resnet50":
-        images, labels = datasets.imagenet(folders[0], count or 250)
+        x, y = datasets.imagenet(folders[0], count or 250)
         unlabelled, _ = datasets.imagenet(folders[0], 96, offset=2)
-        return Task(name, model, images[:1], images, labels, unlabelled, SHARES)
-    images, labels = datasets.cifar10(folders[0], 5000)
+        return Task(name, model, x[:1], x, y, unlabelled, SHARES)
+    x, y = datasets.cifar10(folders[0], 5000)
     count = count or 2000
-    return Task(name, model, images[:1], images[:count], labels[:count], images[-96:], DENSITIES)
+    return Task(name, model, x[:1], x[:count], y[:count], x[-96:], DENSITIES)
 
 
 def read_results(path: Path) -> dict[str, Any]:
@@ -94,9 +138,10 @@ def read_results(path: Path) -> dict[str, Any]:
     if not path.is_file():
         return {"format": FORMAT, "version": VERSION, "networks": {}}
     try:
-        results: dict[str, Any] = json.loads(path.read_text())
+        found = json.loads(path.read_text())
     except ValueError as error:
         raise UnusableResults(f"{path} is not JSON: move it away and start again") from error
+    results: dict[str, Any] = found if isinstance(found, dict) else {}
     if results.get("format") != FORMAT or results.get("version") != VERSION:
         raise UnusableResults(
             f"{path} is not a results file of this version (expected {FORMAT} {VERSION}, found "
@@ -144,7 +189,8 @@ def run(
         recalibrate: measure each network again after BN re-estimation.
     """
     results = read_results(path)
-    results["versions"] = versions()
+    peer = any("peer" in METHODS[method] for method in methods)
+    results["versions"] = results.get("versions", {}) | versions(*(["torch-pruning"] if peer else []))
     console = Console(stderr=True)
     show = console.is_terminal if progress is None else progress
     with Progress(console=console, disable=not show) as bar:
@@ -161,17 +207,19 @@ def _network(
     recalibrate: bool,
     bar: Progress,
 ) -> None:
-    entry = results["networks"].setdefault(task.name, {"images": len(task.images), "points": {}})
-    if entry["images"] != len(task.images):
-        raise UnusableResults(
-            f"{path} has {task.name} on {entry['images']:,} images, not {len(task.images):,}: give the same "
-            "number, or another --out"
-        )
+    entry = results["networks"].setdefault(task.name, {"points": {}})
+    for what, value in task.identity().items():
+        if entry.setdefault(what, value) != value:
+            raise UnusableResults(
+                f"{path} has {task.name} with {what} {entry[what]}, not {value}: give the same, or another "
+                "--out"
+            )
     if "base" not in entry:
         entry["base"] = datasets.accuracy(task.model, task.images, task.labels)
         write_results(path, results)
     anatomy = inspect(task.model, task.example, progress=False)
     judge: Judge | None = None
+    fresh: dict[tuple[str, str], float] = {}  # seconds from the checkpoint to the network
     line = bar.add_task(task.name, total=len(methods) * len(task.budgets))
     for method in methods:
         points = entry["points"].setdefault(method, {})
@@ -181,28 +229,41 @@ def _network(
             continue
         if judge is None:
             judge = Judge(task.model, task.example, anatomy.program, images_for(anatomy.size().macs))
+        torch.manual_seed(task.seed)
         start = time.perf_counter()
         networks_at = _compressed(task, anatomy, METHODS[method], missing)
-        seconds = time.perf_counter() - start
+        shared = time.perf_counter() - start
         for budget in missing:
+            start = time.perf_counter()
             small, facts = networks_at(budget)
+            fresh[method, budget] = shared + time.perf_counter() - start
             score = datasets.accuracy(small, task.images, task.labels)
             points[budget] = {
                 "accuracy": score,
                 "interval": interval(score, len(task.images)),
                 "fidelity": judge(small),
-                "seconds": seconds,
+                "seconds": fresh[method, budget],
                 **facts,
             }
             if recalibrate:
                 again = recalibrate_bn(small, torch.split(task.unlabelled, 32))
                 points[budget]["recalibrated"] = datasets.accuracy(again, task.images, task.labels)
+            _add_ratios(entry["points"], fresh)
             write_results(path, results)
             bar.advance(line)
 
 
+def _add_ratios(points: Mapping[str, Any], fresh: Mapping[tuple[str, str], float]) -> None:
+    """Times as ratios to the paper's method, where both were taken in this run: the same machine, the same
+    load.
+    """
+    for (method, budget), seconds in fresh.items():
+        if ("hope", budget) in fresh:
+            points[method][budget]["time / hope"] = seconds / fresh["hope", budget]
+
+
 def _compressed(task: Task, anatomy: Anatomy, settings: Mapping[str, Any], budgets: Sequence[str]) -> At:
-    """budget -> (network, facts); what all budgets share is done once."""
+    """The networks of a method; what all budgets share is done once."""
     if "peer" in settings:
         return peers.compressed(settings["peer"], task.model, task.example, anatomy)
     options = dict(settings)

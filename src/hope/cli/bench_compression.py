@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 from hope.anatomy.table import grid, text
 from hope.bench import compression, networks
-from hope.bench.datasets import data_folder
+from hope.bench.budgets import KEPT, by_unit, parse
+from hope.bench.datasets import MissingData, data_folder
+from hope.cli import models
 
 
 def register(kinds: Any) -> None:
@@ -20,64 +25,123 @@ def register(kinds: Any) -> None:
         description="Compress real networks with every method and measure their accuracy, without data, and "
         "again after BN re-estimation on 96 unlabelled images. Every point is saved at once; started again, "
         "the command goes on where it stopped.",
-        epilog="example: hope bench compression cifar10-resnet20 --data data/ --out results.json",
+        epilog="example: hope bench compression cifar10-resnet20 --data data/ --out results.json; of your "
+        "own: hope bench compression file.py:function --checkpoint w.safetensors --images-from images/",
     )
     parser.add_argument(
         "networks",
         nargs="*",
         metavar="NETWORK",
-        help=f"of {', '.join(networks.CHECKPOINTS)} (default: all)",
+        help=f"of {', '.join(networks.CHECKPOINTS)} (default: all), or a MODEL of your own: {models.HELP}",
     )
     parser.add_argument("--data", metavar="FOLDER", help="checkpoints and images (default: $HOPE_DATA)")
     parser.add_argument("--weights", metavar="FOLDER", help="another folder with checkpoints")
     parser.add_argument("--methods", nargs="*", metavar="METHOD", help="default: all")
     parser.add_argument(
+        "--budgets",
+        nargs="+",
+        metavar="UNIT=SHARE",
+        help="shares to keep of density, params or macs, like density=0.5 params=0.5",
+    )
+    parser.add_argument(
         "--no-recalibration", action="store_true", help="do not measure again after BN re-estimation"
     )
     parser.add_argument("--images", type=int, help="how many images to measure on")
     parser.add_argument("--out", metavar="FILE", default="compression.json", help="default: %(default)s")
+    own = parser.add_argument_group("a MODEL of your own")
+    own.add_argument("--checkpoint", metavar="FILE", help="its weights: .safetensors, or .pt/.pth")
+    own.add_argument(
+        "--images-from",
+        metavar="PATH",
+        help="a folder (one sub-folder per class, or files named by class number) or an .npz with x and y",
+    )
+    own.add_argument("--input", metavar="SHAPE", default=models.INPUT, help="default: %(default)s")
+    for name in ("--mean", "--std"):
+        own.add_argument(
+            name, nargs="+", type=float, metavar="N", help="per channel, of 0 to 1 (default: ImageNet's)"
+        )
+    own.add_argument("--seed", type=int, default=0, help="which images are measured (default: %(default)s)")
     parser.set_defaults(run=run)
 
 
 def run(options: argparse.Namespace) -> None:
     """Measure what is missing, print what there is."""
-    folders = [data_folder(options.data), *([Path(options.weights)] if options.weights else [])]
-    for names, known, what in (
-        (options.networks, networks.CHECKPOINTS, "network"),
-        (options.methods or [], compression.METHODS, "method"),
-    ):
-        for name in names:
-            if name not in known:
-                raise compression.UnusableResults(
-                    f"there is no {what} {name!r}: choose from {', '.join(known)}"
-                )
-    tasks = [
-        partial(compression.known_task, name, folders, options.images)
-        for name in (options.networks or networks.CHECKPOINTS)
-    ]
+    names = options.networks or list(networks.CHECKPOINTS)
     methods = options.methods or list(compression.METHODS)
+    for budget in options.budgets or []:
+        parse(budget)
+    known = [name for name in names if ":" not in name]
+    for given, among, what in (
+        (known, networks.CHECKPOINTS, "network"),
+        (methods, compression.METHODS, "method"),
+    ):
+        for name in given:
+            if name not in among:
+                raise compression.UnusableResults(
+                    f"there is no {what} {name!r}: choose from {', '.join(among)}"
+                    + (f"; or give {models.HELP}" if what == "network" else "")
+                )
+    _check_own(names, known, options)
+    folders = [data_folder(options.data)] if known else []
+    folders += [Path(options.weights)] if options.weights else []
+    tasks = [partial(_task, name, folders, options) for name in names]
     results = compression.run(
         tasks, Path(options.out), methods=methods, recalibrate=not options.no_recalibration
     )
     print(text(*tables(results)))
 
 
+def _check_own(names: Sequence[str], known: Sequence[str], options: argparse.Namespace) -> None:
+    """The options of a user's model are there if and only if there is one."""
+    own = [name for name in names if name not in known]
+    if not own and (options.checkpoint or options.images_from):
+        raise models.UnknownModel(
+            f"--checkpoint and --images-from belong to a MODEL of your own: give {models.HELP}"
+        )
+    if own and not options.images_from:
+        raise MissingData(f"{own[0]} needs images to be measured on: give --images-from FOLDER or FILE.npz")
+    if len(own) > 1 and options.checkpoint:
+        raise models.UnknownModel(f"--checkpoint fits one model, not {', '.join(own)}: measure one at a time")
+    for name in own:
+        if name.partition(":")[0] in ("torchvision", "timm") and not options.checkpoint:
+            raise models.UnknownModel(f"{name} has random weights as it is: give --checkpoint FILE")
+
+
+def _task(name: str, folders: Sequence[Path], options: argparse.Namespace) -> compression.Task:
+    if name in networks.CHECKPOINTS:
+        task = compression.known_task(name, folders, options.images)
+    else:
+        model = models.make(name)
+        if options.checkpoint:
+            models.load_weights(model, Path(options.checkpoint))
+        task = compression.own_task(
+            name,
+            model.eval(),
+            models.example(options.input),
+            Path(options.images_from),
+            mean=options.mean,
+            std=options.std,
+            count=options.images,
+            seed=options.seed,
+        )
+    return replace(task, budgets=tuple(options.budgets or task.budgets))
+
+
 def tables(results: dict[str, Any]) -> list[object]:
-    """Results as tables, one per network and unit."""
+    """Results as tables, one per network and unit. The last column is the time from the checkpoint to the
+    network over that of "hope", the median of the budgets, where both were measured in one run.
+    """
     parts: list[object] = []
     for name, entry in results["networks"].items():
-        for unit, words in (("density", "neurons kept"), ("params", "parameters kept")):
-            budgets = sorted(
-                {b for points in entry["points"].values() for b in points if b.startswith(unit)},
-                reverse=True,
-            )
-            if budgets:
-                columns = [budget.partition("=")[2] for budget in budgets]
-                base = f"base {entry['base']:.3f}, {entry['images']:,} images"
-                table = grid(f"{name}: {base}; {words}", " method", *columns)
-                for method, points in entry["points"].items():
-                    scores = [f"{points[b]['accuracy']:.3f}" if b in points else "" for b in budgets]
-                    if any(scores):
-                        table.add_row(method, *scores)
-                parts += [table, ""]
+        for unit, budgets in by_unit(sorted({b for p in entry["points"].values() for b in p})).items():
+            columns = [budget.partition("=")[2] for budget in budgets]
+            base = f"base {entry['base']:.3f}, {entry['images']:,} images"
+            table = grid(f"{name}: {base}; {KEPT[unit]} kept", " method", *columns, "time / hope")
+            for method, points in entry["points"].items():
+                mine = [points.get(b, {}) for b in budgets]
+                ratios = [point["time / hope"] for point in mine if "time / hope" in point]
+                if any(mine):
+                    scores = [f"{point['accuracy']:.3f}" if point else "" for point in mine]
+                    table.add_row(method, *scores, f"{median(ratios):.2f}" if ratios else "")
+            parts += [table, ""]
     return parts

@@ -1,0 +1,200 @@
+"""A user's labelled images as tensors: a folder of image files, or an .npz file.
+
+In a folder, either every sub-folder is a class, in the order of their names, or the images lie side by side
+and a file's name is the number of its class (`0012.jpg`). In an .npz file `x` is uint8 (images, height,
+width, channels) or float (images, channels, height, width), and `y` are the class numbers.
+"""
+
+from __future__ import annotations
+
+import zipfile
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from hope.bench.datasets import MissingData
+from hope.errors import HopeError, first_line
+
+SUFFIXES = {".jpg", ".jpeg", ".png", ".bmp", ".webp", ".ppm", ".pgm"}
+UNLABELLED = 96  # set apart for calibration and BN re-estimation
+LEAST = 8
+MARGIN = 8 / 7  # a larger image is scaled to this times the input, then cropped: 256 for 224
+IMAGENET = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
+
+
+class UnusableImages(HopeError, ValueError):
+    """Images or labels that a network cannot be measured on."""
+
+
+class Images(NamedTuple):
+    """Images to measure on with their labels, and others without."""
+
+    images: Tensor
+    labels: Tensor
+    unlabelled: Tensor
+
+
+class _Source(NamedTuple):
+    labels: NDArray[np.int64]
+    load: Callable[[Sequence[int]], Tensor]
+    folders: int | None = None
+
+
+def read(
+    source: Path,
+    shape: Sequence[int],
+    outputs: int,
+    *,
+    mean: Sequence[float] | None = None,
+    std: Sequence[float] | None = None,
+    count: int | None = None,
+    seed: int = 0,
+) -> Images:
+    """Images for a network, in an order drawn from the seed.
+
+    Args:
+        source: a folder or an .npz file.
+        shape: channels, height and width of the network's inputs.
+        outputs: how many classes the network tells apart.
+        mean, std: per channel, of values from 0 to 1; by default ImageNet's for colours, none otherwise.
+            Float images are taken as they are.
+        count: how many to measure on: 2,000 by default, 250 of larger ones.
+        seed: of the order.
+    """
+    if count is not None and count < 1:
+        raise UnusableImages(f"{count} images are none to measure on: give --images 1 or more")
+    if len(shape) != 3 or shape[0] not in (1, 3):
+        raise UnusableImages(f"inputs of shape {_words(shape)} are no images: give --input like 1x3x224x224")
+    if source.is_dir():
+        found = _folder(source, shape, mean, std)
+    elif source.is_file() and source.suffix == ".npz":
+        found = _npz(source, shape, mean, std)
+    else:
+        raise MissingData(f"there is no folder or .npz file {source}: give --images-from another one")
+    _check_labels(found, outputs, source)
+    order = torch.randperm(len(found.labels), generator=torch.Generator().manual_seed(seed)).tolist()
+    apart = min(UNLABELLED, len(order) // 4)
+    count = count or (2000 if shape[1] * shape[2] <= 64 * 64 else 250)
+    chosen = order[: len(order) - apart][:count]
+    return Images(
+        found.load(chosen), torch.from_numpy(found.labels[chosen]), found.load(order[len(order) - apart :])
+    )
+
+
+def _words(shape: Sequence[int]) -> str:
+    return "x".join(map(str, shape))
+
+
+def _check_labels(found: _Source, outputs: int, source: Path) -> None:
+    if len(found.labels) < LEAST:
+        raise UnusableImages(f"{source} has {len(found.labels)} images: give at least {LEAST}")
+    if found.folders is not None and found.folders != outputs:
+        raise UnusableImages(
+            f"{source} has {found.folders} sub-folders, but the model has {outputs} outputs: give one "
+            "sub-folder per class (it may be empty), or images named by class number"
+        )
+    low, high = int(found.labels.min()), int(found.labels.max())
+    if low < 0 or high >= outputs:
+        raise UnusableImages(
+            f"{source} has classes {low} to {high}, but the model has {outputs} outputs: "
+            "give the model's own classes"
+        )
+
+
+def _normaliser(
+    channels: int, mean: Sequence[float] | None, std: Sequence[float] | None
+) -> Callable[[Tensor], Tensor]:
+    """uint8 (N, H, W, C) -> float (N, C, H, W)."""
+    usual = IMAGENET if channels == 3 else ((0.0,) * channels, (1.0,) * channels)
+    mean, std = mean or usual[0], std or usual[1]
+    if len(mean) != channels or len(std) != channels or min(std) <= 0:
+        raise UnusableImages(f"--mean and --std need {channels} numbers each, --std above 0")
+    shift, scale = torch.tensor(mean), torch.tensor(std)
+    return lambda pixels: ((pixels.float() / 255 - shift) / scale).permute(0, 3, 1, 2).contiguous()
+
+
+def _folder(
+    source: Path, shape: Sequence[int], mean: Sequence[float] | None, std: Sequence[float] | None
+) -> _Source:
+    folders = sorted(path for path in source.iterdir() if path.is_dir())
+    labelled: list[tuple[Path, int]] = []
+    for label, folder in enumerate(folders):
+        labelled += [(path, label) for path in _files(folder)]
+    if not folders:
+        for path in _files(source):
+            if not path.stem.isdecimal():
+                raise UnusableImages(
+                    f"{path} tells no class: name images by class number (0012.jpg), or put them into one "
+                    "sub-folder per class"
+                )
+            labelled.append((path, int(path.stem)))
+    if not labelled:
+        raise MissingData(f"there are no images in {source}: it needs {', '.join(sorted(SUFFIXES))} files")
+    normalise = _normaliser(shape[0], mean, std)
+
+    def load(places: Sequence[int]) -> Tensor:
+        return normalise(torch.stack([_pixels(labelled[place][0], shape) for place in places]))
+
+    labels = np.array([label for _, label in labelled], dtype=np.int64)
+    return _Source(labels, load, len(folders) or None)
+
+
+def _files(folder: Path) -> list[Path]:
+    return sorted(path for path in folder.iterdir() if path.suffix.lower() in SUFFIXES)
+
+
+def _pixels(path: Path, shape: Sequence[int]) -> Tensor:
+    """An image file, scaled and cropped in the middle if it has another size."""
+    try:
+        from PIL import Image
+    except ImportError as error:
+        raise MissingData("reading images needs Pillow: pip install pillow") from error
+    channels, height, width = shape
+    try:
+        with Image.open(path) as file:
+            image = file.convert("RGB" if channels == 3 else "L")
+    except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
+        raise UnusableImages(
+            f"{path} cannot be read as an image ({first_line(error)}): move it away"
+        ) from error
+    if image.size != (width, height):
+        scale = MARGIN * max(height / image.height, width / image.width)
+        image = image.resize(
+            (round(image.width * scale), round(image.height * scale)), Image.Resampling.BILINEAR
+        )
+        left, top = (image.width - width) // 2, (image.height - height) // 2
+        image = image.crop((left, top, left + width, top + height))
+    return torch.from_numpy(np.array(image, dtype=np.uint8).reshape(height, width, channels))
+
+
+def _npz(
+    source: Path, shape: Sequence[int], mean: Sequence[float] | None, std: Sequence[float] | None
+) -> _Source:
+    try:
+        with np.load(source, allow_pickle=False) as data:
+            x, y = data["x"], data["y"]
+    except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile) as error:
+        raise UnusableImages(
+            f"{source} cannot be read ({first_line(error)}): it needs arrays x and y"
+        ) from error
+    channels, height, width = shape
+    whole = x.dtype == np.uint8
+    want = (height, width, channels) if whole else (channels, height, width)
+    if x.ndim != 4 or x.shape[1:] != want or not (whole or x.dtype.kind == "f"):
+        raise UnusableImages(
+            f"x in {source} is {x.dtype} {_words(x.shape)}: uint8 Nx{_words((height, width, channels))} or "
+            f"float Nx{_words(shape)} is needed; give another --input, or other images"
+        )
+    if y.shape != x.shape[:1] or y.dtype.kind not in "iu":
+        raise UnusableImages(
+            f"y in {source} is {y.dtype} {_words(y.shape)}: one whole number per image is needed"
+        )
+    if not whole and (mean or std):
+        raise UnusableImages(f"x in {source} is float and taken as it is: leave --mean and --std out")
+    ready: Callable[[Tensor], Any] = _normaliser(channels, mean, std) if whole else Tensor.float
+    return _Source(y.astype(np.int64), lambda places: ready(torch.from_numpy(x[list(places)])))
