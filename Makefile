@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 WORKERS ?= 2
 
-.PHONY: demo test test-zoo lint coverage figures setup clean
+.PHONY: demo test test-zoo lint coverage figures docs setup clean
 
 demo: setup
 	$(BIN)/hope demo
@@ -29,6 +29,9 @@ figures: setup
 	$(BIN)/python -m benchmarks.compression --write-readme
 	$(BIN)/python -m benchmarks.study --write-readme
 	$(BIN)/python -m benchmarks.speed
+
+docs: setup
+	$(BIN)/python -m benchmarks.reference
 
 setup: $(VENV)/.done
 

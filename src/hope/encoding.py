@@ -50,6 +50,16 @@ class Encoding:
         views: moments of what weights read, for absorption.
         notes: what else there is to know.
         capacities: layer -> ‖f_i‖ of its neurons before the first step (a baseline's scores).
+
+    Example:
+        >>> import torch, hope
+        >>> linear, bn = torch.nn.Linear(3, 8), torch.nn.BatchNorm1d(8)
+        >>> net = torch.nn.Sequential(linear, bn, torch.nn.ReLU(), torch.nn.Linear(8, 2)).eval()
+        >>> encoding = hope.encode(net, torch.zeros(2, 3), density=0.25)
+        >>> encoding.steps, encoding.size.neurons, encoding.trajectory[0].density
+        (6, 2, 0.875)
+        >>> encoding.at(density=0.5)[0]
+        Linear(in_features=3, out_features=4, bias=True)
     """
 
     anatomy: Anatomy

@@ -50,6 +50,13 @@ class Anatomy:
         positions: weight -> how many times the example uses each of its entries (for MACs).
         aliases: parameter -> all the names it goes by, for those with several.
         program: the order of operations, for surrogates that follow signals.
+
+    Example:
+        >>> import torch, hope
+        >>> net = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.ReLU(), torch.nn.Linear(8, 2))
+        >>> anatomy = hope.inspect(net, torch.zeros(1, 4))
+        >>> anatomy.layer("0").neurons, anatomy.size().parameters, anatomy.floor().parameters
+        (8, 58, 9)
     """
 
     model: str

@@ -27,7 +27,7 @@ from torch import Tensor, nn
 from hope._version import __version__
 from hope.anatomy.anatomy import Anatomy
 from hope.bench import datasets, images, networks, peers
-from hope.bench.budgets import At, compressed
+from hope.bench.budgets import At, by_unit, compressed
 from hope.errors import HopeError, InvalidExample, first_line
 from hope.inspection import inspect
 from hope.planner.judge import Judge, images_for
@@ -229,28 +229,29 @@ def _network(
             continue
         if judge is None:
             judge = Judge(task.model, task.example, anatomy.program, images_for(anatomy.size().macs))
-        torch.manual_seed(task.seed)
-        start = time.perf_counter()
-        networks_at = _compressed(task, anatomy, METHODS[method], missing)
-        shared = time.perf_counter() - start
-        for budget in missing:
+        for some in by_unit(missing).values():
+            torch.manual_seed(task.seed)
             start = time.perf_counter()
-            small, facts = networks_at(budget)
-            fresh[method, budget] = shared + time.perf_counter() - start
-            score = datasets.accuracy(small, task.images, task.labels)
-            points[budget] = {
-                "accuracy": score,
-                "interval": interval(score, len(task.images)),
-                "fidelity": judge(small),
-                "seconds": fresh[method, budget],
-                **facts,
-            }
-            if recalibrate:
-                again = recalibrate_bn(small, torch.split(task.unlabelled, 32))
-                points[budget]["recalibrated"] = datasets.accuracy(again, task.images, task.labels)
-            _add_ratios(entry["points"], fresh)
-            write_results(path, results)
-            bar.advance(line)
+            networks_at = _compressed(task, anatomy, METHODS[method], some)
+            shared = time.perf_counter() - start
+            for budget in some:
+                start = time.perf_counter()
+                small, facts = networks_at(budget)
+                fresh[method, budget] = shared + time.perf_counter() - start
+                points[budget] = {**_scores(task, small, judge, recalibrate), **facts}
+                points[budget]["seconds"] = fresh[method, budget]
+                _add_ratios(entry["points"], fresh)
+                write_results(path, results)
+                bar.advance(line)
+
+
+def _scores(task: Task, small: nn.Module, judge: Judge, recalibrate: bool) -> dict[str, float]:
+    score = datasets.accuracy(small, task.images, task.labels)
+    found = {"accuracy": score, "interval": interval(score, len(task.images)), "fidelity": judge(small)}
+    if recalibrate:
+        again = recalibrate_bn(small, torch.split(task.unlabelled, 32))
+        found["recalibrated"] = datasets.accuracy(again, task.images, task.labels)
+    return found
 
 
 def _add_ratios(points: Mapping[str, Any], fresh: Mapping[tuple[str, str], float]) -> None:

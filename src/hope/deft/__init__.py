@@ -1,9 +1,16 @@
 """DEFT: fine-tune a network's slack and keep its core, to the bit.
 
-part = hope.deft.partition(model, example, percentile=40)
-tuning = hope.deft.prepare(model, part, head=10)
-...                                  # train tuning.model with any loop and optimizer
-with tuning.source() as model: ...   # the source task, as the paper evaluates it
+Partition, prepare, train `tuning.model` with any loop and optimizer, and evaluate the source task as the
+paper does:
+
+>>> import torch, hope
+>>> linear, bn, head = torch.nn.Linear(4, 8), torch.nn.BatchNorm1d(8), torch.nn.Linear(8, 3)
+>>> net = torch.nn.Sequential(linear, bn, torch.nn.ReLU(), head)
+>>> part = hope.deft.partition(net, torch.zeros(2, 4), percentile=40)
+>>> tuning = hope.deft.prepare(net, part, head=10)
+>>> with tuning.source() as model:
+...     tuple(model.eval()(torch.zeros(5, 4)).shape)
+(5, 3)
 """
 
 from hope.deft import baselines

@@ -47,6 +47,16 @@ class GroupBound:
         merging: Σ δ of its merges.
         behind: E_core, the capacity of the core that reads it; None if nothing but the head does.
         head: Σ ‖w_head,j‖·√K(j,j), what the source head loses when its inputs from slack are masked.
+
+    Example:
+        >>> import torch, hope
+        >>> net = torch.nn.Sequential(
+        ...     torch.nn.Linear(4, 8), torch.nn.BatchNorm1d(8), torch.nn.ReLU(), torch.nn.Linear(8, 3)
+        ... )
+        >>> part = hope.deft.partition(net, torch.zeros(2, 4), percentile=50)
+        >>> bound = part.bounds["0"]
+        >>> bound.behind is None, bound.head > 0  # only the head reads it
+        (True, True)
     """
 
     name: str
@@ -72,6 +82,15 @@ class Bounds:
     Attributes:
         groups: layer by layer, then streams.
         proven: whether δ is that of sum merges (or there are none), so that the cumulative number is a bound.
+
+    Example:
+        >>> import torch, hope
+        >>> net = torch.nn.Sequential(
+        ...     torch.nn.Linear(4, 8), torch.nn.BatchNorm1d(8), torch.nn.ReLU(), torch.nn.Linear(8, 3)
+        ... )
+        >>> part = hope.deft.partition(net, torch.zeros(2, 4), percentile=50)
+        >>> [group.name for group in part.bounds.groups], part.bounds.cumulative
+        (['0'], 0.0)
     """
 
     groups: tuple[GroupBound, ...]

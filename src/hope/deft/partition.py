@@ -56,6 +56,16 @@ class Partition:
         left_alone: what has no elasticity of its own and is core as a whole, with the reason.
         original: fingerprint of the checkpoint.
         seed: of the fresh weights of freed vessels.
+
+    Example:
+        >>> import torch, hope
+        >>> net = torch.nn.Sequential(
+        ...     torch.nn.Linear(4, 8), torch.nn.BatchNorm1d(8), torch.nn.ReLU(), torch.nn.Linear(8, 3)
+        ... )
+        >>> part = hope.deft.partition(net, torch.zeros(2, 4), percentile=50)
+        >>> core, slack = int(part.core["0"].sum()), int((~part.core["0"]).sum())
+        >>> core + slack, part.head, core > 0, slack > 0
+        (8, '3', True, True)
     """
 
     anatomy: Anatomy = field(repr=False)

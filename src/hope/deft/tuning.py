@@ -60,6 +60,19 @@ class Tuning:
         holds_statistics: whether the running statistics of frozen channels stay, too.
         original: fingerprint of the source checkpoint.
         rewritten: tensor -> True where merging and severing changed it.
+
+    Example:
+        >>> import torch, hope
+        >>> net = torch.nn.Sequential(
+        ...     torch.nn.Linear(4, 8), torch.nn.BatchNorm1d(8), torch.nn.ReLU(), torch.nn.Linear(8, 3)
+        ... )
+        >>> part = hope.deft.partition(net, torch.zeros(2, 4), percentile=50)
+        >>> tuning = hope.deft.prepare(net, part, head=2)
+        >>> tuning.method, tuning.head, tuning.model[3].out_features, tuning.source_head.out_features
+        ('deft', '3', 2, 3)
+        >>> free, total = tuning.trainable()
+        >>> 0 < free < total
+        True
     """
 
     def __init__(

@@ -57,6 +57,9 @@ class Merge:
         rows: how the parent's input side is made of both.
         outs: how the parent's outgoing weights are made of both.
         spread: deviation of the parent's signal before the activation; needed with a BN, ignored without.
+
+    >>> Merge("layer1.0.conv1", keep=1, drop=3, rows=(0.5, 0.5), outs=(1.0, 1.0), spread=0.9).drop
+    3
     """
 
     layer: str
@@ -74,6 +77,9 @@ class Evict:
     Attributes:
         block: the block's name.
         bias: what stays behind in place of the branch, one number per channel.
+
+    >>> Evict("layer1.0", [0, 0.5])
+    Evict(block='layer1.0', bias=(0.0, 0.5))
     """
 
     block: str

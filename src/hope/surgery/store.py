@@ -305,6 +305,14 @@ def load(
     Raises:
         DamagedFolder: the folder is incomplete, altered, not one of ours, or from a newer version.
         CheckpointMismatch: the model is of another architecture.
+
+    Example:
+        >>> import tempfile, torch, hope
+        >>> linear, bn = torch.nn.Linear(3, 8), torch.nn.BatchNorm1d(8)
+        >>> net = torch.nn.Sequential(linear, bn, torch.nn.ReLU(), torch.nn.Linear(8, 2)).eval()
+        >>> folder = hope.encode(net, torch.zeros(2, 3), density=0.25).save(tempfile.mkdtemp())
+        >>> hope.load(folder, net)[0], hope.load(folder, net, density=0.5)[0].out_features
+        (Linear(in_features=3, out_features=2, bias=True), 4)
     """
     run = read_run(folder)
     _same_architecture(run.anatomy, model, run.folder)

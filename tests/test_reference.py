@@ -1,0 +1,65 @@
+"""The API reference is up to date, and every public name explains itself."""
+
+from __future__ import annotations
+
+import doctest
+import inspect
+from typing import Any
+
+import pytest
+from benchmarks import reference
+
+import hope
+
+NAMES = [
+    (f"{place}.{name}", value)
+    for place, module in reference.sections().items()
+    for name, value in reference.public(module).items()
+]
+
+
+def test_the_page_is_what_the_docstrings_say() -> None:
+    assert reference.PAGE.read_text() == reference.page(), "docs/api.md is out of date: run `make docs`"
+
+
+def test_the_page_has_no_block_that_the_pages_test_would_run_again() -> None:
+    assert "```python" not in reference.page()
+
+
+def test_every_public_name_is_on_the_page() -> None:
+    page = reference.page()
+    for place, module in reference.sections().items():
+        assert f"\n## {place}\n" in page
+        for name in reference.public(module):
+            assert f"\n### {place}.{name}\n" in page
+
+
+@pytest.mark.parametrize(("name", "value"), NAMES, ids=[name for name, _ in NAMES])
+def test_every_public_name_has_a_docstring_and_an_example(name: str, value: Any) -> None:
+    own = reference.doc(value)
+    assert own
+    if inspect.isclass(value):
+        for member, what in reference.members(value).items():
+            assert reference.doc(what), f"{name}.{member} has no docstring"
+        if issubclass(value, Exception):
+            return
+    assert doctest.DocTestParser().get_examples(own), f"{name} has no example"
+
+
+def test_a_docstring_becomes_lists_and_blocks() -> None:
+    text = "Add.\n\nArgs:\n    a: one\n        more.\n    b, c: two.\n\nExample:\n    >>> 1 + 1\n    2"
+    assert reference.markdown(text).split("\n\n") == [
+        "Add.",
+        "**Args**",
+        "- `a`: one more.\n- `b, c`: two.",
+        "```pycon\n>>> 1 + 1\n2\n```",
+    ]
+
+
+def test_a_signature_reads_as_in_the_source() -> None:
+    def f(a: int, *, b: str = "x") -> bool:
+        return bool(a) and bool(b)
+
+    assert reference.signature("f", f) == "f(a: int, *, b: str = 'x') -> bool"
+    assert reference.signature("Prune", hope.Prune) == "Prune(layer: str, neurons: Sequence[int] | int)"
+    assert reference.signature("size", hope.Encoding.size) == "size: Size"
