@@ -82,7 +82,7 @@ def test_onnxruntime_is_measured_beside_torch(
 ) -> None:
     for package in ("onnxruntime", "onnxscript"):
         pytest.importorskip(package, reason="the onnx extra is not installed")
-    out = tmp_path / "latency.json"
+    out = tmp_path / "new" / "latency.json"
     arguments = ["--input", "1x1x8x8", "--budgets", "params=0.6", "--batches", "2", "--repeats", "2"]
     assert main(["bench", "latency", spec, *arguments, "--out", str(out)]) == 0
     assert "speed-up" in capsys.readouterr().out

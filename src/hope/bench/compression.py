@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import platform
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -32,7 +31,7 @@ from hope.errors import HopeError, InvalidExample, first_line
 from hope.inspection import inspect
 from hope.planner.judge import Judge, images_for
 from hope.surgery.recalibrate import recalibrate_bn
-from hope.surgery.store import fingerprint
+from hope.surgery.store import fingerprint, write_file
 
 FORMAT, VERSION = "hope-bench-compression", 1
 DENSITIES = tuple(f"density={d}" for d in (0.9, 0.8, 0.7, 0.6, 0.5, 0.4, 0.3))
@@ -152,9 +151,8 @@ def read_results(path: Path) -> dict[str, Any]:
 
 def write_results(path: Path, results: Mapping[str, Any]) -> None:
     """All or nothing."""
-    part = path.with_name(f".{path.name}.part")
-    part.write_text(json.dumps(results, indent=1, sort_keys=True) + "\n")
-    os.replace(part, path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_file(path, (json.dumps(results, indent=1, sort_keys=True) + "\n").encode())
 
 
 def versions(*packages: str) -> dict[str, str]:
