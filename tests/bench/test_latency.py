@@ -124,9 +124,12 @@ def test_a_wrong_budget_says_how_to_write_one(network: nn.Module, budget: str) -
         latency.candidates(network, EXAMPLE, budgets=(budget,))
 
 
-def test_too_few_repeats_are_refused(network: nn.Module) -> None:
-    with pytest.raises(InvalidExample, match="2 or more"):
-        latency.measure([], EXAMPLE, repeats=1)
+@pytest.mark.parametrize("wrong", [["--repeats", "1"], ["--batches", "1", "0"]])
+def test_what_cannot_be_measured_is_refused_before_any_work(
+    wrong: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["bench", "latency", "missing.py:build", *wrong]) == 2
+    assert "give 2 repeats or more" in capsys.readouterr().err
 
 
 def test_a_batch_the_model_cannot_run_on_is_named() -> None:

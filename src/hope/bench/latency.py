@@ -154,6 +154,15 @@ def summary(times: Sequence[float], original: Sequence[float]) -> dict[str, floa
     }
 
 
+def check(batches: Sequence[int], repeats: int) -> None:
+    """Refuse what cannot be measured, before any work."""
+    if repeats < 2 or min(batches, default=0) < 1:
+        raise InvalidExample(
+            f"{repeats} repeats of batches {list(batches)} cannot be measured: give 2 repeats or more, and "
+            "batches of 1 or more"
+        )
+
+
 def measure(
     networks: Sequence[Candidate],
     example: Tensor,
@@ -172,10 +181,7 @@ def measure(
         repeats: how often each network runs, at least 2.
         engines: "torch" (eager), "onnxruntime". Where the latter cannot be had, `note` is told why.
     """
-    if repeats < 2 or min(batches, default=0) < 1:
-        raise InvalidExample(
-            f"{repeats} repeats of batches {list(batches)}: give 2 or more, and batches >= 1"
-        )
+    check(batches, repeats)
     rows: list[dict[str, Any]] = []
     notes: list[str] = []
     for engine in engines:

@@ -63,6 +63,7 @@ def register(kinds: Any) -> None:
 
 def run(options: argparse.Namespace) -> None:
     """Compress, measure, print and write."""
+    latency.check(options.batches, options.repeats)
     model, example = _model(options)
     compared = latency.candidates(
         model, example, methods=options.methods, budgets=options.budgets, multiple_of=options.multiple_of
