@@ -169,3 +169,15 @@ def test_help_names_every_command(capsys: pytest.CaptureFixture[str]) -> None:
     out = capsys.readouterr().out
     assert "inspect" in out
     assert "demo" in out
+
+
+def test_a_run_with_another_multiple_is_made_anew(file: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    weights = file.parent / "w.safetensors"
+    save_file(make(f"{file}:build").state_dict(), weights)
+    given = ["encode", f"{file}:build", "--weights", str(weights), "--input", "1x3x8x8", "--density", "0.5"]
+    given += ["--out", str(file.parent / "run"), "--resume"]
+    assert main([*given, "--multiple-of", "2"]) == 0
+    for multiple, there in (("2", True), ("4", False), ("4", True), ("1", False)):
+        capsys.readouterr()
+        assert main([*given, "--multiple-of", multiple]) == 0
+        assert ("already has this run" in capsys.readouterr().out) == there

@@ -11,12 +11,13 @@ import torch
 
 from hope.cli import models
 from hope.cli.report import PAGE
+from hope.encoder.align import aligned
 from hope.encoder.trajectory import UNITS
 from hope.encoding import encode
 from hope.errors import DamagedFolder, InfeasibleBudget, InvalidExample, first_line
 from hope.planner.plan import METHODS
 from hope.report.page import write_page
-from hope.surgery.store import fingerprint, read_run
+from hope.surgery.store import Run, fingerprint, read_run
 
 
 def add_budgets(parser: argparse.ArgumentParser, *, required: bool) -> None:
@@ -160,8 +161,15 @@ def _there_already(folder: Path, model: Any, budget: dict[str, Any], options: ar
         return (
             saved.original == fingerprint(model)
             and saved.method == options.method
-            and bool(saved.trajectory.stops) == (options.multiple_of > 1)
+            and saved.trajectory.stops == _stops(saved, options.multiple_of)
             and saved.trajectory.steps_to(unit, value) == saved.steps
         )
     except (DamagedFolder, InfeasibleBudget):
         return False
+
+
+def _stops(saved: Run, multiple_of: int) -> tuple[int, ...]:
+    """Where a saved run could be ended if it had been made with this multiple."""
+    if multiple_of < 2:
+        return ()
+    return aligned(saved.anatomy, saved.trajectory.actions, multiple_of)[1]
