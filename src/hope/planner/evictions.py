@@ -24,7 +24,7 @@ from hope.surgery.operate import duplicate, operate
 
 LEVELS = (0.9, 0.8, 0.7, 0.6, 0.5, 0.4, 0.3, 0.2, 0.1)  # of the parameters, where plans are compared
 TRIED = 3  # blocks that are tried at a level, the most promising first
-MARGIN = 0.6  # the judge is kind to evictions: one must leave less than this of the loss of fidelity
+MARGIN = 0.85  # the judge is kind to evictions: one must leave less than this of the loss of fidelity
 
 
 def decide(
