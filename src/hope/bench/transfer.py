@@ -19,7 +19,7 @@ from safetensors.torch import load_file, save_file
 from hope.bench.datasets import MissingData
 from hope.bench.transfer_data import source_task, target_task
 from hope.bench.transfer_scale import Point, Scale, grid_points
-from hope.bench.transfer_training import Vgg8, pretrain, tune
+from hope.bench.transfer_training import Vgg8, pretrain, tune, tune_and_test
 from hope.surgery.store import write_file
 
 
@@ -59,8 +59,10 @@ def work(job: Job) -> str:
     model = Vgg8(20, scale.width)
     model.load_state_dict(load_file(replace(job, point=None).path))
     target = target_task(data, job.trial, job.task, scale.capped if job.sweep else scale.target)
-    epochs = scale.sweep if job.sweep else scale.tuning
-    done = tune(model.eval(), job.point, source, target, epochs, scale.batch)
+    if job.sweep:  # chosen by validation alone
+        _, done, _ = tune(model.eval(), job.point, source, target, scale.sweep, scale.batch)
+    else:
+        done = tune_and_test(model.eval(), job.point, source, target, scale.tuning, scale.batch)
     write_file(job.path, json.dumps(done).encode())
     return str(job.path)
 

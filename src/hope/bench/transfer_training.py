@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import asdict
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor, nn
@@ -27,6 +27,8 @@ from hope.deft.tuning import Tuning
 DECAY = 2 * 5e-4
 MOMENTUM = 0.9
 LAST = 1e-3  # α of the cosine
+
+State: TypeAlias = dict[str, Tensor]
 
 
 class Vgg8(nn.Sequential):
@@ -142,20 +144,20 @@ def tuning_of(model: nn.Module, point: Point, source: Images) -> Tuning:
 
 def tune(
     model: nn.Module, point: Point, source: Images, target: Images, epochs: int, batch: int
-) -> dict[str, Any]:
-    """Fine-tune at a fixed rate; what the best epochs come to, by target accuracy and by H-score.
+) -> tuple[Tuning, dict[str, Any], dict[str, State]]:
+    """Fine-tune at a fixed rate.
 
-    "before" is the source model's test accuracy, "prepared" that of its source task before the first step.
+    Returns:
+        The tuning; validation figures of every epoch, of the best by target accuracy and of the best by
+        H-score; and the model as it was in these two.
     """
     torch.manual_seed(0)
     tuning = tuning_of(model, point, source)
-    before = accuracy(model.eval(), *source.test)
-    with tuning.source() as back:
-        ready = accuracy(back, *source.test)
     optimizer = _optimizer(tuning.model, point.rate, lambda name, p: p.ndim > 1)
     penalty = tuning.penalty if point.method in ("ewc", "l2-sp") else None
     history: list[dict[str, float]] = []
     best: dict[str, dict[str, float]] = {}
+    states: dict[str, State] = {}
     for epoch in range(epochs):
         _epoch(tuning.model, target.train, optimizer, batch, penalty)
         tuning.model.eval()
@@ -165,21 +167,35 @@ def tune(
         seen["h"] = h_score(seen["target"], seen["source"])
         history.append(seen)
         for key in ("target", "h"):
-            if key not in best or seen[key] > best[key][key]:
-                best[key] = {**seen, **_test(tuning, source, target)}
-    return {
-        "point": asdict(point),
-        "before": before,
-        "prepared": ready,
-        "best by target": best["target"],
-        "best by h": best["h"],
-        "history": history,
-    }
+            if f"best by {key}" not in best or seen[key] > best[f"best by {key}"][key]:
+                best[f"best by {key}"] = seen
+                states[f"best by {key}"] = {n: v.clone() for n, v in tuning.model.state_dict().items()}
+    return tuning, {"point": asdict(point), **best, "history": history}, states
+
+
+def tune_and_test(
+    model: nn.Module, point: Point, source: Images, target: Images, epochs: int, batch: int
+) -> dict[str, Any]:
+    """Fine-tune, and test what the best epochs came to.
+
+    "before" is the source model's test accuracy, "prepared" that of its source task before the first step.
+    """
+    with tuning_of(model, point, source).source() as back:
+        first = {"before": accuracy(model.eval(), *source.test), "prepared": accuracy(back, *source.test)}
+    tuning, found, states = tune(model, point, source, target, epochs, batch)
+    tested: dict[float, dict[str, float]] = {}
+    for best, state in states.items():
+        epoch = found[best]["epoch"]
+        if epoch not in tested:
+            tuning.model.load_state_dict(state)
+            tested[epoch] = _test(tuning, source, target)
+        found[best] = {**found[best], **tested[epoch]}
+    return {**first, **found}
 
 
 def _test(tuning: Tuning, source: Images, target: Images) -> dict[str, float]:
     """Test accuracies: of the target, of the source, and of the source with its head masked."""
-    found = {"test target": accuracy(tuning.model, *target.test)}
+    found = {"test target": accuracy(tuning.model.eval(), *target.test)}
     for name, masked in (("test source", None), ("test source masked", True)):
         with tuning.source(masked=masked) as back:
             found[name] = accuracy(back, *source.test)
