@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from benchmarks.transfer import table
 
 from hope.bench import transfer
 from hope.bench.datasets import MissingData
@@ -43,6 +44,8 @@ def test_a_run_goes_through_and_resumes(tmp_path: Path) -> None:
     for row in found.values():
         assert all(0 <= mean <= 1 for mean, _ in row["best by target"].values())
     assert found["head-only"]["prepared"] == found["head-only"]["before"]
+    lines = table(out / "results.json").splitlines()
+    assert [line.split(" (")[0] for line in lines if line.count(" ± ") > 1] == [f"| {name}" for name in found]
     (out / "results.json").unlink()
     times = {path: path.stat().st_mtime_ns for path in out.iterdir() if path.name != "scale.json"}
     assert transfer.run(out, tmp_path, TINY) == found
