@@ -63,13 +63,13 @@ def _outputs(model: nn.Module, x: torch.Tensor) -> list[torch.Tensor]:
 @settings(
     derandomize=True, database=None, deadline=None, max_examples=FEW, suppress_health_check=list(HealthCheck)
 )
-@given(networks() | networks(residual=True), st.integers(0, 1000))
-def test_training_the_slack_of_any_network_keeps_its_core(net: Net, seed: int) -> None:
+@given(networks() | networks(residual=True), st.integers(0, 1000), st.sampled_from(["mask", "absorb"]))
+def test_training_the_slack_of_any_network_keeps_its_core(net: Net, seed: int, sever: str) -> None:
     model, x = build(net), example(net)
     part = random_partition(model, x, seed)
     assume(part is not None)
     assert part is not None
-    tuning = hope.deft.prepare(model, part)
+    tuning = hope.deft.prepare(model, part, sever=sever)
     core, slack = core_entries(tuning), slack_entries(tuning)
     with tuning.source() as one:
         before = _outputs(one, x)

@@ -8,14 +8,18 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from benchmarks.transfer import table
 
 from hope.bench import transfer
 from hope.bench.datasets import MissingData
+from hope.bench.transfer_data import source_task
+from hope.bench.transfer_scale import SCALES, grid_points
 
 TINY = replace(
-    transfer.SCALES["small"],
+    SCALES["small"],
     width=0.04, trials=2, pretraining=1, tuning=1, sweep=1, batch=16, capped=32, source=48, target=48,
-    percentiles=(40,), strengths=(1.0,), rates={"deft": (0.01,), "ewc": (0.01,), "head-only": (0.04, 0.01)},
+    percentiles=(40,), strengths=(1.0,),
+    rates={"deft, absorbed": (0.01,), "ewc": (0.01,), "head-only": (0.04, 0.01)},
 )  # fmt: skip
 
 
@@ -36,9 +40,12 @@ def test_a_run_goes_through_and_resumes(tmp_path: Path) -> None:
     _fake(tmp_path)
     out = tmp_path / "out"
     found = transfer.run(out, tmp_path, TINY)
-    assert set(found) == {"deft", "ewc", "head-only"}
+    assert set(found) == {"deft, absorbed", "ewc", "head-only"}
     for row in found.values():
         assert all(0 <= mean <= 1 for mean, _ in row["best by target"].values())
+    assert found["head-only"]["prepared"] == found["head-only"]["before"]
+    lines = table(out / "results.json").splitlines()
+    assert [line.split(" (")[0] for line in lines if line.count(" ± ") > 1] == [f"| {name}" for name in found]
     (out / "results.json").unlink()
     times = {path: path.stat().st_mtime_ns for path in out.iterdir() if path.name != "scale.json"}
     assert transfer.run(out, tmp_path, TINY) == found
@@ -51,7 +58,7 @@ def test_a_run_goes_through_and_resumes(tmp_path: Path) -> None:
 
 def test_source_tasks_have_twenty_classes_of_four_superclasses(tmp_path: Path) -> None:
     _fake(tmp_path)
-    one, other = (transfer.source_task(tmp_path, trial, 0, None) for trial in (0, 1))
+    one, other = (source_task(tmp_path, trial, 0, None) for trial in (0, 1))
     assert set(one.test[1].tolist()) == set(range(20))
     assert len(one.train[0]) == 64
     assert len(one.valid[0]) == 16
@@ -59,7 +66,7 @@ def test_source_tasks_have_twenty_classes_of_four_superclasses(tmp_path: Path) -
 
 
 def test_the_full_scale_is_the_papers() -> None:
-    full = transfer.SCALES["full"]
+    full = SCALES["full"]
     assert (full.trials, full.tasks, full.pretraining, full.tuning, full.batch, full.capped) == (
         4,
         5,
@@ -68,5 +75,5 @@ def test_the_full_scale_is_the_papers() -> None:
         16,
         1000,
     )
-    assert len(transfer.grid_points(full, "deft")) == 20
-    assert len(transfer.grid_points(full, "ewc")) == 35
+    assert len(grid_points(full, "deft")) == 20
+    assert len(grid_points(full, "ewc")) == 35

@@ -238,6 +238,8 @@ class Flow:
                         self.pin(other, words, mixes=False)
             for (first, a), (second, b) in pairwise(holders):
                 self._tie(a, b, what, adds and not first.static and not second.static)
+            for _, other in holders[1:]:
+                label = np.where(label == FIXED, other, label)  # held fast, but still seen by its readers
             result.append(label)
         runtime = [value for value in values if not value.static]
         signals: dict[str, tuple[Step, ...]] = {}

@@ -77,18 +77,23 @@ def run_speed(options: argparse.Namespace) -> None:
 
 
 def run_transfer(options: argparse.Namespace) -> None:
-    """Run the benchmark, or what is left of it, and print its table."""
+    """Run the benchmark, or what is left of it, and print its table. Each worker has one thread."""
+    import torch
+
     from hope.bench import transfer
+    from hope.bench.transfer_scale import SCALES
 
     data = options.data or os.environ.get("HOPE_DATA")
     if not data:
         raise MissingData("the benchmark needs images: set HOPE_DATA or give --data")
-    executor = ProcessPoolExecutor(options.workers) if options.workers > 1 else None
+    executor = None
+    if options.workers > 1:
+        executor = ProcessPoolExecutor(options.workers, initializer=torch.set_num_threads, initargs=(1,))
     try:
         found = transfer.run(
             Path(options.out),
             Path(data),
-            transfer.SCALES[options.scale],
+            SCALES[options.scale],
             executor=executor,
             note=lambda line: print(line, file=sys.stderr),
         )
@@ -97,9 +102,16 @@ def run_transfer(options: argparse.Namespace) -> None:
             executor.shutdown(cancel_futures=True)
     for best in ("best by target", "best by h"):
         table = grid(
-            f"Test accuracy, epoch {best}", " method", "target", "source", "source masked", "H-score"
+            f"Test accuracy, epoch {best}",
+            " method",
+            "target",
+            "source",
+            "source masked",
+            "H-score",
+            "prepared",
         )
         for name, row in found.items():
             cells = [row[best][k] for k in ("test target", "test source", "test source masked", "test h")]
+            cells.append(row["prepared"])
             table.add_row(name, *(f"{100 * mean:.2f} ± {100 * spread:.2f}" for mean, spread in cells))
         print(text(table, ""))

@@ -42,14 +42,19 @@ def new_head(old: nn.Module, head: int | nn.Module | None, name: str) -> nn.Modu
 
 
 @torch.no_grad()
-def masked_head(head: nn.Module, columns: Mapping[str, Tensor]) -> nn.Module:
+def masked_head(
+    head: nn.Module, columns: Mapping[str, Tensor], absorbed: Mapping[str, Tensor] | None = None
+) -> nn.Module:
     """A copy of a head that does not listen to some of its inputs.
 
     Args:
         head: whose.
         columns: parameter (its name within the head) -> a mask that broadcasts to it, True where it is deaf.
+        absorbed: parameter -> what it is instead, where others take over what is not heard.
     """
     copied = copy.deepcopy(head)
+    for name, value in (absorbed or {}).items():
+        copied.get_parameter(name).copy_(value)
     for name, mask in columns.items():
         parameter = copied.get_parameter(name)
         parameter.masked_fill_(mask.to(parameter.device), 0)

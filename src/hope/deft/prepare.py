@@ -5,12 +5,15 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
+from hope.deft.absorb import Absorbed, absorb
 from hope.deft.heads import new_head
-from hope.deft.partition import Partition
+from hope.deft.partition import InvalidPartition, Partition
 from hope.deft.tuning import Tuning
 from hope.errors import CheckpointMismatch
 from hope.surgery.slice import get
 from hope.surgery.store import fingerprint
+
+SEVER = ("mask", "absorb")
 
 
 def prepare(
@@ -19,14 +22,18 @@ def prepare(
     *,
     head: int | nn.Module | None = None,
     freeze_statistics: bool = False,
+    sever: str = "mask",
 ) -> Tuning:
     """A copy of the model that learns with its slack and keeps its core. The model itself is not changed.
 
     Weights from slack to core are severed in all consumers and taps, W₀ = M ⊙ W_source (paper, Section
-    "Consistency at Initialization"). Whatever belongs to a core unit is frozen: its filter, bias, BN scale
-    and shift, and what it shares with others. Gradients of frozen entries are zero before any optimizer sees
-    them, and frozen entries are the same to the bit after every step, whatever weight decay does (see
-    `Gate`).
+    "Consistency at Initialization"). With `sever="absorb"` the core and a constant first take over as much as
+    they can of what slack told the core, and of what it told the source head in `source()` (see
+    `hope.deft.absorb`): the core starts closer to what it was, and stays there just as well.
+
+    Whatever belongs to a core unit is frozen: its filter, bias, BN scale and shift, and what it shares with
+    others. Gradients of frozen entries are zero before any optimizer sees them, and frozen entries are the
+    same to the bit after every step, whatever weight decay does (see `Gate`).
 
     In training, BN statistics of all channels follow the target data, as in the paper, and `source()` puts
     the source's back. With `freeze_statistics=True` core channels are normalised by the source's statistics
@@ -38,8 +45,11 @@ def prepare(
         head: number of outputs of the new head, a module to put in its place, or None to start from the
             source's head.
         freeze_statistics: hold the running statistics of core channels.
+        sever: "mask" as in the paper, or "absorb"; where the moments for that are not known a mask has to do,
+            and `tuning.notes` says so.
 
     Raises:
+        InvalidPartition: there is no such way to sever.
         CheckpointMismatch: the partition was made for other weights.
 
     Example:
@@ -58,13 +68,16 @@ def prepare(
         >>> torch.equal(tuning.model[1].weight[core], net[1].weight[core]) or len(part.merges) > 0
         True
     """
+    if sever not in SEVER:
+        raise InvalidPartition(f"there is no sever={sever!r}: choose from {', '.join(SEVER)}")
     if fingerprint(model) != partition.original:
         raise CheckpointMismatch(
             f"the partition was made for other weights than this {type(model).__name__} has: "
             "call hope.deft.partition on this model"
         )
     tuned = partition.consolidated(model)
-    sever(tuned, partition)
+    absorbed = absorb(tuned, partition) if sever == "absorb" else Absorbed({}, ())
+    cut(tuned, partition)
     return Tuning(
         tuned,
         method="deft",
@@ -76,11 +89,13 @@ def prepare(
         original=partition.original,
         masks_source=True,
         rewritten=_differences(model, tuned),
+        absorbed_head=absorbed.head,
+        notes=absorbed.notes,
     )
 
 
 @torch.no_grad()
-def sever(model: nn.Module, partition: Partition) -> None:
+def cut(model: nn.Module, partition: Partition) -> None:
     """Set all weights that lead from slack to core to zero, in place."""
     for name, mask in partition.severed.items():
         tensor = get(model, name)

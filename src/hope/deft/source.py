@@ -19,6 +19,9 @@ if TYPE_CHECKING:
 def source(tuning: Tuning, masked: bool) -> Iterator[nn.Module]:
     """Graft the source head back, deaf to slack if asked, with the source's BN statistics; then undo it all.
 
+    A head that is deaf to slack has its columns masked; after severing by absorption, its other columns and
+    its bias say what slack said.
+
     Within, the model is in evaluation mode. Everything is put back at the end, also after an exception: head,
     statistics, and the mode of every module.
     """
@@ -26,7 +29,8 @@ def source(tuning: Tuning, masked: bool) -> Iterator[nn.Module]:
     head = model.get_submodule(tuning.head)
     modes = [(module, module.training) for module in model.modules()]
     drifted = snapshot(model)
-    grafted = masked_head(tuning.source_head, tuning.columns if masked else {})
+    deaf = (tuning.columns, tuning.absorbed_head) if masked else ({}, {})
+    grafted = masked_head(tuning.source_head, *deaf)
     like = next(head.parameters(), None)
     if like is not None:
         grafted.to(like.device)

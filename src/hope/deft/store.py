@@ -2,7 +2,8 @@
 
 A folder holds `adapter.json` and `adapter-….safetensors`. Of every parameter only the entries that could
 move, or that merging and severing rewrote, are stored; the rest is the source checkpoint's, named by its
-hash. The JSON is written last and names the arrays by theirs, so a folder is either as it was or complete.
+hash. (Severing by absorption rewrites all that core neurons hear, so a folder is then about as large as the
+model.) The JSON is written last and names the arrays by theirs, so a folder is either as it was or complete.
 """
 
 from __future__ import annotations
@@ -59,6 +60,8 @@ def save(tuning: Tuning, folder: str | PathLike[str]) -> Path:
         if name in tuning.statistics:
             arrays[f"buffers/{name}"] = buffer.detach().cpu().clone()
             arrays[f"statistics/{name}"] = tuning.statistics[name].detach().cpu().clone()
+    for name, value in tuning.absorbed_head.items():
+        arrays[f"absorbed head/{name}"] = value.detach().cpu().clone()
     penalty = tuning._penalty
     for name, weight in (penalty.importance if penalty is not None else {}).items():
         arrays[f"importance/{name}"] = weight.detach().cpu().clone()
@@ -80,6 +83,7 @@ def save(tuning: Tuning, folder: str | PathLike[str]) -> Path:
         "masks_source": tuning.masks_source,
         "holds_statistics": tuning.holds_statistics,
         "anchored": sorted(penalty.anchors) if penalty is not None else [],
+        "notes": list(tuning.notes),
     }
     plan["sha256"] = digest_of(plan)
     write_file(folder / plan["arrays"]["file"], data)
@@ -165,6 +169,8 @@ def _rebuild(
         masks_source=plan["masks_source"],
         rewritten=rewritten,
         penalty=penalty,
+        absorbed_head=_under(arrays, "absorbed head"),
+        notes=plan["notes"],
     )
     with torch.no_grad():
         for key, value in _under(arrays, "head").items():

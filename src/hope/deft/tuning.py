@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from os import PathLike
 from pathlib import Path
@@ -60,6 +60,9 @@ class Tuning:
         holds_statistics: whether the running statistics of frozen channels stay, too.
         original: fingerprint of the source checkpoint.
         rewritten: tensor -> True where merging and severing changed it.
+        absorbed_head: the source head's parameters (names within it) when it is deaf to slack, where they
+            took over what slack said; empty after masking.
+        notes: what else a user should know.
 
     Example:
         >>> import torch, hope
@@ -89,6 +92,8 @@ class Tuning:
         masks_source: bool,
         rewritten: Mapping[str, Tensor] | None = None,
         penalty: Penalty | None = None,
+        absorbed_head: Mapping[str, Tensor] | None = None,
+        notes: Sequence[str] = (),
     ) -> None:
         """Replace the head, gate the parameters, note the statistics; all in place on `model`.
 
@@ -100,6 +105,7 @@ class Tuning:
             masks_source: whether `source()` masks the head by default.
             rewritten: where the model already differs from the source checkpoint.
             penalty: what to add to the loss.
+            absorbed_head, notes: as attributes.
         """
         self.model, self.method, self.head, self.original = model, method, head, original
         self.source_head = model.get_submodule(head).requires_grad_(False)
@@ -108,6 +114,8 @@ class Tuning:
         self.masks_source = masks_source
         self.rewritten = dict(rewritten or {})
         self._penalty = penalty
+        self.absorbed_head = dict(absorbed_head or {})
+        self.notes = tuple(notes)
         model.set_submodule(head, new_head)
         self.frozen = {
             name: mask
@@ -143,6 +151,7 @@ class Tuning:
 
         Args:
             masked: whether the source head's inputs from slack are masked; by default under DEFT only.
+                After `prepare(sever="absorb")` its other inputs and its bias take over what is masked.
 
         Example:
             >>> import torch, hope

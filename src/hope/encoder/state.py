@@ -126,8 +126,8 @@ class View:
         return self.covariance + torch.outer(self.mean, self.mean)
 
     def laid(self, weight: Tensor) -> Tensor:
-        """A weight as (outputs, taps, channels), float64."""
-        moved = weight.detach().double().movedim(self.dim, -1)
+        """A weight as (outputs, taps, channels), float64; always a copy."""
+        moved = weight.detach().to(torch.float64, copy=True).movedim(self.dim, -1)
         moved = moved.reshape(len(moved), -1, moved.shape[-1])
         if self.repeat == 1:
             return moved

@@ -36,29 +36,57 @@ def apply(
 
 
 def _rewrite(model: nn.Module, view: View, feeding: Sequence[tuple[NeuronLayer, Sequence[int]]]) -> None:
-    tensor = get(model, view.weight)
-    weight = view.laid(tensor.cpu())
-    moments, left = view.moments, torch.ones(len(view.mean), dtype=torch.bool)
+    weight = view.laid(get(model, view.weight).cpu())
     shift = torch.zeros(len(weight), dtype=torch.float64)
     for layer, removed in feeding:
         channels = channels_of(layer, view)
         assert channels is not None
-        flat = channels.flatten()
         dead = torch.zeros(layer.neurons, dtype=torch.bool)
         dead[list(removed)] = True
-        places = dead.repeat_interleave(channels.shape[1])
-        keep, gone = (~places).nonzero()[:, 0], places.nonzero()[:, 0]
-        shares = takeover(ridged(moments[flat][:, flat]), keep, gone)  # (S, R)
-        lost = weight[:, :, flat[gone]]
-        weight[:, :, flat[keep]] += lost @ shares.T
-        if view.absorbs_constants:
-            constant = view.mean[flat[gone]] - view.mean[flat[keep]] @ shares
-            shift += lost.sum(dim=1) @ constant
-        weight[:, :, flat[gone]] = 0
-        left[flat[gone]] = False
+        shift += take_over(view, weight, channels.flatten(), dead.repeat_interleave(channels.shape[1]))
+    settle(model, view, weight, shift)
+
+
+def take_over(view: View, weight: Tensor, channels: Tensor, gone: Tensor) -> Tensor:
+    """Let channels take over what others said, in place.
+
+    Args:
+        view: what the weight reads.
+        weight: (outputs, taps, channels) as `view.laid` lays it, or some of its outputs.
+        channels: those concerned.
+        gone: of them, True where nobody listens from now on; the rest takes over.
+
+    Returns:
+        (outputs,) the constant that is left to add; 0 where the view has no place for it.
+    """
+    keep, lost = (~gone).nonzero()[:, 0], gone.nonzero()[:, 0]
+    shares = takeover(ridged(view.moments[channels][:, channels]), keep, lost)  # (S, R)
+    said = weight[:, :, channels[lost]]
+    weight[:, :, channels[keep]] += said @ shares.T
+    weight[:, :, channels[lost]] = 0
+    if not view.absorbs_constants:
+        return torch.zeros(len(weight), dtype=torch.float64)
+    return said.sum(dim=1) @ (view.mean[channels[lost]] - view.mean[channels[keep]] @ shares)
+
+
+@torch.no_grad()
+def settle(
+    model: nn.Module, view: View, weight: Tensor, shift: Tensor, outputs: Tensor | None = None
+) -> None:
+    """Write a rewritten weight back, put its constant where the view says, and repair the BN behind it.
+
+    Args:
+        weight: (outputs, taps, channels), all of it.
+        shift: (outputs,) the constant.
+        outputs: True for those that were rewritten, all by default; the others stay as they are, to the bit.
+    """
+    which = torch.ones(len(weight), dtype=torch.bool) if outputs is None else outputs
+    tensor = get(model, view.weight)
     tensor.copy_(view.back(weight, tensor))
     if view.bn:
-        after = variances(weight[:, :, left], view.taps, view.covariance[left][:, left])
+        heard = (weight != 0).flatten(0, 1).any(dim=0)
+        after = variances(weight[:, :, heard], view.taps, view.covariance[heard][:, heard])
+        after = torch.where(which, after, view.variance)
         _repair(model.get_submodule(view.bn), shift, after, view.variance)
     elif view.bias:
         bias = get(model, view.bias)

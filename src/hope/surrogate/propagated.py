@@ -313,11 +313,11 @@ class Propagated:
 
         Behind an activation it is E Ψ' times the covariance before it (Stein's lemma).
         """
-        if not self.crosses:
+        signal, other = self.signals[a], self.signals[b]
+        if not self.crosses or signal is None or other is None:
             return None
         if a == b:
-            signal = self.signals[a]
-            return None if signal is None or signal.repeat != 1 else signal.covariance
+            return None if signal.repeat != 1 else signal.covariance
         if a < b:
             found = self.cross(b, a, depth)
             return None if found is None else found.T

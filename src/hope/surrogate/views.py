@@ -34,15 +34,25 @@ def behind(anatomy: Anatomy) -> dict[str, tuple[str, float, str]]:
 
 
 def propagated_views(
-    anatomy: Anatomy, tensors: Mapping[str, Tensor], *, crosses: bool = True
+    anatomy: Anatomy,
+    tensors: Mapping[str, Tensor],
+    *,
+    crosses: bool = True,
+    dims: Mapping[str, int] | None = None,
 ) -> tuple[dict[str, View], Propagated]:
-    """What every weight reads according to the propagated surrogate."""
+    """What weights read according to the propagated surrogate.
+
+    Args:
+        dims: reading weight -> the dimension that reads; by default all that read neurons of layers.
+    """
     surrogate = Propagated(anatomy.program, tensors, crosses=crosses)
-    reads = {consumer.weight for layer in anatomy.layers for consumer in layer.consumers}
-    dims = {(p.tensor): p.dim for layer in anatomy.layers for p in layer.slices if p.role == "in"}
+    if dims is None:
+        reads = {consumer.weight for layer in anatomy.layers for consumer in layer.consumers}
+        slices = [part for layer in anatomy.layers for part in layer.slices if part.role == "in"]
+        dims = {part.tensor: part.dim for part in slices if part.tensor in reads}
     beside = behind(anatomy)
     views = {}
-    for weight in reads & surrogate.readings.keys():
+    for weight in dims.keys() & surrogate.readings.keys():
         reading = surrogate.readings[weight]
         bn, _, bias = beside[weight]
         if reading.bn is None:

@@ -1,0 +1,99 @@
+"""How large a run of the transfer benchmark is, and what it tries.
+
+`SCALES["full"]` is the paper's protocol; "small" has the same shape on a narrower network, with fewer epochs
+and images and a sparser grid.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import product
+
+
+@dataclass(frozen=True)
+class Scale:
+    """How large a run is.
+
+    Attributes:
+        width: of the network.
+        trials, tasks: how many, tasks within each trial.
+        pretraining, tuning, sweep: epochs.
+        batch: images a step.
+        capped: target images in the sweep.
+        source, target: training images at most; None for all.
+        percentiles, rates, strengths: the grids; rates by method.
+    """
+
+    width: float
+    trials: int
+    tasks: int
+    pretraining: int
+    tuning: int
+    sweep: int
+    batch: int
+    capped: int
+    source: int | None
+    target: int | None
+    percentiles: tuple[float, ...]
+    strengths: tuple[float, ...]
+    rates: dict[str, tuple[float, ...]]
+
+
+_DEFT = (0.04, 0.02, 0.01, 0.005, 0.001)
+_FULL = (0.02, 0.01, 0.005, 0.001, 0.0005, 0.0001)
+SCALES = {
+    "full": Scale(
+        1.0, 4, 5, 100, 30, 30, 16, 1000, None, None,
+        (60, 40, 30, 20), (0.1, 0.5, 1.0, 5.0, 10.0, 20.0, 50.0),
+        {
+            "deft": _DEFT, "deft, unmerged": _DEFT, "deft by capacity": _DEFT,
+            "deft, statistics frozen": _DEFT, "deft, absorbed": _DEFT,
+            "head-only": (0.04, 0.02, 0.01, 0.005, 0.001, 0.0005), "full": _FULL,
+            "bn-tuning": (0.01, 0.005, 0.0025, 0.001, 0.0005, 0.0001),
+            "ewc": (0.01, 0.005, 0.001, 0.0005, 0.0001), "l2-sp": _FULL,
+        },
+    ),
+    "small": Scale(
+        0.125, 4, 1, 15, 5, 4, 32, 1000, None, 4000,
+        (60, 40, 20), (1.0, 50.0),
+        {
+            "deft": (0.04, 0.01), "deft, unmerged": (0.04, 0.01), "deft by capacity": (0.04, 0.01),
+            "deft, statistics frozen": (0.04, 0.01), "deft, absorbed": (0.04, 0.01),
+            "head-only": (0.04, 0.01), "full": (0.02, 0.001), "bn-tuning": (0.01, 0.001),
+            "ewc": (0.01, 0.001), "l2-sp": (0.01, 0.001),
+        },
+    ),
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Point:
+    """One way to fine-tune.
+
+    Attributes:
+        method: a key of `Scale.rates`.
+        rate: learning rate.
+        percentile: of DEFT.
+        strength: of EWC and L2-SP.
+    """
+
+    method: str
+    rate: float
+    percentile: float = 40.0
+    strength: float = 0.0
+
+    @property
+    def name(self) -> str:
+        """For files."""
+        method = self.method.replace(", ", "-").replace(" ", "-")
+        return f"{method}-{self.rate:g}-{self.percentile:g}-{self.strength:g}"
+
+
+def grid_points(scale: Scale, method: str) -> list[Point]:
+    """A method's grid."""
+    rates = scale.rates[method]
+    if method.startswith("deft"):
+        return [Point(method, rate, percentile=p) for p, rate in product(scale.percentiles, rates)]
+    if method in ("ewc", "l2-sp"):
+        return [Point(method, rate, strength=s) for s, rate in product(scale.strengths, rates)]
+    return [Point(method, rate) for rate in rates]

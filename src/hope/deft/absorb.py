@@ -1,0 +1,121 @@
+"""Severing by absorption: what core neurons no longer hear from slack, the core and a constant say for it.
+
+The paper sets weights from slack to core to zero, so a core neuron loses all that slack told it. Here the
+slack signals that a weight reads are first projected on the span of 1 and the core signals that it reads,
+under the propagated surrogate: d = C_cc⁻¹C_cs, W_core,core += W_core,slack·d as in `geometry.absorb`. Only
+rows of core outputs are rewritten: slack outputs listen to everything, as before. The constant leaves the
+mean of the BN behind the weight, or goes into its bias, and the BN's variance is repaired. All of this is
+done once, before anything is frozen.
+
+The source head is deaf to slack in `source()`. It gets the same treatment, in a copy: its weights for core
+signals and its bias take over what slack told it.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor, nn
+
+from hope.deft.groups import Group
+from hope.deft.masks import in_head, owned
+from hope.deft.partition import Partition
+from hope.encoder.state import View
+from hope.surgery.absorb import settle, take_over
+from hope.surgery.slice import get
+from hope.surrogate.views import propagated_views
+
+
+@dataclass(frozen=True)
+class Absorbed:
+    """What absorption came to, beyond the model that it rewrote.
+
+    Attributes:
+        head: the source head's parameters (names within it) for when it is deaf to slack.
+        notes: where it did not work and a mask has to do, with the reason.
+    """
+
+    head: Mapping[str, Tensor]
+    notes: tuple[str, ...]
+
+
+@torch.no_grad()
+def absorb(model: nn.Module, partition: Partition) -> Absorbed:
+    """Let the core take over what slack says to it, in place; weights from slack to core are 0 after it.
+
+    Args:
+        model: merged, nothing severed. Its head stays as it is.
+        partition: of the model.
+    """
+    anatomy = partition.anatomy
+    dims = {p.tensor: p.dim for group in partition.groups for p in group.places if p.role == "in"}
+    tensors = {name: t.detach().cpu() for name, t in [*model.named_parameters(), *model.named_buffers()]}
+    views, _ = propagated_views(anatomy, tensors, dims=dims)
+    uses = Counter(op.tensors[0] for op in anatomy.program if op.kind in ("conv", "linear", "bn"))
+    head = model.get_submodule(partition.head)
+    before = {name: value.clone() for name, value in head.state_dict().items()}
+    notes = []
+    for weight in sorted(partition.severed.keys() | partition.head_columns.keys()):
+        last = in_head(weight, partition.head)
+        if not bool((partition.head_columns if last else partition.severed)[weight].any()):
+            continue
+        view = views.get(weight)
+        if view is not None and last:
+            view = replace(view, bn="")  # a BN behind the head is not the head's to change
+        found = _channels(view, weight, partition, uses)
+        if isinstance(found, str):
+            notes.append(f"{weight}: what it reads from slack is masked, not absorbed: {found}")
+            continue
+        frozen = torch.ones(()) if last else partition.frozen[weight]
+        _rewrite(model, *found, frozen.expand(anatomy.shapes[weight]))
+    after = {name: value.clone() for name, value in head.state_dict().items()}
+    head.load_state_dict(before)
+    return Absorbed({n: v for n, v in after.items() if not torch.equal(v, before[n])}, tuple(notes))
+
+
+def _rewrite(model: nn.Module, view: View, channels: Tensor, gone: Tensor, frozen: Tensor) -> None:
+    """Rewrite the core outputs of one weight."""
+    rows = view.laid(frozen).flatten(1).bool().any(dim=1)
+    weight = view.laid(get(model, view.weight).cpu())
+    core = weight[rows]
+    shift = torch.zeros(len(weight), dtype=torch.float64)
+    shift[rows] = take_over(view, core, channels, gone)
+    weight[rows] = core
+    settle(model, view, weight, shift, rows)
+
+
+def _channels(
+    view: View | None, weight: str, partition: Partition, uses: Mapping[str, int]
+) -> tuple[View, Tensor, Tensor] | str:
+    """What a weight reads, the channels with known moments, and which of them are slack; or why not."""
+    if view is None:
+        return "the moments of what it reads are not known"
+    if uses[weight] > 1 or uses.get(view.bn, 0) > 1:
+        return "it, or the BN behind it, is used several times"
+    size = partition.anatomy.shapes[weight][view.dim]
+    if size != len(view.mean) * view.repeat:
+        return "it reads its inputs in groups"
+    known, slack = torch.zeros(2, size, dtype=torch.bool)
+    for group in partition.groups:
+        for place in group.places:
+            if place.role == "in" and place.tensor == weight:
+                slack |= owned(place, ~partition.core[group.name])
+                if _normalised(group, weight):
+                    known |= owned(place, torch.ones(group.units, dtype=torch.bool))
+    if bool((slack & ~known).any()):
+        return "no BN stands in front of what it reads"
+    known, slack = (mask.reshape(-1, view.repeat) for mask in (known, slack))
+    if not all(torch.equal(mask.any(dim=1), mask.all(dim=1)) for mask in (known, slack)):
+        return "it reads its inputs in no plain order"
+    channels = known.any(dim=1).nonzero()[:, 0]
+    return view, channels, slack.any(dim=1)[channels]
+
+
+def _normalised(group: Group, weight: str) -> bool:
+    """Whether a BN says how large a group's signals are: without one, their moments rest on a guess."""
+    if group.layer is not None:
+        return all(c.last("bn") is not None for c in group.layer.consumers if c.weight == weight)
+    return any(place.tensor.endswith(".running_var") for place in group.places)
