@@ -14,27 +14,29 @@ from typing import Any
 
 from benchmarks.compression import budgets, rank
 from benchmarks.readme import put
+from hope.bench.finetune import NAME
 
 RESULTS = Path(__file__).with_name("finetune.json")
 COLUMNS = {"accuracy": "as it is", "recalibrated": "BN re-estimated", "fine-tuned": "fine-tuned"}
 
 
 def table(results: Path = RESULTS) -> str:
-    entry = json.loads(results.read_text())["networks"]["cifar100-resnet8"]
-    columns = [(b, key) for b in budgets(entry, "") for key in COLUMNS]
-    rows = sorted(entry["points"].items(), key=lambda row: rank(row[0]))
-    best = {(b, k): max(p[b][k] for _, p in rows if b in p) for b, k in columns}
-    lines = ["| | " + " | ".join(f"{b}: {COLUMNS[key]}" for b, key in columns) + " |"]
-    lines += ["|---" + "|---:" * len(columns) + "|"]
-    for method, points in rows:
-        cells = [_cell(points.get(b), key, best[b, key]) for b, key in columns]
-        lines.append(f"| {method} | " + " | ".join(cells) + " |")
-    return "\n".join([*lines, "", _words(entry)]) + "\n"
+    entry = json.loads(results.read_text())["networks"][NAME]
+    lines = []
+    for budget in budgets(entry, ""):
+        rows = [(method, points[budget]) for method, points in entry["points"].items() if budget in points]
+        best = {key: max(point[key] for _, point in rows) for key in COLUMNS}
+        lines += [f"**{budget}**\n", f"| | parameters, MACs kept | {' | '.join(COLUMNS.values())} |"]
+        lines += ["|---" + "|---:" * (1 + len(COLUMNS)) + "|"]
+        for method, point in sorted(rows, key=lambda row: rank(row[0])):
+            kept = f"{point['parameters']:.2f}, {point['macs']:.2f}"
+            cells = [_cell(point, key, best[key]) for key in COLUMNS]
+            lines.append(f"| {method} | {kept} | {' | '.join(cells)} |")
+        lines.append("")
+    return "\n".join([*lines, _words(entry)]) + "\n"
 
 
-def _cell(point: dict[str, Any] | None, key: str, best: float) -> str:
-    if point is None:
-        return ""
+def _cell(point: dict[str, Any], key: str, best: float) -> str:
     text = f"{point[key]:.3f}"
     text = f"**{text}**" if point[key] == best else text
     if key != "fine-tuned":

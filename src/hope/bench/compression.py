@@ -43,6 +43,8 @@ METHODS: dict[str, dict[str, Any]] = {
     "hope": {},
     "hope, merge=sum": {"merge": "sum"},
     "hope, no eviction": {"evict": False},
+    "hope, merge=sum, no eviction": {"merge": "sum", "evict": False},
+    "hope, prunes only": {"merge": None, "evict": False},
     "hope, live ΔP": {"static_release": False},
     "l1-in": {"method": "l1-in"},
     "l1-joint": {"method": "l1-joint"},

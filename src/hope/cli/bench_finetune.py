@@ -10,7 +10,7 @@ from typing import Any
 
 from hope.anatomy.table import grid, text
 from hope.bench import compression, finetune, peers
-from hope.bench.budgets import parse
+from hope.bench.budgets import by_unit, parse
 from hope.bench.datasets import data_folder
 
 
@@ -78,19 +78,22 @@ def run(options: argparse.Namespace) -> None:
 def tables(entry: dict[str, Any]) -> list[object]:
     """One table per budget."""
     parts: list[object] = []
-    for budget in dict.fromkeys(b for points in entry["points"].values() for b in points):
+    found = by_unit(sorted({b for points in entry["points"].values() for b in points}))
+    for budget in (b for budgets in found.values() for b in budgets):
         table = grid(
             f"{finetune.NAME}, {budget}: {entry['images']:,} images, {entry['fine-tuning']['epochs']} epochs "
             f"on {entry['fine-tuning images']:,} images, mean of {entry['seeds']} seeds",
             " method",
+            "parameters",
+            "MACs",
             "as it is",
             "BN re-estimated",
             "fine-tuned",
         )
-        table.add_row("the original", f"{entry['base']:.3f}", "", f"{entry['base fine-tuned']:.3f}")
+        table.add_row("the original", "", "", f"{entry['base']:.3f}", "", f"{entry['base fine-tuned']:.3f}")
         for method, points in entry["points"].items():
             if budget in points:
-                keys = ("accuracy", "recalibrated", "fine-tuned")
+                keys = ("parameters", "macs", "accuracy", "recalibrated", "fine-tuned")
                 table.add_row(method, *(f"{points[budget][key]:.3f}" for key in keys))
         parts += [table, ""]
     return parts
