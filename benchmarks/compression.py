@@ -48,7 +48,7 @@ def table() -> str:
             lines += ["| | " + " | ".join(b.partition("=")[2] for b in columns) + " |"]
             lines += ["|---" * (len(columns) + 1) + "|"]
             best = {b: max(p[b]["accuracy"] for p in rows.values() if b in p) for b in columns}
-            for method, points in sorted(rows.items(), key=lambda row: _rank(row[0])):
+            for method, points in sorted(rows.items(), key=lambda row: rank(row[0])):
                 cells = [_cell(points.get(b), best[b]) for b in columns]
                 lines.append(f"| {method} | " + " | ".join(cells) + " |")
             lines += _mix(rows.get("hope", {}), columns)
@@ -63,7 +63,7 @@ def _mix(points: dict[str, Any], columns: list[str]) -> list[str]:
     return [f"\nActions of hope at {'; '.join(words)}."] if words else []
 
 
-def _rank(method: str) -> tuple[int, str]:
+def rank(method: str) -> tuple[int, str]:
     order = ("absorb", "hope", "l1", "bn", "random", "torch")
     return next(k for k, start in enumerate(order) if method.startswith(start)), method
 

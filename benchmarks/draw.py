@@ -20,6 +20,7 @@ FIGURES = HERE.parent / "docs"
 COLOURS = {
     "absorb": "#0b6e4f", "absorb, dreamed": "#12a87b", "absorb, 96 images": "#7fd1b0",
     "hope": "#1f4e9e", "hope, no eviction": "#6f9be0", "hope, merge=sum": "#b3c9ee",
+    "hope, merge=sum, no eviction": "#8fa3c7", "hope, prunes only": "#5b6f94",
     "hope, live ΔP": "#3aa6b9",
     "l1-in": "#c0392b", "l1-joint": "#e67e22", "bn-scale": "#8e44ad",
     "torch-pruning magnitude": "#777777", "torch-pruning BN scale": "#999999",

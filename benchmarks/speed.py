@@ -23,7 +23,9 @@ def table() -> str:
         f"a run without evictions {net['the same, pairs kept, no evictions']:.0f} times); "
         f"{net['megabytes beyond the model']:.0f} MB beyond the model. One layer of "
         f"{last['neurons']:,} neurons with fan-in and fan-out 2,048, down to one: {last['seconds']:.0f} s, "
-        f"{last['megabytes']:,.0f} MB. Ratios from one run of `hope bench speed` on two cores.\n"
+        f"{last['megabytes']:,.0f} MB. Absorption, the judge apart: {net['absorb / hope']:.1f} times the "
+        f"time of the paper's method ({net['absorb / hope, both without evictions']:.1f} times if neither "
+        "evicts). Ratios from one run of `hope bench speed` on two cores.\n"
     )
 
 

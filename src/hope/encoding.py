@@ -72,6 +72,8 @@ class Encoding:
     original: nn.Module = field(repr=False)
     example: Example | None = field(repr=False)
     capacities: Mapping[str, Sequence[float]] = field(default_factory=dict, repr=False)
+    _judge: Judge | None = field(default=None, repr=False)
+    _looked: dict[int, float] = field(default_factory=dict, repr=False)
 
     @cached_property
     def model(self) -> nn.Module:
@@ -100,13 +102,20 @@ class Encoding:
     @cached_property
     def judge(self) -> Judge:
         """Compares networks with the original, without data."""
+        if self._judge is not None:
+            return self._judge
         count = images_for(self.anatomy.size().macs)
         return Judge(self.original, self.example, self.anatomy.program, count)
 
     @cached_property
     def fidelity(self) -> float:
         """The predicted fidelity of the compressed model (see `hope.fidelity`)."""
-        return self.judge(self.model)
+        return self._fidelity(self.steps)
+
+    def _fidelity(self, steps: int) -> float:
+        if steps not in self._looked:
+            self._looked[steps] = self.judge(self.model if steps == self.steps else self._after(steps))
+        return self._looked[steps]
 
     @cached_property
     def growth(self) -> dict[str, float]:
@@ -119,9 +128,9 @@ class Encoding:
         }
 
     def fidelities(self, points: int = 10) -> list[tuple[int, float]]:
-        """(steps, predicted fidelity) at evenly spaced moments of the run."""
-        steps = sorted({round(len(self.trajectory) * k / points) for k in range(points + 1)})
-        return [(k, self.judge(self._after(k))) for k in steps]
+        """(steps, predicted fidelity) at evenly spaced moments of the run, and at the budget."""
+        steps = {round(len(self.trajectory) * k / points) for k in range(points + 1)}
+        return [(k, self._fidelity(k)) for k in sorted(steps | {self.steps})]
 
     @property
     def size(self) -> Size:
@@ -129,7 +138,8 @@ class Encoding:
         return self.trajectory.size(self.steps)
 
     def save(self, folder: str | PathLike[str], *, source: Mapping[str, str] | None = None) -> Path:
-        """Save the run: the trajectory as JSON, the compressed weights as safetensors.
+        """Save the run: the trajectory as JSON, the compressed weights as safetensors. Fidelities that were
+        looked at are saved along, for reports.
 
         Args:
             folder: where to.
@@ -144,7 +154,7 @@ class Encoding:
             self.steps,
             self.method,
             self.views,
-            Details(self.capacities, self.left_alone, source or {}),
+            Details(self.capacities, self.left_alone, source or {}, sorted(self._looked.items())),
         )
 
     def __str__(self) -> str:
@@ -303,20 +313,20 @@ def encode(
         original,
         example,
         _capacities(plan),
+        judge,
     )
     if unit == "fidelity":
-        assert judge is not None
-        return replace(encoding, steps=_longest(encoding, judge, budget))
+        return replace(encoding, steps=_longest(encoding, budget))
     return replace(encoding, steps=trajectory.steps_to(unit, budget))
 
 
-def _longest(encoding: Encoding, judge: Judge, least: float) -> int:
+def _longest(encoding: Encoding, least: float) -> int:
     """The longest prefix that never dips below a fidelity, on a grid of steps that is then refined."""
     total = len(encoding.trajectory)
     looks = sorted({round(total * k / GRID) for k in range(1, GRID + 1)})
     low = 0
     for steps in looks:
-        if judge(encoding.at(steps=steps)) < least:
+        if encoding._fidelity(steps) < least:
             high = steps
             break
         low = steps
@@ -326,7 +336,7 @@ def _longest(encoding: Encoding, judge: Judge, least: float) -> int:
         if high - low <= 1:
             break
         middle = (low + high) // 2
-        if judge(encoding.at(steps=middle)) < least:
+        if encoding._fidelity(middle) < least:
             high = middle
         else:
             low = middle

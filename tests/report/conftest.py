@@ -36,6 +36,7 @@ def folder(original: nn.Module, tmp_path_factory: pytest.TempPathFactory) -> Pat
     assert all(encoding.trajectory.mix().values())  # prunes, merges and evictions
     path = tmp_path_factory.mktemp("runs")
     save_file(original.state_dict(), path / "weights.safetensors")
+    encoding.fidelities(4)
     source = {"model": "net.py:build", "weights": "the weights.pt", "input": "1x1x8x8"}
     return encoding.save(path / "hope", source=source)
 

@@ -176,6 +176,9 @@ def test_hovering_tells_and_clicking_goes_there(visit: Any) -> None:
     page.locator("#chart-size").click()
     arrives(page, int(step))
     assert page.locator("circle.accuracy").count() == 2
+    assert page.locator("circle.fidelity").count() >= 5
+    slide(page, 0)
+    assert "fidelity" in page.locator("#tiles").inner_text()
     page.locator("#map").hover()
     assert "neurons" in page.locator("#map ~ .tip").inner_text()
 

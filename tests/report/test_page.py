@@ -190,3 +190,11 @@ def test_a_page_of_twenty_thousand_steps_stays_small(folder: Path) -> None:
         sizes=sizes,
     )
     assert len(render(page_data([replace(run, trajectory=more)]))) < 1_200_000
+
+
+def test_fidelities_that_were_looked_at_are_saved_and_shown(folder: Path, absorbed: Path) -> None:
+    looked = read_run(folder).details.fidelities
+    assert looked[0] == (0, 1.0)
+    assert [steps for steps, _ in looked] == sorted({steps for steps, _ in looked})
+    assert page_data([read_run(folder)])["runs"][0]["fidelity"] == [list(point) for point in looked]
+    assert read_run(absorbed).details.fidelities == ()

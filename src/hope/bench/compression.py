@@ -43,6 +43,8 @@ METHODS: dict[str, dict[str, Any]] = {
     "hope": {},
     "hope, merge=sum": {"merge": "sum"},
     "hope, no eviction": {"evict": False},
+    "hope, merge=sum, no eviction": {"merge": "sum", "evict": False},
+    "hope, prunes only": {"merge": None, "evict": False},
     "hope, live ΔP": {"static_release": False},
     "l1-in": {"method": "l1-in"},
     "l1-joint": {"method": "l1-joint"},
@@ -89,6 +91,10 @@ class Task:
             "weights": fingerprint(self.model)[:16],
             "data": digest.hexdigest()[:16],
         }
+
+    def further(self, network: nn.Module) -> dict[str, Any]:
+        """What else is to be measured of a network, original or compressed; it is not changed."""
+        return {}
 
 
 def own_task(
@@ -214,6 +220,7 @@ def _network(
             )
     if "base" not in entry:
         entry["base"] = datasets.accuracy(task.model, task.images, task.labels)
+        entry |= {f"base {what}": value for what, value in task.further(task.model).items()}
         write_results(path, results)
     anatomy = inspect(task.model, task.example, progress=False)
     judge: Judge | None = None
@@ -236,7 +243,8 @@ def _network(
                 start = time.perf_counter()
                 small, facts = networks_at(budget)
                 fresh[method, budget] = shared + time.perf_counter() - start
-                points[budget] = {**_scores(task, small, judge, recalibrate), **facts}
+                scores = {**_scores(task, small, judge, recalibrate), **task.further(small)}
+                points[budget] = {**scores, **facts}
                 points[budget]["seconds"] = fresh[method, budget]
                 _add_ratios(entry["points"], fresh)
                 write_results(path, results)

@@ -47,8 +47,32 @@ def cifar10(folder: Path, count: int) -> tuple[Tensor, Tensor]:
         raise MissingData(f"there is no {path}")
     with np.load(path) as data:
         pixels, labels = torch.from_numpy(data["x"][:count]), torch.from_numpy(data["y"][:count]).long()
+    return _normalised(pixels), labels
+
+
+def cifar100(folder: Path) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Thirty classes of CIFAR-100, `cifar100-30c.npz`: training images and labels, test images and labels.
+
+    Labels are numbered from 0 in the order of CIFAR-100's fine labels.
+    """
+    path = folder / "cifar100-30c.npz"
+    if not path.is_file():
+        raise MissingData(f"there is no {path}: give --data FOLDER or set HOPE_DATA to a folder that has it")
+    with np.load(path) as data:
+        wanted = ("x_train", "y_train", "x_test", "y_test")
+        missing = [name for name in wanted if name not in data.files]
+        if missing:
+            raise MissingData(f"{path} has no {', '.join(missing)}: it needs {', '.join(wanted)}")
+        x, y, x_test, y_test = (data[name] for name in wanted)
+    classes = np.unique(y)
+    labels, test_labels = (torch.from_numpy(np.searchsorted(classes, some)).long() for some in (y, y_test))
+    return _normalised(torch.from_numpy(x)), labels, _normalised(torch.from_numpy(x_test)), test_labels
+
+
+def _normalised(pixels: Tensor) -> Tensor:
+    """Bytes (N, H, W, 3) as the CIFAR networks expect them, (N, 3, H, W)."""
     mean, deviation = torch.tensor([0.485, 0.456, 0.406]), torch.tensor([0.229, 0.224, 0.225])
-    return ((pixels.float() / 255 - mean) / deviation).permute(0, 3, 1, 2).contiguous(), labels
+    return ((pixels.float() / 255 - mean) / deviation).permute(0, 3, 1, 2).contiguous()
 
 
 def imagenet(folder: Path, count: int, offset: int = 0) -> tuple[Tensor, Tensor]:

@@ -80,9 +80,14 @@ class CifarBlock(nn.Module):
 
 
 class CifarResNet(nn.Module):
-    """ResNet-20, -32, -56 … for CIFAR after He et al.: three stages of 16, 32 and 64 channels."""
+    """ResNet-8, -20, -56 … for CIFAR after He et al.: three stages of 16, 32 and 64 channels.
 
-    def __init__(self, depth: int) -> None:
+    Args:
+        depth: layers; two more than six per block of a stage.
+        classes: outputs.
+    """
+
+    def __init__(self, depth: int, classes: int = 10) -> None:
         super().__init__()
         blocks = (depth - 2) // 6
         self.conv1 = nn.Conv2d(3, 16, 3, padding=1, bias=False)
@@ -90,10 +95,10 @@ class CifarResNet(nn.Module):
         for stage, (before, channels) in enumerate(((16, 16), (16, 32), (32, 64)), start=1):
             sizes = [(before, channels, 1 if stage == 1 else 2), *[(channels, channels, 1)] * (blocks - 1)]
             self.add_module(f"layer{stage}", nn.Sequential(*(CifarBlock(*size) for size in sizes)))
-        self.linear = nn.Linear(64, 10)
+        self.linear = nn.Linear(64, classes)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Scores for ten classes."""
+        """Scores for every class."""
         x = functional.relu(self.bn1(self.conv1(x)))
         for stage in ("layer1", "layer2", "layer3"):
             x = self.get_submodule(stage)(x)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from importlib.util import find_spec
 from typing import Any
 
 from torch import Tensor, nn
@@ -17,6 +18,11 @@ STEPS = 200  # how finely the ratio is raised
 
 class MissingPeer(HopeError):
     """Torch-Pruning is not installed."""
+
+
+def installed() -> bool:
+    """Whether the peers can be measured here."""
+    return find_spec("torch_pruning") is not None
 
 
 def _importance(name: str) -> Any:

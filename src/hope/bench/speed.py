@@ -8,6 +8,7 @@ import resource
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -127,6 +128,10 @@ def whole_network() -> dict[str, float]:
     anew = _seconds(lambda: paths.extend(LayerPath(s, merge="pair", kernel="zero-bias") for s in known))
     kept = min(_seconds(lambda: [scan(path) for path in paths]) for _ in range(3))
     with_evictions, without = looks(paths, encoding), looks(paths, grown)
+    absorbing = partial(
+        encode, model, example, density=0.3, anatomy=anatomy, method="absorb", evict=False, progress=False
+    )
+    absorb = min(_seconds(absorbing) for _ in range(2))
     return {
         "steps": encoding.steps,
         "gram seconds": grams,
@@ -138,6 +143,8 @@ def whole_network() -> dict[str, float]:
         "steps without evictions": grown.steps,
         "naive rescan / encode, no evictions": anew * without / longer,
         "the same, pairs kept, no evictions": kept * without / longer,
+        "absorb / hope": absorb / seconds,
+        "absorb / hope, both without evictions": absorb / longer,
     }
 
 

@@ -14,7 +14,7 @@ from typing import Any
 from hope.anatomy.table import grid, text
 from hope.bench import speed
 from hope.bench.datasets import MissingData
-from hope.cli import bench_compression, bench_latency
+from hope.cli import bench_compression, bench_finetune, bench_latency
 
 WIDTHS = (256, 512, 1024, 2048, 4096, 8192)
 
@@ -22,7 +22,9 @@ WIDTHS = (256, 512, 1024, 2048, 4096, 8192)
 def register(commands: Any) -> None:
     """Add the command."""
     parser: argparse.ArgumentParser = commands.add_parser(
-        "bench", help="measure compression, latency, speed, or transfer", description="Measurements."
+        "bench",
+        help="measure compression, fine-tuning, latency, speed, or transfer",
+        description="Measurements.",
     )
     kinds = parser.add_subparsers(dest="kind", required=True, metavar="KIND")
     one = kinds.add_parser(
@@ -33,6 +35,7 @@ def register(commands: Any) -> None:
     one.add_argument("--layer", type=int, help=argparse.SUPPRESS)
     one.set_defaults(run=run_speed)
     bench_compression.register(kinds)
+    bench_finetune.register(kinds)
     bench_latency.register(kinds)
     two = kinds.add_parser("transfer", help="fine-tuning without forgetting: DEFT against its baselines")
     two.add_argument(

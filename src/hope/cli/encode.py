@@ -16,6 +16,7 @@ from hope.encoder.trajectory import UNITS
 from hope.encoding import encode
 from hope.errors import DamagedFolder, InfeasibleBudget, InvalidExample, first_line
 from hope.planner.plan import METHODS
+from hope.progress import busy
 from hope.report.page import write_page
 from hope.surgery.store import Run, fingerprint, read_run
 
@@ -125,6 +126,8 @@ def run(options: argparse.Namespace) -> None:
         multiple_of=options.multiple_of,
         **budget,
     )
+    with busy("looking at its fidelity along the way"):
+        encoding.fidelities()
     source = {name: getattr(options, name) for name in ("model", "weights", "input")}
     encoding.save(options.out, source={name: value for name, value in source.items() if value})
     print(encoding)

@@ -12,7 +12,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 from hope.encoder.path import TIE, Move
 from hope.encoder.state import AbsorbState
@@ -22,35 +24,53 @@ LEFT = 1e-6  # the least fraction of signal that a logarithm is taken of
 
 
 class _Side:
-    """One consumer's C⁻¹ and H over the neurons that are left."""
+    """One consumer's C⁻¹ and H. Rows of neurons that are gone are zero, and dropped when half of all are."""
 
-    def __init__(self, moments: Array, outer: Array, channels: int) -> None:
-        self.inverse: Array = np.asarray(np.linalg.inv(moments), dtype=np.float64)
-        self.outer: Array = outer.copy()
+    def __init__(self, moments: Tensor, outer: Tensor, channels: int) -> None:
+        self._inverse = torch.linalg.inv(moments)
+        self._outer = outer.clone()
+        self._at = np.arange(len(outer) // channels)  # where the neurons that are left stand
         self.channels = channels
         self.left = 1.0
 
     def losses(self) -> Array:
         """What each neuron's leaving would lose, as a fraction of the outputs' variance."""
-        p = self.channels
+        p, at = self.channels, torch.from_numpy(self._at)
         if p == 1:
-            return np.asarray(self.outer.diagonal() / self.inverse.diagonal())
-        n = len(self.inverse) // p
-        blocks = self.inverse.reshape(n, p, n, p)[np.arange(n), :, np.arange(n)]
-        weights = self.outer.reshape(n, p, n, p)[np.arange(n), :, np.arange(n)]
-        return np.asarray(np.einsum("nij,nji->n", np.linalg.inv(blocks), weights))
+            found = self._outer.diagonal()[at] / self._inverse.diagonal()[at]
+        else:
+            inverse, outer = (
+                t.unflatten(0, (-1, p)).unflatten(2, (-1, p)) for t in (self._inverse, self._outer)
+            )
+            found = torch.einsum("nij,nji->n", torch.linalg.inv(inverse[at, :, at]), outer[at, :, at])
+        return np.asarray(found.numpy(), dtype=np.float64)
 
     def remove(self, i: int) -> None:
-        """Downdate C⁻¹ and H: neuron i is projected on the others and its row and column go."""
-        own = slice(i * self.channels, (i + 1) * self.channels)
-        rest = np.r_[0 : own.start, own.stop : len(self.inverse)]
-        column = self.inverse[rest, own]
-        block = np.linalg.inv(self.inverse[own, own])
-        share = -column @ block  # d
-        self.inverse = self.inverse[np.ix_(rest, rest)] + share @ column.T
-        toward = self.outer[rest, own]
-        cross = share @ toward.T
-        self.outer = self.outer[np.ix_(rest, rest)] + cross + cross.T + share @ self.outer[own, own] @ share.T
+        """Downdate C⁻¹ and H: the neuron at place i is projected on the others."""
+        own = slice(int(self._at[i]) * self.channels, (int(self._at[i]) + 1) * self.channels)
+        column, toward = self._inverse[:, own].clone(), self._outer[:, own].clone()
+        share = -column @ torch.linalg.inv(column[own])  # d
+        share[own] = 0
+        self._inverse.addmm_(share, column.T)
+        half = toward + share @ toward[own] / 2
+        self._outer.addmm_(share, half.T).addmm_(half, share.T)
+        for tensor in (self._inverse, self._outer):
+            tensor[own] = 0
+            tensor[:, own] = 0
+        self._at = np.delete(self._at, i)
+        if 2 * len(self._at) * self.channels <= len(self._outer):
+            self._inverse, self._outer = self._dense(self._inverse), self._dense(self._outer)
+            self._at = np.arange(len(self._at))
+
+    def _dense(self, matrix: Tensor) -> Tensor:
+        """A matrix without the rows of those that are gone."""
+        places = torch.from_numpy(self._at)[:, None] * self.channels + torch.arange(self.channels)
+        return matrix[places.flatten()][:, places.flatten()]
+
+    @property
+    def inverse(self) -> Tensor:
+        """C⁻¹ of the neurons that are left."""
+        return self._dense(self._inverse)
 
 
 class AbsorbPath:
@@ -60,7 +80,7 @@ class AbsorbPath:
         self.state = state
         self.alive = list(range(state.neurons))
         pairs = zip(state.moments, state.outer, strict=True)
-        self._sides = [_Side(c.numpy(), h.numpy(), len(c) // state.neurons) for c, h in pairs]
+        self._sides = [_Side(c, h, len(c) // state.neurons) for c, h in pairs]
 
     def moves(self) -> Iterator[Move]:
         """All moves down to one neuron."""

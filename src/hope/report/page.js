@@ -127,9 +127,9 @@
       if (kind === "m") return `The two do nearly the same: one parent for both misses ${small(cost / n)} of the layer's capacity.`;
       return `The ${plural(n - 1, "neuron")} beside it can stand in for it: ${small(1 - Math.exp(-cost))} of the signal is lost.`;
     }
-    accuracyAt(k) { // the last measured point up to k
+    at(what, k) { // the last point of "accuracy" or "fidelity" up to k
       let found = null;
-      for (const point of this.accuracy) if (point[0] <= k) found = point;
+      for (const point of this[what]) if (point[0] <= k) found = point;
       return found;
     }
   }
@@ -200,12 +200,12 @@
         const path = places.map((k, n) => (n ? "L" : "M") + this.px(this.xOf(of, k)).toFixed(1) + " " + this.py(value(k)).toFixed(1)).join("");
         svg.append(draw("path", { d: path, fill: "none", stroke: `var(${tint})`, "stroke-width": thin ? 1.3 : 2.2, "stroke-linejoin": "round", opacity: thin ? 0.75 : 1 }));
       }
-      for (const { of, tint } of points) {
-        const path = of.accuracy.map(([k, a], n) => (n ? "L" : "M") + this.px(this.xOf(of, k)).toFixed(1) + " " + this.py(a).toFixed(1)).join("");
-        svg.append(draw("path", { d: path, fill: "none", stroke: `var(${tint})`, "stroke-width": 1.3, "stroke-dasharray": "4 3" }));
-        for (const [k, a] of of.accuracy) {
-          const dot = draw("circle", { class: "accuracy", cx: this.px(this.xOf(of, k)), cy: this.py(a), r: 4, fill: "var(--card)", stroke: `var(${tint})`, "stroke-width": 2 });
-          dot.append(draw("title", {}, `accuracy ${a.toFixed(3)} at step ${k}`));
+      for (const { of, tint, what } of points) {
+        const path = of[what].map(([k, a], n) => (n ? "L" : "M") + this.px(this.xOf(of, k)).toFixed(1) + " " + this.py(a).toFixed(1)).join("");
+        svg.append(draw("path", { d: path, fill: "none", stroke: `var(${tint})`, "stroke-width": 1.3, "stroke-dasharray": what === "accuracy" ? "4 3" : "1 3" }));
+        for (const [k, a] of of[what]) {
+          const dot = draw("circle", { class: what, cx: this.px(this.xOf(of, k)), cy: this.py(a), r: what === "accuracy" ? 4 : 2.5, fill: "var(--card)", stroke: `var(${tint})`, "stroke-width": 2 });
+          dot.append(draw("title", {}, `${what} ${a.toFixed(3)} at step ${k}`));
           svg.append(dot);
         }
       }
@@ -231,16 +231,17 @@
       ? [...RUNS.filter((one) => one !== run), run].map((one) => ({ of: one, unit: axis === "parameters" ? "neurons" : "parameters", tint: tintOf(one), thin: one !== run }))
       : Object.keys(UNITS).filter((unit) => unit !== axis).map((unit) => ({ of: run, unit, tint: { parameters: "--c0", neurons: "--c1", macs: "--c2" }[unit] }));
     const measured = RUNS.filter((one) => one.accuracy.length);
-    const dot = (one) => (several ? tintOf(one) : "--c5");
+    const judged = RUNS.filter((one) => one.fidelity.length);
     sizes.render({
       axis, top: 1, format: percent,
       series: plotted.map((one) => ({ ...one, value: (k) => one.of.share(one.unit, k) })),
-      points: measured.map((one) => ({ of: one, tint: dot(one) })),
+      points: [...measured.map((one) => ({ of: one, what: "accuracy", tint: several ? tintOf(one) : "--c5" })),
+        ...judged.map((one) => ({ of: one, what: "fidelity", tint: several ? tintOf(one) : "--c3" }))],
       words: (k) => Object.entries(UNITS).map(([unit, name]) => `${percent(run.share(unit, k))} of the ${name}`).join("\n") + said(k),
     });
     legend($("legend-size"), several
-      ? [...RUNS.map((one) => [tintOf(one), `${one.name}, ${UNITS[plotted[0].unit]} left`]), ...(measured.length ? [["--quiet", "dots: measured accuracy"]] : [])]
-      : [...plotted.map((one) => [one.tint, `${UNITS[one.unit]} left`]), ...(measured.length ? [["--c5", "accuracy, measured"]] : [])]);
+      ? [...RUNS.map((one) => [tintOf(one), `${one.name}, ${UNITS[plotted[0].unit]} left`]), ...(measured.length ? [["--quiet", "rings: measured accuracy"]] : []), ...(judged.length ? [["--quiet", "small rings: predicted fidelity"]] : [])]
+      : [...plotted.map((one) => [one.tint, `${UNITS[one.unit]} left`]), ...(measured.length ? [["--c5", "accuracy, measured"]] : []), ...(judged.length ? [["--c3", "fidelity, predicted without data"]] : [])]);
     const alike = RUNS.filter((one) => one.method === run.method); // J of another method is on another scale
     costs.render({
       axis, format: figure, top: Math.max(1e-12, ...alike.map((one) => one.total[one.steps])) * 1.04,
@@ -251,8 +252,8 @@
     $("scale-note").hidden = alike.length === RUNS.length;
   }
   function said(k) {
-    const point = run.accuracyAt(k);
-    return point && point[0] === k ? `\naccuracy ${point[1].toFixed(3)}` : "";
+    return ["accuracy", "fidelity"].map((what) => [what, run.at(what, k)]).filter(([, point]) => point && point[0] === k)
+      .map(([what, point]) => `\n${what} ${point[1].toFixed(3)}`).join("");
   }
 
   // ---- strip and map ------------------------------------------------------------------------------
@@ -449,11 +450,12 @@
     const entries = Object.entries(UNITS).map(([unit, name]) => [percent(run.share(unit, step)), `of the ${name}`, `${count(run[unit][step])} of ${count(run[unit][0])}`, run.share(unit, step)]);
     const whole = run.total[run.steps];
     entries.push([figure(run.total[step]), "distortion so far", run.priced ? "sum of J" : "no prices: made by hand", whole ? run.total[step] / whole : 0]);
-    if (run.accuracy.length) {
-      const point = run.accuracyAt(step), after = run.accuracy.find(([k]) => k > step);
-      if (point && point[0] === step) entries.push([percent1(point[1]), "accuracy", "measured here", point[1]]);
-      else if (point && after) entries.push([`${(100 * point[1]).toFixed(0)} … ${percent(after[1])}`, "accuracy", `measured at steps ${count(point[0])} and ${count(after[0])}`, Math.min(point[1], after[1])]);
-      else { const near = point ?? after; entries.push([percent1(near[1]), "accuracy", `measured at step ${count(near[0])}, not here`, near[1]]); }
+    for (const [what, found] of [["accuracy", "measured"], ["fidelity", "predicted"]]) {
+      if (!run[what].length) continue;
+      const point = run.at(what, step), after = run[what].find(([k]) => k > step);
+      if (point && point[0] === step) entries.push([percent1(point[1]), what, `${found} here`, point[1]]);
+      else if (point && after) entries.push([`${(100 * point[1]).toFixed(0)} … ${percent(after[1])}`, what, `${found} at steps ${count(point[0])} and ${count(after[0])}`, Math.min(point[1], after[1])]);
+      else { const near = point ?? after; entries.push([percent1(near[1]), what, `${found} at step ${count(near[0])}, not here`, near[1]]); }
     }
     $("tiles").replaceChildren(...entries.map(([value, name, more, share]) =>
       make("div", { class: "tile" }, make("b", {}, value), make("span", {}, name), make("br"), make("span", {}, more), make("i", { style: { "--share": 100 * share + "%" } }))));

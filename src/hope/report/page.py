@@ -148,6 +148,7 @@ def run_data(
         "parameters": sizes[1],
         "macs": sizes[2],
         "accuracy": [list(point) for point in accuracy],
+        "fidelity": [list(point) for point in details.fidelities],
         "skipped": [[one.name, one.kind, one.outputs, one.reason] for one in anatomy.skipped],
         "leftAlone": [[name, reason] for name, reason in details.left_alone.items()],
         "command": _command(run, {**details.source, **(source or {})}),

@@ -61,11 +61,13 @@ class Details:
         capacities: layer -> ‖f_i‖ of its neurons in the original network (a baseline's scores).
         left_alone: layers and blocks that the method could not price, with the reason.
         source: "model", "weights" and "input" as they were named on the command line.
+        fidelities: (steps, predicted fidelity) where it was looked at.
     """
 
     capacities: Mapping[str, Sequence[float]] = field(default_factory=dict)
     left_alone: Mapping[str, str] = field(default_factory=dict)
     source: Mapping[str, str] = field(default_factory=dict)
+    fidelities: Sequence[tuple[int, float]] = ()
 
     def to_json(self) -> dict[str, Any]:
         """What there is of it, as plain data."""
@@ -74,6 +76,7 @@ class Details:
             "capacities": capacities,
             "left_alone": dict(self.left_alone),
             "source": dict(self.source),
+            "fidelities": [[steps, _short(value)] for steps, value in self.fidelities],
         }
         return {name: entry for name, entry in entries.items() if entry}
 
@@ -81,7 +84,10 @@ class Details:
     def from_json(cls, plan: Mapping[str, Any]) -> Details:
         """The reverse of `to_json`; whatever is missing is empty."""
         capacities = {name: tuple(some) for name, some in plan.get("capacities", {}).items()}
-        return cls(capacities, dict(plan.get("left_alone", {})), dict(plan.get("source", {})))
+        fidelities = [(int(steps), float(value)) for steps, value in plan.get("fidelities", ())]
+        return cls(
+            capacities, dict(plan.get("left_alone", {})), dict(plan.get("source", {})), tuple(fidelities)
+        )
 
 
 def _short(value: float) -> float:

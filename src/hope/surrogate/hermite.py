@@ -18,6 +18,7 @@ from torch import Tensor
 from hope.surrogate import moments
 
 TERMS = 24
+ROWS = 64  # at a time: what a processor keeps at hand
 
 
 @dataclass(frozen=True)
@@ -83,7 +84,11 @@ def _polynomials(x: Tensor, count: int) -> list[Tensor]:
 
 def covariance(left: Bent, right: Bent, rho: Tensor) -> Tensor:
     """Cov(Ψ_i, Ψ_j) for all pairs of two sets of signals whose correlations before the activation are ρ."""
-    total = torch.outer(left.rest, right.rest) * rho
-    for n in reversed(range(TERMS)):  # Horner's rule in ρ
-        total = (total + torch.outer(left.terms[n], right.terms[n])) * rho
+    total = torch.empty_like(rho)
+    for start in range(0, len(rho), ROWS):
+        rows = slice(start, start + ROWS)
+        part = torch.outer(left.rest[rows], right.rest).mul_(rho[rows])
+        for n in reversed(range(TERMS)):  # Horner's rule in ρ
+            part.addr_(left.terms[n, rows], right.terms[n]).mul_(rho[rows])
+        total[rows] = part
     return total

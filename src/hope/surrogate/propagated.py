@@ -25,6 +25,8 @@ from hope.surrogate.signals import SMOOTH, Bn, read_bn
 DECAYS = tuple(k / 20 for k in range(20))
 DEFAULT_DECAY = 0.5
 COLOURS = 0.95  # correlation between the channels of natural images
+LARGE = 2**26  # multiplications, from which on a product is made in single precision
+BLOCK = 256  # rows of a symmetric product at a time
 DEPTH = 80  # operations that a covariance between two signals is followed back through
 
 
@@ -152,16 +154,23 @@ class Propagated:
         weight = self._dense(op, x)
         if weight is None:
             return None
-        reached = weight @ x.covariance  # (O, T, I)
+        reached = product(weight, x.covariance)  # (O, T, I)
         pairs = torch.einsum("osi,oti->ost", reached, weight) if weight.shape[1] > 1 else None
         decay, taps = self._decay(pairs, bn, op)
         mixed = torch.einsum("st,oti->osi", taps, reached) if len(taps) > 1 else reached
-        found = mixed.flatten(1) @ weight.flatten(1).T
+        last = all(position not in other.inputs for other in self.program)  # then its variance will do
+        found = (
+            torch.diag((mixed * weight).sum(dim=(1, 2)))
+            if last
+            else symmetric_product(mixed.flatten(1), weight.flatten(1).T)
+        )
         mean = weight.sum(dim=1) @ x.mean + shift
         reading = Reading(x, weight, taps, found.diagonal().clone(), bn, decay, position)
         self._by_op[position] = reading
         self.readings.setdefault(op.tensors[0], reading)
-        return Signal(mean, (found + found.T) / 2)
+        if weight.shape[1] == 1:
+            self._known.setdefault((position, op.inputs[0]), reached[:, 0])
+        return Signal(mean, found)
 
     def _depthwise(self, position: int, op: Op, x: Signal, bn: Bn | None, shift: Tensor) -> Signal | None:
         """One channel in, some out: no dense weight is needed, and no neuron is read here."""
@@ -353,7 +362,7 @@ class Propagated:
                 reading = self._by_op[a]
                 middle = reading.taps[len(reading.taps) // 2]
                 central: Tensor = torch.einsum("t,oti->oi", middle, reading.weight)
-                return central @ first
+                return product(central, first)
             case "bn" | "activation" | "gate":
                 return self._gains[a][:, None] * first if a in self._gains else None
             case "max" | "average" | "pass":
@@ -378,6 +387,27 @@ def tap_distances(sizes: tuple[int, ...] | int) -> Tensor:
         sizes = (side, side) if side * side == sizes else (sizes,)
     grid = torch.stack([g.flatten() for g in torch.meshgrid(*map(torch.arange, sizes), indexing="ij")], dim=1)
     return torch.cdist(grid.double(), grid.double())
+
+
+def product(a: Tensor, b: Tensor) -> Tensor:
+    """a @ b, large ones in single precision: moments are kept in it anyway (`views.stored`)."""
+    if a.numel() * b.shape[-1] < LARGE:
+        return a @ b
+    return (a.float() @ b.float()).double()
+
+
+def symmetric_product(a: Tensor, b: Tensor) -> Tensor:
+    """a @ b where that is symmetric: half of it is worked out.
+
+    >>> a = torch.randn(5, 3, dtype=torch.float64)
+    >>> torch.allclose(symmetric_product(a, a.T), a @ a.T)
+    True
+    """
+    found = torch.empty(len(a), len(a), dtype=a.dtype)
+    for start in range(0, len(a), BLOCK):
+        rows = slice(start, start + BLOCK)
+        found[rows, start:] = product(a[rows], b[:, start:])
+    return found.triu_() + found.triu(1).T
 
 
 def semidefinite(rho: Tensor) -> Tensor:
