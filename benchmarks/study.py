@@ -34,7 +34,7 @@ POINTS = {
     "cifar10-resnet56": ("density=0.7", "density=0.5"),
     "keras-resnet50": ("params=0.65", "params=0.475"),
 }
-IMAGES = {"cifar10-resnet20": 1000, "cifar10-resnet56": 1000, "keras-resnet50": 250}
+IMAGES = {"cifar10-resnet20": 1000, "cifar10-resnet56": 1000, "keras-resnet50": 150}
 
 
 def _no_span(covariance: torch.Tensor, keep: torch.Tensor, gone: torch.Tensor) -> torch.Tensor:

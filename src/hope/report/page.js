@@ -201,10 +201,10 @@
         svg.append(draw("path", { d: path, fill: "none", stroke: `var(${tint})`, "stroke-width": thin ? 1.3 : 2.2, "stroke-linejoin": "round", opacity: thin ? 0.75 : 1 }));
       }
       for (const { of, tint, what } of points) {
-        const path = of[what].map(([k, a], n) => (n ? "L" : "M") + this.px(this.xOf(of, k)).toFixed(1) + " " + this.py(a).toFixed(1)).join("");
+        const path = of[what].map(([k, a], n) => (n ? "L" : "M") + this.px(this.xOf(of, k)).toFixed(1) + " " + this.py(Math.max(0, a)).toFixed(1)).join("");
         svg.append(draw("path", { d: path, fill: "none", stroke: `var(${tint})`, "stroke-width": 1.3, "stroke-dasharray": what === "accuracy" ? "4 3" : "1 3" }));
         for (const [k, a] of of[what]) {
-          const dot = draw("circle", { class: what, cx: this.px(this.xOf(of, k)), cy: this.py(a), r: what === "accuracy" ? 4 : 2.5, fill: "var(--card)", stroke: `var(${tint})`, "stroke-width": 2 });
+          const dot = draw("circle", { class: what, cx: this.px(this.xOf(of, k)), cy: this.py(Math.max(0, a)), r: what === "accuracy" ? 4 : 2.5, fill: "var(--card)", stroke: `var(${tint})`, "stroke-width": 2 });
           dot.append(draw("title", {}, `${what} ${a.toFixed(3)} at step ${k}`));
           svg.append(dot);
         }
