@@ -7,12 +7,11 @@ The measurements themselves:
 
 from __future__ import annotations
 
-import argparse
 import json
 from pathlib import Path
 from typing import Any
 
-from benchmarks.readme import put
+from benchmarks.readme import command
 
 RESULTS = Path(__file__).with_name("compression.json")
 TITLES = {
@@ -90,15 +89,5 @@ def judge() -> str:
     return "\n".join(lines) + "\n"
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--write-readme", action="store_true", help="put the tables into README.md")
-    if parser.parse_args().write_readme:
-        put("compression", table())
-        put("judge", judge())
-    else:
-        print(table(), judge(), sep="\n")
-
-
 if __name__ == "__main__":
-    main()
+    command(__doc__, {"compression": table, "judge": judge})

@@ -7,13 +7,12 @@ The measurements themselves:
 
 from __future__ import annotations
 
-import argparse
 import json
 from pathlib import Path
 from typing import Any
 
 from benchmarks.compression import budgets, rank
-from benchmarks.readme import put
+from benchmarks.readme import command
 from hope.bench.finetune import NAME
 
 RESULTS = Path(__file__).with_name("finetune.json")
@@ -58,14 +57,5 @@ def _words(entry: dict[str, Any]) -> str:
     )
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--write-readme", action="store_true", help="put the table into README.md")
-    if parser.parse_args().write_readme:
-        put("finetune", table())
-    else:
-        print(table())
-
-
 if __name__ == "__main__":
-    main()
+    command(__doc__, {"finetune": table})

@@ -8,13 +8,12 @@ The measurements themselves:
 
 from __future__ import annotations
 
-import argparse
 import json
 from pathlib import Path
 from typing import Any
 
 from benchmarks.compression import TITLES
-from benchmarks.readme import put
+from benchmarks.readme import command
 
 RESULTS = Path(__file__).with_name("latency.json")
 
@@ -56,16 +55,5 @@ def _spread(results: dict[str, Any]) -> str:
     return f"Quartiles lie {100 * middle:.0f}% apart (median), at most {100 * max(widths):.0f}%."
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--write-readme", action="store_true", help="put the table into README.md")
-    if parser.parse_args().write_readme:
-        put("latency", table())
-    else:
-        print(table())
-
-
 if __name__ == "__main__":
-    main()
+    command(__doc__, {"latency": table})

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import argparse
+from collections.abc import Callable
 from pathlib import Path
 
 README = Path(__file__).resolve().parents[1] / "README.md"
@@ -16,3 +18,15 @@ def put(name: str, text: str, readme: Path = README) -> None:
     before, _, rest = whole.partition(start)
     _, _, after = rest.partition(end)
     readme.write_text(f"{before}{start}\n{text.strip()}\n{end}{after}")
+
+
+def command(doc: str | None, tables: dict[str, Callable[[], str]]) -> None:
+    """Print tables, or with --write-readme put them into the README."""
+    parser = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--write-readme", action="store_true", help="put the tables into README.md")
+    write = parser.parse_args().write_readme
+    for name, table in tables.items():
+        if write:
+            put(name, table())
+        else:
+            print(table())

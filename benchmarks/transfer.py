@@ -8,12 +8,11 @@ The measurements themselves, and what is kept of them:
 
 from __future__ import annotations
 
-import argparse
 import json
 from pathlib import Path
 from typing import Any
 
-from benchmarks.readme import put
+from benchmarks.readme import command
 
 RESULTS = Path(__file__).with_name("transfer.json")
 PAPER = {  # target accuracy, source retention, H-score; Table "Cross-Domain Transfer Learning Results"
@@ -68,14 +67,5 @@ def _title(name: str, point: dict[str, Any]) -> str:
     return f"{name} ({', '.join(chosen)})"
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--write-readme", action="store_true", help="put the table into README.md")
-    if parser.parse_args().write_readme:
-        put("transfer", table())
-    else:
-        print(table())
-
-
 if __name__ == "__main__":
-    main()
+    command(__doc__, {"transfer": table})
