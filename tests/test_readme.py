@@ -15,7 +15,13 @@ def test_readme_example_runs(code: str, tmp_path: Path, monkeypatch: pytest.Monk
     monkeypatch.chdir(tmp_path)
     scope: dict[str, object] = {}
     exec(code, scope)
-    small, model = scope["small"], scope["model"]
+    model = scope["model"]
+    if "hope.deft" in code:
+        tuning = scope["tuning"]
+        assert type(tuning.model) is type(model)  # type: ignore[attr-defined]
+        assert tuning.moved() == []  # type: ignore[attr-defined]
+        return
+    small = scope["small"]
     assert type(small) is type(model)
     assert len(str(small)) > 0
     assert sum(p.numel() for p in small.parameters()) < sum(p.numel() for p in model.parameters())  # type: ignore[attr-defined]
