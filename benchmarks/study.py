@@ -136,9 +136,11 @@ def _exact_borders(encoding: hope.Encoding, small: torch.nn.Module, steps: int) 
             places = channels[:, 0]
             shares = takeover(ridged(view.moments[places][:, places]), keep, left)
             constant = view.mean[places[left]] - view.mean[places[keep]] @ shares
-            weight = (
-                encoding.original.get_submodule(consumer.module).weight.detach().double()[:, places[left]]
-            )
+            weight = encoding.original.get_submodule(consumer.module).weight.detach().double()
+            weight = weight[:, places[left]]
+            own = next((other for other in encoding.anatomy.layers if other.weight == consumer.weight), None)
+            if own is not None:  # some of its outputs are gone as well
+                weight = weight[[i for i in range(own.neurons) if i not in gone.get(own.name, ())]]
 
             def correct(
                 conv: Any, inputs: Any, out: Any, weight: Any = weight, constant: Any = constant
@@ -146,8 +148,7 @@ def _exact_borders(encoding: hope.Encoding, small: torch.nn.Module, steps: int) 
                 image = constant[None, :, None, None].expand(1, -1, *inputs[0].shape[2:])
                 right = functional.conv2d(image, weight, None, conv.stride, conv.padding)
                 folded = (weight.sum(dim=(2, 3)) @ constant)[None, :, None, None]
-                rows = out.shape[1]
-                return out + (right - folded).to(out.dtype) if rows == right.shape[1] else out
+                return out + (right - folded).to(out.dtype)
 
             module.register_forward_hook(correct)
 
