@@ -54,6 +54,18 @@ METHODS: dict[str, dict[str, Any]] = {
 }
 
 
+def chosen_methods(asked: Sequence[str] | None, note: Callable[[str], None]) -> list[str]:
+    """The methods that were asked for, all by default; without Torch-Pruning all but its criteria."""
+    for method in asked or ():
+        if method not in METHODS:
+            raise UnusableResults(f"there is no method {method!r}: choose from {', '.join(METHODS)}")
+    if asked:
+        return list(asked)
+    if not peers.installed():
+        note("Torch-Pruning is not installed: its criteria are left out")
+    return [method for method in METHODS if peers.installed() or method not in peers.NAMES]
+
+
 class UnusableResults(HopeError):
     """A results file cannot be gone on with."""
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
@@ -67,20 +68,16 @@ def register(kinds: Any) -> None:
 def run(options: argparse.Namespace) -> None:
     """Measure what is missing, print what there is."""
     names = options.networks or list(networks.CHECKPOINTS)
-    methods = options.methods or list(compression.METHODS)
+    methods = compression.chosen_methods(options.methods, partial(print, file=sys.stderr))
     for budget in options.budgets or []:
         parse(budget)
     known = [name for name in names if ":" not in name]
-    for given, among, what in (
-        (known, networks.CHECKPOINTS, "network"),
-        (methods, compression.METHODS, "method"),
-    ):
-        for name in given:
-            if name not in among:
-                raise compression.UnusableResults(
-                    f"there is no {what} {name!r}: choose from {', '.join(among)}"
-                    + (f"; or give {models.HELP}" if what == "network" else "")
-                )
+    for name in known:
+        if name not in networks.CHECKPOINTS:
+            raise compression.UnusableResults(
+                f"there is no network {name!r}: choose from {', '.join(networks.CHECKPOINTS)}; "
+                f"or give {models.HELP}"
+            )
     _check_own(names, known, options)
     folders = [data_folder(options.data)] if known else []
     folders += [Path(options.weights)] if options.weights else []

@@ -5,11 +5,12 @@ from __future__ import annotations
 import argparse
 import sys
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from hope.anatomy.table import grid, text
-from hope.bench import compression, finetune, peers
+from hope.bench import compression, finetune
 from hope.bench.budgets import by_unit, parse
 from hope.bench.datasets import data_folder
 
@@ -53,15 +54,7 @@ def run(options: argparse.Namespace) -> None:
     for name in ("epochs", "train_epochs", "images", "seeds"):
         if getattr(options, name) < 1:
             raise compression.UnusableResults(f"--{name.replace('_', '-')} must be at least 1")
-    for method in options.methods or []:
-        if method not in compression.METHODS:
-            raise compression.UnusableResults(
-                f"there is no method {method!r}: choose from {', '.join(compression.METHODS)}"
-            )
-    methods = options.methods or list(compression.METHODS)
-    if not options.methods and not peers.installed():
-        methods = [method for method in methods if method not in peers.NAMES]
-        print("Torch-Pruning is not installed: its criteria are left out", file=sys.stderr)
+    methods = compression.chosen_methods(options.methods, partial(print, file=sys.stderr))
     results = finetune.run(
         data_folder(options.data),
         Path(options.out),

@@ -14,7 +14,8 @@ from hope.anatomy.graph import as_call, mode
 from hope.encoder.state import View
 from hope.errors import InvalidExample, first_line
 from hope.geometry.absorb import variances
-from hope.surrogate.propagated import DEFAULT_DECAY, tap_distances
+from hope.surrogate.matrices import tap_distances
+from hope.surrogate.propagated import DEFAULT_DECAY
 from hope.surrogate.views import behind, stored
 
 
