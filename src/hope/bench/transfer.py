@@ -60,9 +60,9 @@ def work(job: Job) -> str:
     model.load_state_dict(load_file(replace(job, point=None).path))
     target = target_task(data, job.trial, job.task, scale.capped if job.sweep else scale.target)
     if job.sweep:  # chosen by validation alone
-        _, done, _ = tune(model.eval(), job.point, source, target, scale.sweep, scale.batch)
+        _, done, _ = tune(model.eval(), job.point, source, target, scale, scale.sweep)
     else:
-        done = tune_and_test(model.eval(), job.point, source, target, scale.tuning, scale.batch)
+        done = tune_and_test(model.eval(), job.point, source, target, scale)
     write_file(job.path, json.dumps(done).encode())
     return str(job.path)
 

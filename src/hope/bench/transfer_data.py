@@ -33,7 +33,7 @@ def _open(folder: Path, *names: str) -> dict[str, Any]:
 
 
 def _pixels(images: Any) -> Tensor:
-    return (torch.from_numpy(images).float() / 255).permute(0, 3, 1, 2).contiguous()
+    return (torch.from_numpy(images).float() / 255).permute(0, 3, 1, 2)  # channels last in memory
 
 
 def _split(x: Tensor, y: Tensor, seed: int, most: int | None) -> tuple[Pair, Pair]:
