@@ -65,15 +65,11 @@ def test_source_tasks_have_twenty_classes_of_four_superclasses(tmp_path: Path) -
     assert not torch.equal(one.test[0], other.test[0])
 
 
-def test_the_full_scale_is_the_papers() -> None:
-    full = SCALES["full"]
-    assert (full.trials, full.tasks, full.pretraining, full.tuning, full.batch, full.capped) == (
-        4,
-        5,
-        100,
-        30,
-        16,
-        1000,
-    )
+def test_the_full_scale_is_the_papers_and_the_small_one_decays_as_much() -> None:
+    full, small = SCALES["full"], SCALES["small"]
+    assert (full.trials, full.tasks, full.pretraining, full.tuning) == (4, 5, 100, 30)
+    assert (full.batch, full.capped, full.penalty) == (16, 1000, 5e-4)
     assert len(grid_points(full, "deft")) == 20
     assert len(grid_points(full, "ewc")) == 35
+    full_dose, small_dose = (s.penalty * s.pretraining / s.batch for s in (full, small))
+    assert small_dose == pytest.approx(full_dose)

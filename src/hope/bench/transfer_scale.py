@@ -44,25 +44,26 @@ class Scale:
 
 
 _DEFT = (0.04, 0.02, 0.01, 0.005, 0.001)
+_SOME = (0.02, 0.005)
 _FULL = (0.02, 0.01, 0.005, 0.001, 0.0005, 0.0001)
 SCALES = {
     "full": Scale(
         1.0, 4, 5, 100, 30, 30, 16, 5e-4, 1000, None, None,
         (60, 40, 30, 20), (0.1, 0.5, 1.0, 5.0, 10.0, 20.0, 50.0),
         {
-            "deft": _DEFT, "deft, unmerged": _DEFT, "deft by capacity": _DEFT,
-            "deft, statistics frozen": _DEFT, "deft, absorbed": _DEFT,
+            "deft": _DEFT, "deft by capacity": _DEFT, "deft, statistics frozen": _DEFT,
+            "deft, sum merges": _DEFT, "deft, absorbed": _DEFT, "deft, sum merges, absorbed": _DEFT,
             "head-only": (0.04, 0.02, 0.01, 0.005, 0.001, 0.0005), "full": _FULL,
             "bn-tuning": (0.01, 0.005, 0.0025, 0.001, 0.0005, 0.0001),
             "ewc": (0.01, 0.005, 0.001, 0.0005, 0.0001), "l2-sp": _FULL,
         },
     ),
     "small": Scale(
-        0.125, 4, 1, 20, 10, 10, 32, 5e-3, 1000, None, None,
-        (60, 40, 30, 20), (1.0, 50.0),
+        0.125, 4, 1, 20, 8, 8, 32, 5e-3, 1000, None, None,
+        (40, 30, 20), (1.0, 50.0),
         {
-            "deft": (0.02, 0.005), "deft, unmerged": (0.02, 0.005), "deft by capacity": (0.02, 0.005),
-            "deft, statistics frozen": (0.02, 0.005), "deft, absorbed": (0.02, 0.005),
+            "deft": _SOME, "deft by capacity": _SOME, "deft, statistics frozen": _SOME,
+            "deft, sum merges": _SOME, "deft, absorbed": _SOME, "deft, sum merges, absorbed": _SOME,
             "head-only": (0.04, 0.01, 0.001), "full": (0.02, 0.001, 0.0001),
             "bn-tuning": (0.01, 0.001, 0.0001), "ewc": (0.01, 0.001, 0.0001), "l2-sp": (0.01, 0.001, 0.0001),
         },

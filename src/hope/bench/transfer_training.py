@@ -129,10 +129,10 @@ def pretrain(images: Images, scale: Scale, seed: int) -> nn.Module:
 def tuning_of(model: nn.Module, point: Point, source: Images) -> Tuning:
     """The source model made ready by a method, with a head for ten digits.
 
-    Merges are the paper's, of pairs: sum merges at a cost below J_lock leave little of a VGG-8.
+    Merges are the paper's, of pairs, unless the method says otherwise.
     """
     by = "capacity" if "capacity" in point.method else "prune-cost"
-    merge = False if "unmerged" in point.method else "pair"
+    merge = "sum" if "sum merges" in point.method else "pair"
     example = source.train[0][:2]
     part = partition(model, example, percentile=point.percentile, by=by, merge=merge, progress=False)
     if point.method.startswith("deft"):
