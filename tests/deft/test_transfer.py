@@ -12,7 +12,7 @@ from benchmarks.transfer import table
 
 from hope.bench import transfer
 from hope.bench.datasets import MissingData
-from hope.bench.transfer_data import source_task
+from hope.bench.transfer_data import data_files, source_task
 from hope.bench.transfer_scale import SCALES, grid_points
 
 TINY = replace(
@@ -52,13 +52,22 @@ def test_a_run_goes_through_and_resumes(tmp_path: Path) -> None:
     assert all(path.stat().st_mtime_ns == time for path, time in times.items())
     with pytest.raises(MissingData, match="another scale"):
         transfer.run(out, tmp_path, replace(TINY, batch=8))
+    with np.load(tmp_path / "svhn-part.npz") as images:
+        np.savez(tmp_path / "svhn-part.npz", **{**images, "y_train": images["y_train"][::-1]})
+    with pytest.raises(MissingData, match="other data"):
+        transfer.run(out, tmp_path, TINY)
+    with pytest.raises(MissingData, match=r"no cifar100.npz in"):
+        transfer.run(tmp_path / "full", tmp_path, replace(TINY, partial=False))
+    with pytest.raises(transfer.UnknownMethod, match=r"'dfet'.*ewc"):
+        transfer.run(tmp_path / "new", tmp_path, TINY, methods=["dfet"])
     with pytest.raises(MissingData, match="HOPE_DATA"):
         transfer.run(tmp_path / "new", tmp_path / "nowhere", TINY)
 
 
 def test_source_tasks_have_twenty_classes_of_four_superclasses(tmp_path: Path) -> None:
     _fake(tmp_path)
-    one, other = (source_task(tmp_path, trial, 0, None) for trial in (0, 1))
+    path = data_files(tmp_path, partial=True)["source"]
+    one, other = (source_task(path, trial, 0, None) for trial in (0, 1))
     assert set(one.test[1].tolist()) == set(range(20))
     assert len(one.train[0]) == 64
     assert len(one.valid[0]) == 16

@@ -6,6 +6,7 @@ is there is not done again.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import statistics
 from collections.abc import Callable, Iterable, Sequence
@@ -17,10 +18,15 @@ from typing import Any
 from safetensors.torch import load_file, save_file
 
 from hope.bench.datasets import MissingData
-from hope.bench.transfer_data import source_task, target_task
+from hope.bench.transfer_data import data_files, source_task, target_task
 from hope.bench.transfer_scale import Point, Scale, grid_points
-from hope.bench.transfer_training import Vgg8, pretrain, tune, tune_and_test
+from hope.bench.transfer_training import Vgg8, pretrain, sweep, tune_and_test
+from hope.errors import HopeError
 from hope.surgery.store import write_file
+
+
+class UnknownMethod(HopeError, ValueError):
+    """A method was asked for that the scale has no grid for."""
 
 
 @dataclass(frozen=True)
@@ -48,8 +54,8 @@ def work(job: Job) -> str:
     """Do one piece of work, unless it is done; returns its file."""
     if job.path.is_file():
         return str(job.path)
-    scale, data = job.scale, Path(job.data)
-    source = source_task(data, job.trial, job.task, scale.source)
+    scale, data = job.scale, data_files(Path(job.data), job.scale.partial)
+    source = source_task(data["source"], job.trial, job.task, scale.source)
     part = job.path.with_name(f".{job.path.name}.part")
     if job.point is None:
         model = pretrain(source, scale, seed=100 * job.trial + job.task)
@@ -58,11 +64,9 @@ def work(job: Job) -> str:
         return str(job.path)
     model = Vgg8(20, scale.width)
     model.load_state_dict(load_file(replace(job, point=None).path))
-    target = target_task(data, job.trial, job.task, scale.capped if job.sweep else scale.target)
-    if job.sweep:  # chosen by validation alone
-        _, done, _ = tune(model.eval(), job.point, source, target, scale, scale.sweep)
-    else:
-        done = tune_and_test(model.eval(), job.point, source, target, scale)
+    most = scale.capped if job.sweep else scale.target
+    target = target_task(data["target"], job.trial, job.task, most)
+    done = (sweep if job.sweep else tune_and_test)(model.eval(), job.point, source, target, scale)
     write_file(job.path, json.dumps(done).encode())
     return str(job.path)
 
@@ -98,18 +102,23 @@ def run(
 
     Returns:
         Figures by method: mean and deviation over trials, and the chosen point. `results.json` holds them
-        with the scale; every single result, epoch by epoch, is in the pieces.
+        with the scale and the data; every single result, epoch by epoch, is in the pieces.
     """
+    names = list(methods or scale.rates)
+    for name in names:
+        if name not in scale.rates:
+            raise UnknownMethod(f"there is no method {name!r}: choose from {', '.join(scale.rates)}")
+    files = data_files(data, scale.partial)
+    used = {path.name: hashlib.sha256(path.read_bytes()).hexdigest()[:16] for path in files.values()}
     folder.mkdir(parents=True, exist_ok=True)
     stamp = folder / "scale.json"
-    words = json.dumps(asdict(scale), sort_keys=True)
+    words = json.dumps({**asdict(scale), "data": used}, sort_keys=True)
     if stamp.is_file() and stamp.read_text() != words:
-        raise MissingData(f"{folder} holds a run of another scale: choose another folder with --out")
+        raise MissingData(f"{folder} holds a run of another scale or other data: choose another with --out")
     write_file(stamp, words.encode())
     base = Job(str(folder), str(data), scale, 0, 0)
     where = [(trial, task) for trial in range(scale.trials) for task in range(scale.tasks)]
     _all([replace(base, trial=trial, task=task) for trial, task in where], executor, note)
-    names = list(methods or scale.rates)
     points = [point for name in names for point in grid_points(scale, name)]
     swept = _all([replace(base, point=point, sweep=True) for point in points], executor, note)
     chosen: dict[str, Point] = {}
@@ -122,7 +131,7 @@ def run(
     for position, name in enumerate(names):
         rows = final[position * len(where) : (position + 1) * len(where)]
         table[name] = {"point": asdict(chosen[name]), **_summary(rows, scale.tasks)}
-    results = {"scale": asdict(scale), "methods": table}
+    results = {"scale": asdict(scale), "data": used, "methods": table}
     write_file(folder / "results.json", (json.dumps(results, indent=1) + "\n").encode())
     return table
 

@@ -24,12 +24,31 @@ class Images:
     test: tuple[Tensor, Tensor]
 
 
-def _open(folder: Path, *names: str) -> dict[str, Any]:
-    for name in names:
-        if (folder / name).is_file():
-            with np.load(folder / name) as data:
-                return {key: data[key] for key in data.files}
-    raise MissingData(f"there is no {' or '.join(names)} in {folder}: set HOPE_DATA to a folder that has it")
+def data_files(folder: Path, partial: bool) -> dict[str, Path]:
+    """Where the images of "source" and "target" are.
+
+    Args:
+        folder: to look in.
+        partial: a file with some of the classes or images will do.
+    """
+    found = {}
+    for task, whole, part in (
+        ("source", "cifar100.npz", "cifar100-30c.npz"),
+        ("target", "svhn.npz", "svhn-part.npz"),
+    ):
+        names = (whole, part) if partial else (whole,)
+        there = [folder / name for name in names if (folder / name).is_file()]
+        if not there:
+            raise MissingData(
+                f"there is no {' or '.join(names)} in {folder}: set HOPE_DATA or give --data FOLDER"
+            )
+        found[task] = there[0]
+    return found
+
+
+def _open(path: Path) -> dict[str, Any]:
+    with np.load(path) as data:
+        return {key: data[key] for key in data.files}
 
 
 def _pixels(images: Any) -> Tensor:
@@ -44,9 +63,9 @@ def _split(x: Tensor, y: Tensor, seed: int, most: int | None) -> tuple[Pair, Pai
     return (x[train], y[train]), (x[order[cut:]], y[order[cut:]])
 
 
-def source_task(folder: Path, trial: int, task: int, most: int | None) -> Images:
+def source_task(path: Path, trial: int, task: int, most: int | None) -> Images:
     """Twenty classes of CIFAR-100: four superclasses drawn at random, all five classes of each."""
-    data = _open(folder, "cifar100.npz", "cifar100-30c.npz")
+    data = _open(path)
     rng = np.random.default_rng([trial, task])
     chosen = rng.choice(np.unique(data["coarse_train"]), 4, replace=False)
     parts = []
@@ -61,9 +80,9 @@ def source_task(folder: Path, trial: int, task: int, most: int | None) -> Images
     return Images(*_split(x, y, 1000 * trial + task, most), (x_test, y_test))
 
 
-def target_task(folder: Path, trial: int, task: int, most: int | None) -> Images:
+def target_task(path: Path, trial: int, task: int, most: int | None) -> Images:
     """All ten digits of SVHN."""
-    data = _open(folder, "svhn.npz", "svhn-part.npz")
+    data = _open(path)
     x, y = _pixels(data["x_train"]), torch.from_numpy(data["y_train"]).long()
     test = _pixels(data["x_test"]), torch.from_numpy(data["y_test"]).long()
     return Images(*_split(x, y, 1000 * trial + task + 500, most), test)

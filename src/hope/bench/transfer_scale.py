@@ -24,6 +24,7 @@ class Scale:
         penalty: λ of λ‖w‖², in pre-training and fine-tuning.
         capped: target images in the sweep.
         source, target: training images at most; None for all.
+        partial: files with part of the data sets will do.
         percentiles, rates, strengths: the grids; rates by method.
     """
 
@@ -38,6 +39,7 @@ class Scale:
     capped: int
     source: int | None
     target: int | None
+    partial: bool
     percentiles: tuple[float, ...]
     strengths: tuple[float, ...]
     rates: dict[str, tuple[float, ...]]
@@ -48,7 +50,7 @@ _SOME = (0.02, 0.005)
 _FULL = (0.02, 0.01, 0.005, 0.001, 0.0005, 0.0001)
 SCALES = {
     "full": Scale(
-        1.0, 4, 5, 100, 30, 30, 16, 5e-4, 1000, None, None,
+        1.0, 4, 5, 100, 30, 30, 16, 5e-4, 1000, None, None, False,
         (60, 40, 30, 20), (0.1, 0.5, 1.0, 5.0, 10.0, 20.0, 50.0),
         {
             "deft": _DEFT, "deft by capacity": _DEFT, "deft, statistics frozen": _DEFT,
@@ -59,7 +61,7 @@ SCALES = {
         },
     ),
     "small": Scale(
-        0.125, 4, 1, 20, 8, 8, 32, 5e-3, 1000, None, None,
+        0.125, 4, 1, 20, 8, 8, 32, 5e-3, 1000, None, None, True,
         (40, 30, 20), (1.0, 50.0),
         {
             "deft": _SOME, "deft by capacity": _SOME, "deft, statistics frozen": _SOME,

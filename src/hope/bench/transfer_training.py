@@ -129,10 +129,13 @@ def pretrain(images: Images, scale: Scale, seed: int) -> nn.Module:
 def tuning_of(model: nn.Module, point: Point, source: Images) -> Tuning:
     """The source model made ready by a method, with a head for ten digits.
 
-    Merges are the paper's, of pairs, unless the method says otherwise.
+    Merges are the paper's, of pairs, unless the method says otherwise. Baselines do not merge: their
+    partition only tells what a masked source head does not hear.
     """
+    torch.manual_seed(0)
     by = "capacity" if "capacity" in point.method else "prune-cost"
-    merge = "sum" if "sum merges" in point.method else "pair"
+    merge: bool | str = "sum" if "sum merges" in point.method else "pair"
+    merge = merge if point.method.startswith("deft") else False
     example = source.train[0][:2]
     part = partition(model, example, percentile=point.percentile, by=by, merge=merge, progress=False)
     if point.method.startswith("deft"):
@@ -148,16 +151,14 @@ def tuning_of(model: nn.Module, point: Point, source: Images) -> Tuning:
 
 
 def tune(
-    model: nn.Module, point: Point, source: Images, target: Images, scale: Scale, epochs: int
-) -> tuple[Tuning, dict[str, Any], dict[str, State]]:
+    tuning: Tuning, point: Point, source: Images, target: Images, scale: Scale, epochs: int
+) -> tuple[dict[str, Any], dict[str, State]]:
     """Fine-tune at a fixed rate, for so many epochs.
 
     Returns:
-        The tuning; validation figures of every epoch, of the best by target accuracy and of the best by
-        H-score; and the model as it was in these two.
+        Validation figures of every epoch, of the best by target accuracy and of the best by H-score; and the
+        model as it was in these two.
     """
-    torch.manual_seed(0)
-    tuning = tuning_of(model, point, source)
     optimizer = _optimizer(tuning.model, point.rate, scale.penalty, lambda name, p: p.ndim > 1)
     penalty = tuning.penalty if point.method in ("ewc", "l2-sp") else None
     history: list[dict[str, float]] = []
@@ -175,7 +176,12 @@ def tune(
             if f"best by {key}" not in best or seen[key] > best[f"best by {key}"][key]:
                 best[f"best by {key}"] = seen
                 states[f"best by {key}"] = {n: v.clone() for n, v in tuning.model.state_dict().items()}
-    return tuning, {"point": asdict(point), **best, "history": history}, states
+    return {"point": asdict(point), **best, "history": history}, states
+
+
+def sweep(model: nn.Module, point: Point, source: Images, target: Images, scale: Scale) -> dict[str, Any]:
+    """Fine-tune on few images; what to choose by is of validation alone."""
+    return tune(tuning_of(model, point, source), point, source, target, scale, scale.sweep)[0]
 
 
 def tune_and_test(
@@ -185,9 +191,10 @@ def tune_and_test(
 
     "before" is the source model's test accuracy, "prepared" that of its source task before the first step.
     """
-    with tuning_of(model, point, source).source() as back:
+    tuning = tuning_of(model, point, source)
+    with tuning.source() as back:
         first = {"before": accuracy(model.eval(), *source.test), "prepared": accuracy(back, *source.test)}
-    tuning, found, states = tune(model, point, source, target, scale, scale.tuning)
+    found, states = tune(tuning, point, source, target, scale, scale.tuning)
     tested: dict[float, dict[str, float]] = {}
     for best, state in states.items():
         epoch = found[best]["epoch"]
