@@ -53,7 +53,7 @@ class Vgg8(nn.Sequential):
         parts += [nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(before, sizes[6], bias=False)]
         parts += [nn.BatchNorm1d(sizes[6]), nn.ReLU()]
         super().__init__(*parts, nn.Linear(sizes[6], classes))
-        self.to(memory_format=torch.channels_last)
+        self.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
 
 
 def h_score(target: float, source: float) -> float:
