@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 from benchmarks.readme import command
@@ -19,6 +20,7 @@ TITLES = {
     "cifar10-resnet56": "ResNet-56, CIFAR-10",
     "keras-resnet50": "Keras' ResNet-50, ImageNet",
 }
+SIZES = ("neurons", "parameters", "macs")
 WORDS = {"density": "neurons kept", "params": "parameters kept"}
 
 
@@ -47,12 +49,27 @@ def table() -> str:
             lines += ["| | " + " | ".join(b.partition("=")[2] for b in columns) + " |"]
             lines += ["|---" * (len(columns) + 1) + "|"]
             best = {b: max(p[b]["accuracy"] for p in rows.values() if b in p) for b in columns}
-            for method, points in sorted(rows.items(), key=lambda row: rank(row[0])):
+            ordered = sorted(rows.items(), key=lambda row: rank(row[0]))
+            for method, points in ordered:
                 cells = [_cell(points.get(b), best[b]) for b in columns]
                 lines.append(f"| {method} | " + " | ".join(cells) + " |")
+            lines += _kept(ordered, columns)
             lines += _mix(rows.get("hope", {}), columns)
     lines.append("\nIn brackets: after BN re-estimation on 96 unlabelled images. Bold: the best without it.")
     return "\n".join(lines).strip() + "\n"
+
+
+def _kept(rows: list[tuple[str, dict[str, Any]]], columns: list[str]) -> list[str]:
+    """What every network really keeps, folded away."""
+    lines = ["\n<details><summary>What they keep: neurons, parameters, MACs; time beside hope's</summary>\n"]
+    lines += ["| | " + " | ".join(b.partition("=")[2] for b in columns) + " | time |"]
+    lines += ["|---" * (len(columns) + 2) + "|"]
+    for method, points in rows:
+        some = [points.get(b) for b in columns]
+        cells = ["" if p is None else "/".join(f"{p[k]:.2f}"[1 - int(p[k]) :] for k in SIZES) for p in some]
+        ratios = [p["time / hope"] for p in some if p is not None and "time / hope" in p]
+        lines.append(f"| {method} | {' | '.join(cells)} | {f'{median(ratios):.1f}' if ratios else ''} |")
+    return [*lines, "\n</details>"]
 
 
 def _mix(points: dict[str, Any], columns: list[str]) -> list[str]:

@@ -22,9 +22,13 @@ COLOURS = {
     "hope": "#1f4e9e", "hope, no eviction": "#6f9be0", "hope, merge=sum": "#b3c9ee",
     "hope, merge=sum, no eviction": "#8fa3c7", "hope, prunes only": "#5b6f94",
     "hope, live ΔP": "#3aa6b9",
-    "l1-in": "#c0392b", "l1-joint": "#e67e22", "bn-scale": "#8e44ad",
-    "torch-pruning magnitude": "#777777", "torch-pruning BN scale": "#999999",
-    "torch-pruning LAMP": "#b0b0b0", "torch-pruning FPGM": "#c8c8c8",
+    "l1-in": "#c0392b", "l1-joint": "#e67e22", "bn-scale": "#8e44ad", "random": "#d4a017",
+    "torch-pruning magnitude": "#333333", "torch-pruning BN scale": "#999999",
+    "torch-pruning LAMP": "#000000", "torch-pruning FPGM": "#666666",
+}  # fmt: skip
+MARKS = {
+    "torch-pruning magnitude": "v", "torch-pruning BN scale": "s",
+    "torch-pruning LAMP": "o", "torch-pruning FPGM": "^",
 }  # fmt: skip
 
 
@@ -65,7 +69,7 @@ def coverage(results: Any) -> None:
 
 
 def compression(results: Any) -> None:
-    """Accuracy against what is kept, one panel per network."""
+    """Accuracy against what is really kept, one panel per network and unit."""
     networks = results["networks"]
     order = ("keras-resnet50", "cifar10-resnet56", "cifar10-resnet20")
     parts = [(n, u) for n in order if n in networks for u in ("params", "density") if budgets(networks[n], u)]
@@ -76,11 +80,14 @@ def compression(results: Any) -> None:
             points = entry["points"].get(method, {})
             some = [b for b in budgets(entry, unit) if b in points]
             if some:
-                kept = [float(b.partition("=")[2]) for b in some]
-                scores = [points[b]["accuracy"] for b in some]
-                style = {"a": "-", "h": "-."}.get(method[0], "--")
-                width = 2.4 if method.startswith("absorb") else 1.2
-                axes.plot([1, *kept], [entry["base"], *scores], style, color=colour, label=method, lw=width)
+                size = "parameters" if unit == "params" else "neurons"
+                kept, scores = zip(
+                    *sorted({(points[b][size], points[b]["accuracy"]) for b in some}), strict=True
+                )
+                look = {"color": colour, "label": method, "marker": MARKS.get(method), "markersize": 4}
+                look["linewidth"] = 2.4 if method.startswith("absorb") else 1.2
+                style = {"a": "-", "h": "-.", "t": ":"}.get(method[0], "--")
+                axes.plot([*kept, 1], [*scores, entry["base"]], style, **look)
         axes.set(title=TITLES[name], ylim=(0, None))
         axes.set_xlabel("parameters kept" if unit == "params" else "neurons kept")
         axes.invert_xaxis()
