@@ -31,6 +31,7 @@ figures: setup
 	$(BIN)/python -m benchmarks.speed
 	$(BIN)/python -m benchmarks.finetune --write-readme
 	$(BIN)/python -m benchmarks.latency --write-readme
+	$(BIN)/python -m benchmarks.transfer --write-readme
 
 docs: setup
 	$(BIN)/python -m benchmarks.reference

@@ -13,6 +13,7 @@ matplotlib.use("svg")
 from matplotlib import pyplot
 
 from benchmarks.compression import TITLES, budgets
+from benchmarks.transfer import PAPER
 
 matplotlib.rcParams["svg.hashsalt"] = "hope"  # the same picture is the same file
 HERE = Path(__file__).parent
@@ -118,9 +119,40 @@ def speed(results: Any) -> None:
     save(figure, "speed.svg")
 
 
+def transfer(results: Any) -> None:
+    """The new task against the old one, with lines of equal H-score; the paper's results are hollow."""
+    figure, axes = pyplot.subplots(figsize=(6.4, 4.2))
+    side = np.linspace(0.5, 100, 200)
+    x, y = np.meshgrid(side, side)
+    lines = axes.contour(
+        x, y, 2 * x * y / (x + y), levels=range(10, 100, 10), colors="#dddddd", linewidths=0.8
+    )
+    axes.clabel(lines, fontsize=7, fmt="H %d")
+    for name, row in results["methods"].items():
+        best = row["best by target"]
+        (target, up), (source, along) = ([100 * v for v in best[k]] for k in ("test target", "test source"))
+        colour = "#0b6e4f" if name.startswith("deft") else "#c0392b"
+        axes.errorbar(source, target, up, along, fmt="o", color=colour, markersize=4, elinewidth=0.8)
+        axes.annotate(name, (source, target), (5, 4), textcoords="offset points", fontsize=7, color=colour)
+    for name, (target, source, _) in PAPER.items():
+        axes.plot(source, target, "o", markerfacecolor="none", color="#777777", markersize=4)
+        axes.annotate(
+            f"paper: {name}",
+            (source, target),
+            (5, -9),
+            textcoords="offset points",
+            fontsize=6,
+            color="#777777",
+        )
+    axes.set(xlabel="source task kept, %", ylabel="target task, %", xlim=(0, 80), ylim=(0, 100))
+    axes.spines[["top", "right"]].set_visible(False)
+    save(figure, "transfer.svg")
+
+
 def main() -> None:
-    for name, draw in (("coverage.json", coverage), ("compression.json", compression), ("speed.json", speed)):
-        results = read(name)
+    drawings = {"coverage": coverage, "compression": compression, "speed": speed, "transfer": transfer}
+    for name, draw in drawings.items():
+        results = read(f"{name}.json")
         if results is not None:
             draw(results)
 

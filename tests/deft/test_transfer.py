@@ -45,7 +45,9 @@ def test_a_run_goes_through_and_resumes(tmp_path: Path) -> None:
         assert all(0 <= mean <= 1 for mean, _ in row["best by target"].values())
     assert found["head-only"]["prepared"] == found["head-only"]["before"]
     lines = table(out / "results.json").splitlines()
-    assert [line.split(" (")[0] for line in lines if line.count(" ± ") > 1] == [f"| {name}" for name in found]
+    rows = [line for line in lines if line.startswith("| ") and " ± " in line]
+    assert [line.split(" (")[0] for line in rows] == [f"| {name}" for name in found]
+    assert all(line.count(" ± ") == 6 for line in rows)
     (out / "results.json").unlink()
     times = {path: path.stat().st_mtime_ns for path in out.iterdir() if path.name != "scale.json"}
     assert transfer.run(out, tmp_path, TINY) == found
