@@ -40,6 +40,7 @@ METHODS: dict[str, dict[str, Any]] = {
     "absorb": {"method": "absorb"},
     "absorb, dreamed": {"method": "absorb", "calibration": "dream"},
     "absorb, 96 images": {"method": "absorb", "calibration": "images"},
+    "absorb, multiples of 8": {"method": "absorb", "multiple_of": 8},
     "hope": {},
     "hope, merge=sum": {"merge": "sum"},
     "hope, no eviction": {"evict": False},
