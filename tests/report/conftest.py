@@ -42,6 +42,14 @@ def folder(original: nn.Module, tmp_path_factory: pytest.TempPathFactory) -> Pat
 
 
 @pytest.fixture(scope="session")
+def stepped(original: nn.Module, folder: Path) -> Path:
+    """A run whose widths are multiples of eight, beside the others."""
+    encoding = hope.encode(original, EXAMPLE, density=0.4, multiple_of=8, progress=False)
+    assert len(encoding.trajectory.stops) < len(encoding.trajectory)
+    return encoding.save(folder.with_name("stepped"), source={"model": "net.py:build", "input": "1x1x8x8"})
+
+
+@pytest.fixture(scope="session")
 def absorbed(original: nn.Module, folder: Path) -> Path:
     """A run by absorption, beside the other."""
     encoding = hope.encode(original, EXAMPLE, method="absorb", density=0.4, progress=False)
