@@ -3,21 +3,35 @@
 // ---- charts -------------------------------------------------------------------------------------
 
 const WIDE = 640, EDGE = { left: 44, right: 12, top: 18, bottom: 24 };
-function ticks(low, high, most) {
-  const rough = (high - low) / most || 1, power = 10 ** Math.floor(Math.log10(rough));
-  const size = [1, 2, 5, 10].map((m) => m * power).find((m) => m >= rough);
+function ticks(low, high, most, least = 0) {
+  const rough = Math.max((high - low) / most || 1, least), power = 10 ** Math.floor(Math.log10(rough));
+  const size = [1, 2, 5, 10].map((m) => m * power).find((m) => m >= rough * (1 - 1e-9));
   const found = [];
   for (let at = Math.ceil(low / size - 1e-9) * size; at <= high + size * 1e-9; at += size) found.push(Math.abs(at) < size * 1e-9 ? 0 : at);
   return found;
 }
+const shares = (marks) => { // percentages with as many digits as it takes to tell them apart
+  const digits = [0, 1, 2, 3].find((n) => new Set(marks.map((at) => (100 * at).toFixed(n))).size === marks.length) ?? 4;
+  return marks.map((at) => (100 * at).toFixed(digits) + "%");
+};
 class Chart { // lines over the run; the cursor follows the slider, the pointer moves it
   constructor(svg, tall) {
     this.svg = svg; this.tip = svg.parentNode.querySelector(".tip"); this.tall = tall;
-    let held = false;
-    svg.addEventListener("pointermove", (event) => { const k = this.stepAt(event); this.hover(event, k); if (held) go(k); });
-    svg.addEventListener("pointerdown", (event) => { held = true; go(this.stepAt(event)); });
-    addEventListener("pointerup", () => { held = false; });
-    svg.addEventListener("pointerleave", () => { this.tip.hidden = true; });
+    let held = null; // a finger moves the step when it taps or goes sideways; upwards and downwards it scrolls
+    svg.addEventListener("pointerdown", (event) => {
+      if (event.button) return;
+      svg.setPointerCapture(event.pointerId);
+      held = { x: event.clientX, y: event.clientY, sure: event.pointerType === "mouse" };
+      if (held.sure) go(this.stepAt(event));
+    });
+    svg.addEventListener("pointermove", (event) => {
+      const k = this.stepAt(event);
+      this.hover(event, k);
+      if (held && Math.abs(event.clientX - held.x) > Math.max(8, Math.abs(event.clientY - held.y))) held.sure = true;
+      if (held?.sure) go(k);
+    });
+    svg.addEventListener("pointerup", (event) => { if (held) go(this.stepAt(event)); held = null; });
+    for (const name of ["pointercancel", "pointerleave"]) svg.addEventListener(name, () => { held = null; this.tip.hidden = true; });
   }
   stepAt(event) {
     const box = this.svg.getBoundingClientRect(), at = ((event.clientX - box.left) / box.width) * this.wide;
@@ -28,7 +42,8 @@ class Chart { // lines over the run; the cursor follows the slider, the pointer 
       const middle = (low + high) >> 1, value = this.xOf(run, middle);
       if (rises ? value < goal : value > goal) low = middle + 1; else high = middle;
     }
-    return low > 0 && Math.abs(this.xOf(run, low - 1) - goal) < Math.abs(this.xOf(run, low) - goal) ? low - 1 : low;
+    const near = low > 0 && Math.abs(this.xOf(run, low - 1) - goal) < Math.abs(this.xOf(run, low) - goal) ? low - 1 : low;
+    return run.places[run.place(near)];
   }
   hover(event, k) {
     const box = this.svg.getBoundingClientRect(), tip = this.tip;
@@ -37,6 +52,13 @@ class Chart { // lines over the run; the cursor follows the slider, the pointer 
     const left = event.clientX - box.left;
     tip.style.left = Math.max(0, Math.min(box.width - tip.offsetWidth, left + 14)) + "px";
     tip.style.top = "8px";
+  }
+  widest(labels) {
+    const probes = labels.map((words) => draw("text", {}, words));
+    this.svg.append(...probes);
+    const width = Math.max(0, ...probes.map((one) => one.getComputedTextLength()));
+    for (const one of probes) one.remove();
+    return width;
   }
   px(value) { return EDGE.left + ((value - this.x0) / (this.x1 - this.x0 || 1)) * (this.wide - EDGE.left - EDGE.right); }
   py(value) { return this.tall - EDGE.bottom - (value / (this.top || 1)) * (this.tall - EDGE.top - EDGE.bottom); }
@@ -50,19 +72,20 @@ class Chart { // lines over the run; the cursor follows the slider, the pointer 
     svg.replaceChildren();
     for (const at of ticks(0, top, 4)) {
       svg.append(draw("line", { class: "grid", x1: EDGE.left, x2: this.wide - EDGE.right, y1: this.py(at), y2: this.py(at) }));
-      svg.append(draw("text", { x: EDGE.left - 6, y: this.py(at) + 4, "text-anchor": "end" }, format(at)));
+      svg.append(draw("text", { class: "y", x: EDGE.left - 6, y: this.py(at) + 4, "text-anchor": "end" }, format(at)));
     }
-    for (const at of ticks(Math.min(this.x0, this.x1), Math.max(this.x0, this.x1), this.wide < WIDE ? 4 : 6))
-      svg.append(draw("text", { x: this.px(at), y: base + 17, "text-anchor": "middle" }, axis === "steps" ? count(at) : percent(at)));
+    const marks = ticks(Math.min(this.x0, this.x1), Math.max(this.x0, this.x1), this.wide < WIDE ? 4 : 6, axis === "steps" ? 1 : 0);
+    const names = axis === "steps" ? marks.map(count) : shares(marks);
+    marks.forEach((at, n) => svg.append(draw("text", { class: "x", x: this.px(at), y: base + 17, "text-anchor": "middle" }, names[n])));
     const mark = this.px(this.xOf(run, run.saved));
     svg.append(draw("line", { class: "saved", x1: mark, x2: mark, y1: EDGE.top, y2: base }));
     svg.append(draw("text", { x: Math.min(mark, this.wide - 18), y: 11, "text-anchor": "middle" }, "saved"));
-    for (const { of, value, tint, thin } of series) {
-      const places = [], stride = Math.max(1, of.steps / 700);
-      for (let k = 0; k < of.steps; k += stride) places.push(Math.round(k));
-      places.push(of.steps);
+    for (const { of, value, tint, dash, thin } of series) {
+      const places = [], last = of.places.length - 1, stride = Math.max(1, last / 700);
+      for (let n = 0; n < last; n += stride) places.push(of.places[Math.round(n)]);
+      places.push(of.places[last]);
       const path = places.map((k, n) => (n ? "L" : "M") + this.px(this.xOf(of, k)).toFixed(1) + " " + this.py(value(k)).toFixed(1)).join("");
-      svg.append(draw("path", { d: path, fill: "none", stroke: `var(${tint})`, "stroke-width": thin ? 1.3 : 2.2, "stroke-linejoin": "round", opacity: thin ? 0.75 : 1 }));
+      svg.append(draw("path", { class: "curve", d: path, fill: "none", stroke: `var(${tint})`, "stroke-dasharray": dash || "none", "stroke-width": thin ? 1.3 : 2.2, "stroke-linejoin": "round" }));
     }
     for (const { of, tint, what } of points) {
       const path = of[what].map(([k, a], n) => (n ? "L" : "M") + this.px(this.xOf(of, k)).toFixed(1) + " " + this.py(Math.max(0, a)).toFixed(1)).join("");
@@ -79,41 +102,50 @@ class Chart { // lines over the run; the cursor follows the slider, the pointer 
     this.move();
   }
   move() {
+    if (!this.xOf) return; // nothing is drawn
     const x = this.px(this.xOf(run, step));
     this.cursor.setAttribute("x1", x); this.cursor.setAttribute("x2", x);
     for (const { dot, value } of this.dots) { dot.setAttribute("cx", x); dot.setAttribute("cy", this.py(value(step))); }
   }
 }
 const sizes = new Chart($("chart-size"), 250), costs = new Chart($("chart-cost"), 190);
-const legend = (box, entries, shape = "") =>
-  box.replaceChildren(...entries.map(([tint, words]) => make("span", {}, make("i", { class: `key ${shape}`, style: { background: `var(${tint})` } }), words)));
-const tintOf = (one) => `--c${one.number % 6}`;
+const box = (tint) => make("i", { class: "box", style: { background: `var(${tint})` } });
+function line(tint, dash) {
+  const svg = draw("svg", { class: "key", width: 26, height: 6, "aria-hidden": "true" });
+  svg.append(draw("line", { x1: 0, x2: 26, y1: 3, y2: 3, stroke: `var(${tint})`, "stroke-width": 2.2, "stroke-dasharray": dash || "none" }));
+  return svg;
+}
+const legend = (holder, entries, key = box) => holder.replaceChildren(...entries.map(([words, ...look]) => make("span", {}, key(...look), words)));
+const looks = (one) => ({ of: one, tint: `--c${one.number % 6}`, dash: DASHES[one.number % 5], thin: one !== run });
 
 function curves() {
   const axis = $("axis").value, several = RUNS.length > 1;
+  const unit = axis === "parameters" ? "neurons" : "parameters";
+  const ordered = [...RUNS.filter((one) => one !== run), run]; // the one that is shown lies on top
   const plotted = several
-    ? [...RUNS.filter((one) => one !== run), run].map((one) => ({ of: one, unit: axis === "parameters" ? "neurons" : "parameters", tint: tintOf(one), thin: one !== run }))
-    : Object.keys(UNITS).filter((unit) => unit !== axis).map((unit) => ({ of: run, unit, tint: { parameters: "--c0", neurons: "--c1", macs: "--c2" }[unit] }));
-  const measured = RUNS.filter((one) => one.accuracy.length);
-  const judged = RUNS.filter((one) => one.fidelity.length);
+    ? ordered.map((one) => ({ ...looks(one), value: (k) => one.share(unit, k) }))
+    : Object.keys(UNITS).map((name, n) => ({ of: run, name, tint: `--c${n}`, dash: DASHES[n], value: (k) => run.share(name, k) })).filter((one) => one.name !== axis);
+  const measured = RUNS.filter((one) => one.accuracy.length), judged = RUNS.filter((one) => one.fidelity.length);
+  const alike = ordered.filter((one) => one.scale === run.scale); // J of another method or model is on another scale
+  const top = Math.max(0, ...alike.map((one) => one.total[one.steps])) * 1.04;
+  EDGE.left = Math.max(44, 10 + sizes.widest(ticks(0, top, 4).map(figure))); // one margin, so that the two charts stand in line
   sizes.render({
-    axis, top: 1, format: percent,
-    series: plotted.map((one) => ({ ...one, value: (k) => one.of.share(one.unit, k) })),
-    points: [...measured.map((one) => ({ of: one, what: "accuracy", tint: several ? tintOf(one) : "--c5" })),
-      ...judged.map((one) => ({ of: one, what: "fidelity", tint: several ? tintOf(one) : "--c3" }))],
-    words: (k) => Object.entries(UNITS).map(([unit, name]) => `${percent(run.share(unit, k))} of the ${name}`).join("\n") + said(k),
+    axis, top: 1, format: percent, series: plotted,
+    points: [...measured.map((one) => ({ of: one, what: "accuracy", tint: several ? looks(one).tint : "--c5" })),
+      ...judged.map((one) => ({ of: one, what: "fidelity", tint: several ? looks(one).tint : "--c3" }))],
+    words: (k) => Object.entries(UNITS).map(([name, word]) => `${percent(run.share(name, k))} of the ${word}`).join("\n") + said(k),
   });
   legend($("legend-size"), several
-    ? [...RUNS.map((one) => [tintOf(one), `${one.name}, ${UNITS[plotted[0].unit]} left`]), ...(measured.length ? [["--quiet", "rings: measured accuracy"]] : []), ...(judged.length ? [["--quiet", "small rings: predicted fidelity"]] : [])]
-    : [...plotted.map((one) => [one.tint, `${UNITS[one.unit]} left`]), ...(measured.length ? [["--c5", "accuracy, measured"]] : []), ...(judged.length ? [["--c3", "fidelity, predicted without data"]] : [])]);
-  const alike = RUNS.filter((one) => one.method === run.method); // J of another method is on another scale
-  costs.render({
-    axis, format: figure, top: Math.max(1e-12, ...alike.map((one) => one.total[one.steps])) * 1.04,
-    series: [...alike.filter((one) => one !== run), run].map((one) => ({ of: one, tint: tintOf(one), thin: one !== run, value: (k) => one.total[k] })),
+    ? [...RUNS.map(looks).map((one) => [`${one.of.name}, ${UNITS[unit]} left`, one.tint, one.dash]), ...(measured.length ? [["rings: measured accuracy", "--quiet"]] : []), ...(judged.length ? [["small rings: predicted fidelity", "--quiet"]] : [])]
+    : [...plotted.map((one) => [`${UNITS[one.name]} left`, one.tint, one.dash]), ...(measured.length ? [["accuracy, measured", "--c5", "4 3"]] : []), ...(judged.length ? [["fidelity, predicted without data", "--c3", "1 3"]] : [])], line);
+  $("chart-cost").parentNode.hidden = !top;
+  if (top) costs.render({
+    axis, format: figure, top, series: alike.map((one) => ({ ...looks(one), value: (k) => one.total[k] })),
     words: (k) => `J so far ${figure(run.total[k])}` + (k ? `\n${run.what(k - 1)}: ${figure(run.costs[k - 1])}` : ""),
   });
-  legend($("legend-cost"), several ? alike.map((one) => [tintOf(one), one.name]) : []);
-  $("scale-note").hidden = alike.length === RUNS.length;
+  legend($("legend-cost"), several && top ? RUNS.filter((one) => alike.includes(one)).map(looks).map((one) => [one.of.name, one.tint, one.dash]) : [], line);
+  const nothing = top ? "" : run.byHand ? "Actions that are given by hand have no prices. " : run.steps ? "Nothing that was done costs anything. " : "Nothing was done. ";
+  $("scale-note").textContent = nothing + (alike.length < RUNS.length ? "Only runs of the same method on the same model are drawn here: J of others is on another scale." : "");
 }
 function said(k) {
   return ["accuracy", "fidelity"].map((what) => [what, run.at(what, k)]).filter(([, point]) => point && point[0] === k)
@@ -130,12 +162,15 @@ function sharp(canvas, tall) {
   return [pen, wide];
 }
 function strip() { // one tick per action, evictions on top
-  const [pen, wide] = sharp($("strip"), 14), inset = 8, room = wide - 2 * inset, each = room / Math.max(1, run.steps);
+  const [pen, wide] = sharp($("strip"), 14), inset = 8, room = wide - 2 * inset, ends = run.places, slot = room / Math.max(1, ends.length - 1);
   pen.fillStyle = colour("--faint"); pen.fillRect(inset, 0, room, 14);
   for (const kind of "pmae") {
     pen.fillStyle = colour("--" + KIND[kind]);
-    const thick = kind === "e" ? Math.max(2, each) : Math.max(0.6, each - (each > 4 ? 1 : 0));
-    for (const t of run.mix[kind]) pen.fillRect(inset + t * each, kind === "e" ? 0 : 4, thick, kind === "e" ? 14 : 10);
+    for (const t of run.mix[kind]) { // as far along as the slider is
+      const n = Math.max(1, below(ends, t + 1)), each = slot / ((ends[n] ?? run.steps) - ends[n - 1] || 1);
+      const thick = kind === "e" ? Math.max(2, each) : Math.max(0.6, each - (each > 4 ? 1 : 0));
+      pen.fillRect(inset + (n - 1) * slot + (t - ends[n - 1]) * each, kind === "e" ? 0 : 4, thick, kind === "e" ? 14 : 10);
+    }
   }
 }
 let picture = null;
@@ -157,6 +192,7 @@ function map() {
 }
 function mapCursor() {
   if (!picture) return;
+  $("map-step").hidden = !run.steps || !run.layers.length; $("map-layer").hidden = !run.layers.length;
   $("map-step").style.left = (100 * (step + 0.5)) / (run.steps + 1) + "%";
   $("map-layer").style.top = layer * picture.each + "px";
   $("map-layer").style.height = picture.each + "px";
@@ -165,7 +201,7 @@ function mapSpot(event) {
   const box = $("map").getBoundingClientRect();
   const row = Math.max(0, Math.min(run.layers.length - 1, Math.floor((event.clientY - box.top) / picture.each)));
   const k = Math.floor(((event.clientX - box.left) / box.width) * (run.steps + 1));
-  return [row, Math.max(0, Math.min(run.steps, k)), box];
+  return [row, run.places[run.place(k)], box];
 }
 $("map").addEventListener("pointermove", (event) => {
   if (!run.layers.length) return;

@@ -24,8 +24,9 @@ function network() {
   });
   const shown = new Set(groups.map((one) => one.number));
   run.blocks.forEach((_, number) => { if (!shown.has(number)) group(number); });
-  $("network-note").textContent = !run.layers.length ? "no layer of it can lose neurons" :
-    "green: neurons left" + (run.left.length ? (run.method === "absorb" ? ", blue: signal left" : run.baseline ? ", blue: score left" : ", blue: capacity left") : "");
+  const what = run.left.length ? (run.method === "absorb" ? "signal" : run.baseline ? "score" : "capacity") : "";
+  $("network-note").textContent = !run.layers.length ? "no layer of it can lose neurons" : "green: neurons left" + (what ? `, blue: ${what} left` : "");
+  if (run.layers.length) box.prepend(make("div", { class: "heading", "aria-hidden": "true" }, make("span", {}), make("span", {}), make("span", {}, "neurons"), make("span", {}, (what || "neurons") + " left")));
 }
 function networkNow() {
   rows.forEach(({ node, rest, energy, seen, share }, number) => {
@@ -74,10 +75,12 @@ function detail() {
     entries = [...left];
   }
   entries.sort((a, b) => b[1] - a[1] || a[0] - b[0]);
-  $("spectrum-title").textContent = known ? (run.baseline ? "Scores, sorted" : "Capacity spectrum: ‖f‖ of each neuron, sorted") : "Cost J at which each neuron leaves, sorted";
+  const priced = entries.length && !(run.byHand && !known);
+  svg.parentNode.hidden = !priced;
+  $("spectrum-title").textContent = known ? (run.baseline ? "Scores, sorted" : "Capacity spectrum: ‖f‖ of each neuron, sorted") : priced ? "Cost J at which each neuron leaves, sorted" : "Capacity spectrum";
   $("spectrum-note").textContent = known ? "As they were in the original network." :
-    (run.method === "absorb" ? "Absorption has no capacities" : "This run was saved without capacities") + ", so the spectrum is drawn from the costs at which neurons leave" +
-    (entries.length < one.neurons ? `; ${plural(one.neurons - entries.length, "neuron")} never left by an action of its own.` : ".");
+    `${run.byHand ? "Runs that are made by hand have no capacities" : "The capacities of this layer are not known"}: ` +
+    (!priced ? "there is nothing to draw." : "drawn are the costs at which neurons leave" + (entries.length < one.neurons ? `; ${plural(one.neurons - entries.length, "neuron")} never left by an action of its own.` : "."));
   const wide = 420, tall = 130, top = Math.max(1e-12, ...entries.map((e) => e[1])), each = (wide - 8) / Math.max(1, entries.length);
   svg.setAttribute("viewBox", `0 0 ${wide} ${tall}`);
   const paths = { stay: "", p: "", m: "", a: "", e: "" };
@@ -88,9 +91,9 @@ function detail() {
     return { neuron, value, t, fate };
   });
   svg.replaceChildren(...Object.entries(paths).filter(([, d]) => d).map(([fate, d]) =>
-    draw("path", { d, fill: fate === "stay" ? "var(--accent)" : `var(--${KIND[fate]})`, opacity: fate === "stay" ? 1 : 0.45 })));
+    draw("path", { d, fill: fate === "stay" ? "var(--accent)" : `var(--${KIND[fate]})`, opacity: fate === "stay" ? 1 : 0.85 })));
   const present = ["p", "m", "a", "e"].filter((kind) => paths[kind]);
-  legend($("legend-spectrum"), [...(paths.stay ? [["--accent", "still there"]] : []), ...present.map((kind) => ["--" + KIND[kind], DONE[kind]])], "box");
+  legend($("legend-spectrum"), !priced ? [] : [...(paths.stay ? [["still there", "--accent"]] : []), ...present.map((kind) => [DONE[kind], "--" + KIND[kind]])]);
   families(gone, family, evicted);
 }
 $("spectrum").addEventListener("pointermove", (event) => {
@@ -131,7 +134,7 @@ function families(gone, family, evicted) {
 function tiles() {
   const entries = Object.entries(UNITS).map(([unit, name]) => [percent(run.share(unit, step)), `of the ${name}`, `${count(run[unit][step])} of ${count(run[unit][0])}`, run.share(unit, step)]);
   const whole = run.total[run.steps];
-  entries.push([figure(run.total[step]), "distortion so far", run.priced ? "sum of J" : "no prices: made by hand", whole ? run.total[step] / whole : 0]);
+  entries.push([figure(run.total[step]), "distortion so far", run.byHand ? "no prices: made by hand" : "sum of J", whole ? run.total[step] / whole : 0]);
   for (const [what, found] of [["accuracy", "measured"], ["fidelity", "predicted"]]) {
     if (!run[what].length) continue;
     const point = run.at(what, step), after = run[what].find(([k]) => k > step);
@@ -146,25 +149,25 @@ const percent1 = (share) => (100 * share).toFixed(1) + "%";
 function upcoming() {
   const items = [];
   for (let t = step; t < Math.min(run.steps, step + 4); t++) {
-    const each = run.release[t] ? (run.costs[t] ?? Infinity) / run.release[t] : null;
-    const figures = run.priced
-      ? [`J ${figure(run.costs[t])}`, `ΔP ${count(run.release[t])}`, each === null ? "" : `J/ΔP ${figure(each)}`].filter(Boolean)
-      : [];
+    const each = run.each(t);
+    const figures = run.byHand ? [] : [`${run.baseline ? "score" : "J"} ${figure(run.costs[t])}`, `ΔP ${count(run.release[t])}`, each === null || run.baseline ? "" : `J/ΔP ${figure(each)}`].filter(Boolean);
     const title = run.what(t);
     items.push(make("li", { style: { "--kind": `var(--${KIND[run.kinds[t]]})` } },
       make("div", { class: "what" }, title[0].toUpperCase() + title.slice(1)),
       make("div", { class: "why" }, run.why(t)),
       make("div", { class: "figures" }, ...figures.map((words) => make("span", {}, words)))));
   }
-  if (step + 4 >= run.steps) items.push(make("li", { class: "end quiet" }, "The run ends here: encode with a smaller budget to go on."));
+  if (step + 4 >= run.steps) items.push(make("li", { class: "end quiet" }, `The run ends here${run.byHand ? "" : ": encode with a smaller budget to go on"}.`));
+  const after = run.places[run.place(step) + 1];
+  $("next-note").textContent = run.stops.length && after ? `The next stop is step ${count(after)}: ${plural(after - step, "action")} until all widths are multiples again.` : "";
   $("next").replaceChildren(...items);
 }
 function mix() {
   const so = Object.keys(KIND).map((kind) => [kind, below(run.mix[kind], step)]).filter(([, n]) => n);
   $("mix-bar").replaceChildren(...so.map(([kind, n]) => make("i", { style: { width: (100 * n) / Math.max(1, step) + "%", background: `var(--${KIND[kind]})` } })));
-  const words = so.map(([kind, n]) => ["--" + KIND[kind], `${count(n)} ${DONE[kind]}`]);
-  $("mix-bar").setAttribute("aria-label", words.map(([, w]) => w).join(", ") || "nothing yet");
-  if (words.length) legend($("mix"), words, "box"); else $("mix").textContent = "Nothing yet: this is the original.";
+  const words = so.map(([kind, n]) => [`${count(n)} ${DONE[kind]}`, "--" + KIND[kind]]);
+  $("mix-bar").setAttribute("aria-label", words.map(([w]) => w).join(", ") || "nothing yet");
+  if (words.length) legend($("mix"), words); else $("mix").textContent = "Nothing yet: this is the original.";
 }
 function command() {
   const at = step === run.saved;
@@ -174,7 +177,7 @@ function command() {
 }
 
 function update() {
-  $("slider").value = String(step);
+  $("slider").value = String(run.place(step));
   $("step").textContent = count(step);
   const last = step ? run.what(step - 1) : "the original network";
   $("now").textContent = step ? "last: " + last : last;
@@ -185,13 +188,14 @@ function update() {
 }
 let frame = 0;
 function go(k, now) {
-  const next = Math.max(0, Math.min(run.steps, Math.round(k)));
+  const next = run.places[run.place(Math.round(k))];
   if (next === step && !now) return;
   step = next;
   if (now) { update(); return; }
-  $("slider").value = String(step);
+  $("slider").value = String(run.place(step));
   if (!frame) frame = requestAnimationFrame(() => { frame = 0; update(); });
 }
+const move = (by) => go(run.places[Math.max(0, Math.min(run.places.length - 1, run.place(step) + by))]);
 let later = 0;
 function remember() {
   clearTimeout(later);
@@ -199,12 +203,13 @@ function remember() {
 }
 function show(number, k) {
   stop();
-  run = RUNS[number]; step = Math.max(0, Math.min(run.steps, k));
+  run = RUNS[number]; step = run.places[run.place(k)];
   if (layer < 0 || layer >= run.layers.length) layer = run.moves.reduce((best, moves, n) => (moves.length > run.moves[best].length ? n : best), 0);
   $("title").textContent = run.model;
-  $("subtitle").textContent = `made smaller by ${run.method}${RUNS.length > 1 && run.name !== run.method ? ` (${run.name})` : ""}: ${plural(run.steps, "step")}, saved after ${count(run.saved)}`;
+  $("subtitle").textContent = `${run.steps ? "made smaller " : ""}${run.by}${RUNS.length > 1 && run.name !== run.method ? ` (${run.name})` : ""}: ${plural(run.steps, "step")}, saved after ${count(run.saved)}`;
   $("total").textContent = count(run.steps);
-  $("slider").max = String(run.steps);
+  $("slider").max = String(run.places.length - 1);
+  $("order").textContent = run.order();
   network(); strip(); map(); curves(); alone(); go(step, true);
 }
 function alone() {
@@ -233,12 +238,12 @@ function alone() {
 function stop() { clearInterval(timer); timer = null; $("play").textContent = "▶"; $("play").setAttribute("aria-label", "Play the run"); }
 $("play").addEventListener("click", () => {
   if (timer) { stop(); return; }
-  if (step >= run.steps) go(0, true);
+  if (run.place(step) >= run.places.length - 1) go(0, true);
   $("play").textContent = "❚❚"; $("play").setAttribute("aria-label", "Pause");
-  const stride = Math.max(1, Math.round(run.steps / 240));
-  timer = setInterval(() => { if (step >= run.steps) stop(); else go(step + stride); }, Math.max(40, 9000 / Math.max(1, run.steps)));
+  const last = run.places.length - 1, stride = Math.max(1, Math.round(last / 240));
+  timer = setInterval(() => { if (run.place(step) >= last) stop(); else move(stride); }, Math.max(40, Math.min(600, 9000 / Math.max(1, last))));
 });
-$("slider").addEventListener("input", () => { stop(); go(Number($("slider").value)); });
+$("slider").addEventListener("input", () => { stop(); go(run.places[Number($("slider").value)]); });
 $("saved").addEventListener("click", () => { stop(); go(run.saved); });
 $("axis").addEventListener("change", curves);
 $("copy").addEventListener("click", async () => {
@@ -248,14 +253,15 @@ $("copy").addEventListener("click", async () => {
 });
 addEventListener("keydown", (event) => { // arrows work wherever they mean nothing else
   if (event.ctrlKey || event.metaKey || event.altKey || event.target.closest("input, select, textarea")) return;
-  if (event.key === "ArrowRight") go(step + 1); else if (event.key === "ArrowLeft") go(step - 1); else return;
+  if (event.key === "ArrowRight") move(1); else if (event.key === "ArrowLeft") move(-1); else return;
   stop(); event.preventDefault();
 });
 const redraw = () => { strip(); map(); curves(); };
 let resized = 0;
 addEventListener("resize", () => { clearTimeout(resized); resized = setTimeout(redraw, 80); });
 matchMedia("(prefers-color-scheme: dark)").addEventListener("change", redraw);
-addEventListener("beforeprint", redraw); addEventListener("afterprint", redraw);
+for (const [name, light] of [["beforeprint", true], ["afterprint", false]]) // canvases are drawn before the print's colours apply
+  addEventListener(name, () => { document.documentElement.classList.toggle("light", light); redraw(); });
 
 if (RUNS.length > 1) {
   $("runs").hidden = false;

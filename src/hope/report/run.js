@@ -6,6 +6,7 @@ const SVG = "http://www.w3.org/2000/svg";
 const KIND = { p: "prune", m: "merge", a: "absorb", e: "evict" };
 const DONE = { p: "pruned", m: "merged", a: "absorbed", e: "evicted" };
 const UNITS = { parameters: "parameters", neurons: "neurons", macs: "MACs" };
+const DASHES = ["", "7 3", "2 2.5", "9 3 2 3", "5 2 1 2 1 2"]; // with six colours, thirty different lines
 const colour = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
 
 // ---- words and numbers --------------------------------------------------------------------------
@@ -68,7 +69,7 @@ class Run {
     this.steps = data.targets.length;
     for (const unit of Object.keys(UNITS)) this[unit] = sums(data[unit]);
     this.total = sums([0, ...data.costs.map((cost) => cost ?? 0)]);
-    this.priced = data.costs.some((cost) => cost !== 0);
+    this.places = data.stops.length ? data.stops : Array.from({ length: this.steps + 1 }, (_, k) => k); // where the run may be ended
     this.energy = data.layers.map((one) => (data.method === "absorb" ? 1 : one.capacities.reduce((sum, c) => sum + (c ?? 0), 0)));
     this.moves = data.layers.map(() => []); // per layer, its steps
     this.lost = data.layers.map(() => [0]); // neurons lost after so many of them
@@ -88,6 +89,10 @@ class Run {
       for (let t = 0; t < this.steps; t++) if (data.kinds[t] === kind) places.push(t);
       this.mix[kind] = places;
     }
+  }
+  place(k) { // the number of the nearest place to end
+    const after = Math.min(below(this.places, k), this.places.length - 1);
+    return after > 0 && k - this.places[after - 1] < this.places[after] - k ? after - 1 : after;
   }
   going(t) { return this.several[t] ?? (this.who[t] >= 0 ? [this.who[t]] : []); }
   isGone(layer, k) { const gone = this.layers[layer].gone; return gone !== null && k >= gone; }
@@ -113,19 +118,40 @@ class Run {
     return `${KIND[kind]} ${who} in ${where}`;
   }
   why(t) {
-    const kind = this.kinds[t], cost = this.costs[t] ?? Infinity, target = this.targets[t];
-    if (!this.priced) return "Asked for by hand; it has no price.";
+    const kind = this.kinds[t], cost = this.costs[t] ?? Infinity, target = this.targets[t], one = this.layers[target];
+    if (this.byHand) return "Given by hand; it has no price.";
     if (kind === "e" && this.method === "absorb")
-      return `Its branch writes little of what flows on beside it, and ${plural(this.release[t], "parameter")} go at once.`;
+      return `Its branch writes ${small(1 - Math.exp(-cost))} of the stream behind it. The judge decided: on noise, the network without it keeps more of its answers than by absorption on the way to the same size.`;
     if (kind === "e") {
-      const left = this.blocks[target].layers.reduce((sum, layer) => sum + this.width(layer, t), 0);
-      return `What its branch of ${plural(left, "neuron")} still adds is small beside what the skip carries, and ${plural(this.release[t], "parameter")} go at once.`;
+      const left = this.blocks[target].layers.reduce((sum, layer) => sum + this.width(layer, t), 0), before = this.total[t];
+      return `Its branch of ${plural(left, "neuron")} goes at once. J ${figure(cost)} is added to a distortion of ${figure(before)} so far${before > 0 ? ` (${small(cost / before)})` : ""}. ${this.beside(t)}`;
     }
     const n = this.width(target, t);
-    if (this.baseline) return `Its score, ${figure(cost)}, is the lowest that is left in the network.`;
-    if (kind === "p") return `It carries ${small(cost / (n + cost))} of the capacity left in its layer (${plural(n, "neuron")}).`;
-    if (kind === "m") return `The two do nearly the same: one parent for both misses ${small(cost / n)} of the layer's capacity.`;
-    return `The ${plural(n - 1, "neuron")} beside it can stand in for it: ${small(1 - Math.exp(-cost))} of the signal is lost.`;
+    if (this.baseline) return `Its score, ${this.criterion}, is ${figure(cost)}${this.stops.length ? "" : ", the lowest of those that may go"}. ${this.beside(t)}`;
+    if (kind === "p") return `It carries ${small(cost / (n + cost))} of the capacity left in its layer (${plural(n, "neuron")}). ${this.beside(t)}`;
+    if (kind === "m") return `The two do nearly the same: one parent for both misses ${small(cost / n)} of the layer's capacity. ${this.beside(t)}`;
+    const whole = one.capacities.reduce((sum, c) => sum + (c ?? 0), 0), own = this.going(t).reduce((sum, i) => sum + (one.capacities[i] ?? 0), 0);
+    return `The ${plural(n - 1, "neuron")} beside it can stand in for it: ${small(1 - Math.exp(-cost))} of the signal is lost.` +
+      `${whole > 0 ? ` It had ${small(own / whole)} of the layer's capacity.` : ""} ${this.beside(t)}`;
+  }
+  each(t) { return this.release[t] ? (this.costs[t] ?? Infinity) / this.release[t] : null; } // J/ΔP
+  beside(t) { // this step and the next one, where they were compared
+    if (t + 1 >= this.steps || this.stops.length) return "";
+    if (this.baseline) return `The next one's is ${figure(this.costs[t + 1])}.`;
+    const here = this.each(t), next = this.each(t + 1);
+    if (here === null || next === null || (this.method === "absorb" && this.kinds[t + 1] === "e")) return "";
+    if (next < here * 0.9999) return "The next step has less J/ΔP, but only after this one.";
+    if (!(here > 0)) return "Nothing is cheaper.";
+    const times = next / here;
+    return `No action has less J/ΔP: the next one's is ${times < 1.0001 ? "the same" : times < 1.1 ? `${small(times - 1)} more` : `${figure(+times.toPrecision(2))} times as much`}.`;
+  }
+  order() { // what the figures mean, and what goes first
+    const waits = this.stops.length ? " A layer's neurons wait until its width is a multiple, so the order is not exactly this one." : "";
+    if (this.byHand) return "The actions of this run were given by hand: they have no prices.";
+    if (this.baseline) return `J is a neuron's score: ${this.criterion}. ΔP is how many parameters its removal releases. The lowest score goes first.${waits}`;
+    if (this.method === "absorb") return "J is what an absorption loses of the signal, as a logarithm. ΔP is how many parameters it releases. " +
+      `The absorption with the least J/ΔP goes first${this.mix.e.length ? "; blocks are evicted where the judge finds it better, whatever their J/ΔP" : ""}.${waits}`;
+    return `J is what an action costs, relative to what its layer has left. ΔP is how many parameters it releases. The action with the least J/ΔP goes first.${waits}`;
   }
   at(what, k) { // the last point of "accuracy" or "fidelity" up to k
     let found = null;
