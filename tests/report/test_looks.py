@@ -87,7 +87,7 @@ def test_next_steps_say_why_in_figures(visit: Any, folder: Path, absorbed: Path)
     assert "is added to a distortion of" in words
     t = next(t for t in range(1, len(steps) - 1) if steps[t + 1].ratio > 1.2 * steps[t].ratio)
     slide(page, t)
-    assert "times as much" in page.locator("#next li .why").first.inner_text()
+    assert "times as much" in page.locator("#next li .figures").first.inner_text()
     assert "The action with the least J/ΔP goes first." in page.locator("#order").inner_text()
     page, kinds = visit("absorbed"), [step.kind for step in read_run(absorbed).trajectory]
     slide(page, kinds.index("absorb"))
@@ -97,7 +97,7 @@ def test_next_steps_say_why_in_figures(visit: Any, folder: Path, absorbed: Path)
     assert "where the judge finds it better" in page.locator("#order").inner_text()
     page = visit("reversed")
     slide(page, 5)
-    assert "only after this one" in page.locator("#next li .why").first.inner_text()
+    assert "only after this one" in page.locator("#next li .figures").first.inner_text()
 
 
 def test_a_baseline_names_its_criterion(visit: Any) -> None:

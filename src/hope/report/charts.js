@@ -136,7 +136,7 @@ function curves() {
     words: (k) => Object.entries(UNITS).map(([name, word]) => `${percent(run.share(name, k))} of the ${word}`).join("\n") + said(k),
   });
   legend($("legend-size"), several
-    ? [...RUNS.map(looks).map((one) => [`${one.of.name}, ${UNITS[unit]} left`, one.tint, one.dash]), ...(measured.length ? [["rings: measured accuracy", "--quiet"]] : []), ...(judged.length ? [["small rings: predicted fidelity", "--quiet"]] : [])]
+    ? [...RUNS.map(looks).map((one) => [`${one.of.name}, ${UNITS[unit]} left`, one.tint, one.dash]), ...(measured.length ? [["rings: measured accuracy", "--quiet", "4 3"]] : []), ...(judged.length ? [["small rings: predicted fidelity", "--quiet", "1 3"]] : [])]
     : [...plotted.map((one) => [`${UNITS[one.name]} left`, one.tint, one.dash]), ...(measured.length ? [["accuracy, measured", "--c5", "4 3"]] : []), ...(judged.length ? [["fidelity, predicted without data", "--c3", "1 3"]] : [])], line);
   $("chart-cost").parentNode.hidden = !top;
   if (top) costs.render({

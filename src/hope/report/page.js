@@ -149,13 +149,11 @@ const percent1 = (share) => (100 * share).toFixed(1) + "%";
 function upcoming() {
   const items = [];
   for (let t = step; t < Math.min(run.steps, step + 4); t++) {
-    const each = run.each(t);
-    const figures = run.byHand ? [] : [`${run.baseline ? "score" : "J"} ${figure(run.costs[t])}`, `ΔP ${count(run.release[t])}`, each === null || run.baseline ? "" : `J/ΔP ${figure(each)}`].filter(Boolean);
     const title = run.what(t);
     items.push(make("li", { style: { "--kind": `var(--${KIND[run.kinds[t]]})` } },
       make("div", { class: "what" }, title[0].toUpperCase() + title.slice(1)),
       make("div", { class: "why" }, run.why(t)),
-      make("div", { class: "figures" }, ...figures.map((words) => make("span", {}, words)))));
+      make("div", { class: "figures" }, ...run.figures(t).map((words) => make("span", {}, words)))));
   }
   if (step + 4 >= run.steps) items.push(make("li", { class: "end quiet" }, `The run ends here${run.byHand ? "" : ": encode with a smaller budget to go on"}.`));
   const after = run.places[run.place(step) + 1];

@@ -120,30 +120,35 @@ class Run {
   why(t) {
     const kind = this.kinds[t], cost = this.costs[t] ?? Infinity, target = this.targets[t], one = this.layers[target];
     if (this.byHand) return "Given by hand; it has no price.";
-    if (kind === "e" && this.method === "absorb")
-      return `Its branch writes ${small(1 - Math.exp(-cost))} of the stream behind it. The judge decided: on noise, the network without it keeps more of its answers than by absorption on the way to the same size.`;
     if (kind === "e") {
       const left = this.blocks[target].layers.reduce((sum, layer) => sum + this.width(layer, t), 0), before = this.total[t];
-      return `Its branch of ${plural(left, "neuron")} goes at once. J ${figure(cost)} is added to a distortion of ${figure(before)} so far${before > 0 ? ` (${small(cost / before)})` : ""}. ${this.beside(t)}`;
+      const price = `J ${figure(cost)} is added to a distortion of ${figure(before)} so far`;
+      return this.method === "absorb"
+        ? `The judge decided: on noise, the network without it keeps more of its answers than by absorption on the way to the same size. Its branch writes ${small(1 - Math.exp(-cost))} of the stream behind it; ${price}.`
+        : `Its branch of ${plural(left, "neuron")} goes at once. ${price}${before > 0 ? ` (${small(cost / before)})` : ""}.`;
     }
     const n = this.width(target, t);
-    if (this.baseline) return `Its score, ${this.criterion}, is ${figure(cost)}${this.stops.length ? "" : ", the lowest of those that may go"}. ${this.beside(t)}`;
-    if (kind === "p") return `It carries ${small(cost / (n + cost))} of the capacity left in its layer (${plural(n, "neuron")}). ${this.beside(t)}`;
-    if (kind === "m") return `The two do nearly the same: one parent for both misses ${small(cost / n)} of the layer's capacity. ${this.beside(t)}`;
+    if (this.baseline) return `Its score, ${this.criterion}, is ${figure(cost)}${this.stops.length ? "" : ", the lowest of those that may go"}.`;
+    if (kind === "p") return `It carries ${small(isFinite(cost) ? cost / (n + cost) : 1)} of the capacity left in its layer (${plural(n, "neuron")}).`;
+    if (kind === "m") return `The two do nearly the same: one parent for both misses ${small(cost / n)} of the layer's capacity.`;
     const whole = one.capacities.reduce((sum, c) => sum + (c ?? 0), 0), own = this.going(t).reduce((sum, i) => sum + (one.capacities[i] ?? 0), 0);
     return `The ${plural(n - 1, "neuron")} beside it can stand in for it: ${small(1 - Math.exp(-cost))} of the signal is lost.` +
-      `${whole > 0 ? ` It had ${small(own / whole)} of the layer's capacity.` : ""} ${this.beside(t)}`;
+      `${whole > 0 ? ` It had ${small(own / whole)} of the layer's capacity.` : ""}`;
   }
   each(t) { return this.release[t] ? (this.costs[t] ?? Infinity) / this.release[t] : null; } // J/ΔP
-  beside(t) { // this step and the next one, where they were compared
-    if (t + 1 >= this.steps || this.stops.length) return "";
-    if (this.baseline) return `The next one's is ${figure(this.costs[t + 1])}.`;
-    const here = this.each(t), next = this.each(t + 1);
-    if (here === null || next === null || (this.method === "absorb" && this.kinds[t + 1] === "e")) return "";
-    if (next < here * 0.9999) return "The next step has less J/ΔP, but only after this one.";
-    if (!(here > 0)) return "Nothing is cheaper.";
-    const times = next / here;
-    return `No action has less J/ΔP: the next one's is ${times < 1.0001 ? "the same" : times < 1.1 ? `${small(times - 1)} more` : `${figure(+times.toPrecision(2))} times as much`}.`;
+  figures(t) { // the last with that of the next step, where the two were compared
+    if (this.byHand) return [];
+    const here = this.each(t), next = t + 1 < this.steps ? this.each(t + 1) : null, released = `ΔP ${count(this.release[t])}`;
+    const alone = t + 1 >= this.steps || this.stops.length > 0 || (this.method === "absorb" && (this.kinds[t] === "e" || this.kinds[t + 1] === "e"));
+    if (this.baseline) return [released, `score ${figure(this.costs[t])}${alone ? "" : `, the next one's ${figure(this.costs[t + 1])}`}`];
+    const found = [`J ${figure(this.costs[t])}`, released];
+    if (here === null) return found;
+    let beside = "";
+    if (!alone && next !== null && here > 0 && isFinite(next)) {
+      const times = next / here;
+      beside = ", the next one's " + (times < 0.9999 ? "less, but only after this one" : times < 1.0001 ? "the same" : times < 1.1 ? `${small(times - 1)} more` : `${figure(+times.toPrecision(2))} times as much`);
+    }
+    return [...found, `J/ΔP ${figure(here)}${beside}`];
   }
   order() { // what the figures mean, and what goes first
     const waits = this.stops.length ? " A layer's neurons wait until its width is a multiple, so the order is not exactly this one." : "";
