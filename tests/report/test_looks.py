@@ -104,6 +104,7 @@ def test_a_baseline_names_its_criterion(visit: Any) -> None:
     page = visit("baseline")
     slide(page, 2)
     assert "incoming weights" in page.locator("#next li .why").first.inner_text()
+    assert "sum of scores" in page.locator("#tiles").inner_text()
     assert "The lowest score goes first" in page.locator("#order").inner_text()
     assert "J/ΔP" not in page.locator("#next").inner_text() + page.locator("#order").inner_text()
 

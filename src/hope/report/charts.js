@@ -30,7 +30,7 @@ class Chart { // lines over the run; the cursor follows the slider, the pointer 
       if (held && Math.abs(event.clientX - held.x) > Math.max(8, Math.abs(event.clientY - held.y))) held.sure = true;
       if (held?.sure) go(k);
     });
-    svg.addEventListener("pointerup", (event) => { if (held) go(this.stepAt(event)); held = null; });
+    svg.addEventListener("pointerup", (event) => { if (held && (held.sure || Math.abs(event.clientY - held.y) <= 8)) go(this.stepAt(event)); held = null; });
     for (const name of ["pointercancel", "pointerleave"]) svg.addEventListener(name, () => { held = null; this.tip.hidden = true; });
   }
   stepAt(event) {
@@ -141,7 +141,7 @@ function curves() {
   $("chart-cost").parentNode.hidden = !top;
   if (top) costs.render({
     axis, format: figure, top, series: alike.map((one) => ({ ...looks(one), value: (k) => one.total[k] })),
-    words: (k) => `J so far ${figure(run.total[k])}` + (k ? `\n${run.what(k - 1)}: ${figure(run.costs[k - 1])}` : ""),
+    words: (k) => `${run.sum} ${figure(run.total[k])}` + (k ? `\n${run.what(k - 1)}: ${figure(run.costs[k - 1])}` : ""),
   });
   legend($("legend-cost"), several && top ? RUNS.filter((one) => alike.includes(one)).map(looks).map((one) => [one.of.name, one.tint, one.dash]) : [], line);
   const nothing = top ? "" : run.byHand ? "Actions that are given by hand have no prices. " : run.steps ? "Nothing that was done costs anything. " : "Nothing was done. ";

@@ -134,7 +134,7 @@ function families(gone, family, evicted) {
 function tiles() {
   const entries = Object.entries(UNITS).map(([unit, name]) => [percent(run.share(unit, step)), `of the ${name}`, `${count(run[unit][step])} of ${count(run[unit][0])}`, run.share(unit, step)]);
   const whole = run.total[run.steps];
-  entries.push([figure(run.total[step]), "distortion so far", run.byHand ? "no prices: made by hand" : "sum of J", whole ? run.total[step] / whole : 0]);
+  entries.push([run.byHand ? "–" : figure(run.total[step]), "distortion so far", run.byHand ? "no prices: made by hand" : run.sum, whole ? run.total[step] / whole : 0]);
   for (const [what, found] of [["accuracy", "measured"], ["fidelity", "predicted"]]) {
     if (!run[what].length) continue;
     const point = run.at(what, step), after = run[what].find(([k]) => k > step);
@@ -207,7 +207,7 @@ function show(number, k) {
   $("subtitle").textContent = `${run.steps ? "made smaller " : ""}${run.by}${RUNS.length > 1 && run.name !== run.method ? ` (${run.name})` : ""}: ${plural(run.steps, "step")}, saved after ${count(run.saved)}`;
   $("total").textContent = count(run.steps);
   $("slider").max = String(run.places.length - 1);
-  $("order").textContent = run.order();
+  $("order").textContent = run.order(); $("sum").textContent = `(${run.sum})`;
   network(); strip(); map(); curves(); alone(); go(step, true);
 }
 function alone() {

@@ -68,6 +68,7 @@ class Run {
     this.number = number;
     this.steps = data.targets.length;
     for (const unit of Object.keys(UNITS)) this[unit] = sums(data[unit]);
+    this.sum = data.baseline ? "sum of scores" : "sum of J";
     this.total = sums([0, ...data.costs.map((cost) => cost ?? 0)]);
     this.places = data.stops.length ? data.stops : Array.from({ length: this.steps + 1 }, (_, k) => k); // where the run may be ended
     this.energy = data.layers.map((one) => (data.method === "absorb" ? 1 : one.capacities.reduce((sum, c) => sum + (c ?? 0), 0)));
