@@ -63,7 +63,7 @@ def absorbed(original: nn.Module, folder: Path) -> Path:
     return encoding.save(folder.with_name("absorb"))
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def browser() -> Iterator[Any]:
     """A real browser."""
     api = pytest.importorskip("playwright.sync_api", reason="the browser extra is not installed")
