@@ -312,7 +312,7 @@ def encode(
         tuple(plan.notes),
         original,
         example,
-        _capacities(plan),
+        plan.capacities(),
         judge,
     )
     if unit == "fidelity":
@@ -357,10 +357,6 @@ def capacities(
     """
     plan = Plan(model, inspect(model, example, progress=progress), "hope", evict=False)
     return {state.name: state.capacities for state in plan.layers if isinstance(state, LayerState)}
-
-
-def _capacities(plan: Plan) -> dict[str, list[float]]:
-    return {s.name: s.capacities.tolist() for s in plan.layers if isinstance(s, LayerState)}
 
 
 def _check_options(

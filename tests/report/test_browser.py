@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,23 +12,7 @@ from torch import nn
 import hope
 from hope.report.page import write_page
 from hope.surgery.store import read_run
-
-api = pytest.importorskip("playwright.sync_api", reason="the browser extra is not installed")
-CHROMIUM = shutil.which("chromium")
-if CHROMIUM is None:
-    pytest.skip("there is no chromium: apt-get install chromium", allow_module_level=True)
-FLAGS = [
-    "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking",
-    "--disable-component-update", "--disable-sync",
-]  # fmt: skip
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Any]:
-    with api.sync_playwright() as playwright:
-        found = playwright.chromium.launch(executable_path=CHROMIUM, args=FLAGS)
-        yield found
-        found.close()
+from tests.report.conftest import arrives, slide
 
 
 @pytest.fixture(scope="module")
@@ -45,36 +27,6 @@ def pages(folder: Path, absorbed: Path, tmp_path_factory: pytest.TempPathFactory
         [replace(run, anatomy=replace(run.anatomy, model=name, skipped=(first,)))], target / "evil.html"
     )
     return {path.stem: path.as_uri() for path in target.glob("*.html")}
-
-
-@pytest.fixture
-def visit(browser: Any, pages: dict[str, str]) -> Iterator[Any]:
-    """Open a page; whatever it says on the console, and whatever it asks for, fails the test."""
-    opened, said = [], []
-
-    def start(name: str, **options: Any) -> Any:
-        page = browser.new_page(**{"viewport": {"width": 1280, "height": 900}, **options})
-        opened.append(page)
-        page.on("console", lambda message: said.append(message.text))
-        page.on("pageerror", lambda error: said.append(str(error)))
-        page.on("dialog", lambda dialog: (said.append(dialog.message), dialog.dismiss()))
-        page.on("request", lambda request: request.url.startswith("file:") or said.append(request.url))
-        page.goto(pages[name])
-        return page
-
-    yield start
-    for page in opened:
-        page.close()
-    assert said == []
-
-
-def slide(page: Any, steps: int) -> None:
-    page.locator("#slider").fill(str(steps))
-    arrives(page, steps)
-
-
-def arrives(page: Any, steps: int) -> None:
-    page.wait_for_function("k => document.getElementById('step').textContent === String(k)", arg=steps)
 
 
 def shown(page: Any) -> dict[str, int]:
@@ -211,7 +163,9 @@ def test_runs_are_compared_at_the_same_size(visit: Any, absorbed: Path) -> None:
     assert "made smaller by absorb" in page.locator("#subtitle").inner_text()
     share = [int(text.rstrip("%")) for text in (before, page.locator(".tile b").first.inner_text())]
     assert 0 <= share[0] - share[1] <= 3
-    assert page.locator("#chart-size path:not([stroke-dasharray])").count() == 2
+    curves = page.locator("#chart-size path.curve")
+    looks = [(one.get_attribute("stroke"), one.get_attribute("stroke-dasharray")) for one in curves.all()]
+    assert looks == [("var(--c0)", "none"), ("var(--c1)", "7 3")]
     assert page.locator("#families li").first.inner_text().startswith("absorbed")
     assert "→ mostly" in page.locator("#families").inner_text()
     for axis in ("steps", "neurons", "macs"):

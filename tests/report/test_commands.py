@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import json
 import shlex
+import shutil
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from safetensors.torch import load_file
 
 from hope.cli.main import main
+from hope.report.plot import draw
 from hope.surgery import store
 from tests.report.test_page import embedded, widths
 
@@ -87,6 +90,10 @@ def test_what_is_not_a_run_is_one_line_and_status_two(
         ('{"100000": 0.5}', "not a step of this run"),
         ('{"1": "high"}', "not a number between 0 and 1"),
         ('{"1": 93.5}', "not a number between 0 and 1"),
+        ('{"1": NaN}', "not a number between 0 and 1"),
+        ('{"1": ' + "9" * 400 + "}", "not a number between 0 and 1"),
+        ('{"0": 0.5, "00": 0.5}', "'00' is not a step of this run"),
+        ('{"' + "1" * 5000 + '": 0.5}', "not a step of this run"),
     ],
 )
 def test_wrong_accuracies_say_what_is_wrong(
@@ -128,6 +135,49 @@ def test_plot_draws_the_same_file_twice(
     assert (tmp_path / "figure.pdf").read_bytes().startswith(b"%PDF")
     assert main(["plot", str(folder), "-o", str(tmp_path / "figure.doc")]) == 2
     assert "no ending that a figure can have" in capsys.readouterr().err
+
+
+def test_plot_takes_names_for_what_they_are(folder: Path, tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib", reason="the report extra is not installed")
+    names = [r"a$\frac$b", "_x", "plain"]
+    for name in names:
+        shutil.copytree(folder, tmp_path / name)
+    figure = tmp_path / "figure.svg"
+    assert main(["plot", *(str(tmp_path / name) for name in names), "-o", str(figure)]) == 0
+    text = figure.read_text()
+    assert all(f">{name}</text>" in text for name in names)
+    assert text.count("stroke-dasharray") >= 4  # two of three runs, in two panels
+
+
+def test_plot_says_that_other_models_have_other_scales(folder: Path) -> None:
+    pytest.importorskip("matplotlib", reason="the report extra is not installed")
+    run = store.read_run(folder)
+    other = replace(run, anatomy=replace(run.anatomy, model="Other"))
+    same, differ = (draw(runs).axes for runs in ([run, run], [run, other]))
+    assert "scales differ" not in same[1].get_ylabel()
+    assert "scales differ" in differ[1].get_ylabel()
+    assert [text.get_text() for text in differ[0].get_legend().get_texts()] == [
+        "DigitsNet: hope (1)",
+        "Other: hope (2)",
+    ]
+
+
+def test_extract_says_when_it_ends_elsewhere(
+    stepped: Path,
+    folder: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    (tmp_path / "net.py").write_text("from hope.bench.networks import DigitsNet as build\n")
+    monkeypatch.chdir(tmp_path)
+    weights = str(folder.with_name("weights.safetensors"))
+    command = ["extract", str(stepped), "net.py:build", "--weights", weights, "--input", "1x1x8x8"]
+    stop = store.read_run(stepped).trajectory.stops[1]
+    assert main([*command, "--out", "small.safetensors", "--steps", str(stop + 1)]) == 0
+    assert f"{stop + 1} steps is no stop of this run" in capsys.readouterr().out
+    assert main([*command, "--out", "small.safetensors", "--steps", str(stop)]) == 0
+    assert "stop" not in capsys.readouterr().out
 
 
 def test_plot_without_matplotlib_says_what_to_install(

@@ -18,7 +18,7 @@ import hope
 from hope.bench.networks import DigitsNet
 from hope.encoder.actions import Absorb, Merge
 from hope.geometry.absorb import RIDGE
-from hope.report.page import KINDS, page_data, render, run_data, write_page
+from hope.report.page import KINDS, labels, page_data, render, run_data, scales, write_page
 from hope.report.takers import takers
 from hope.surgery import store
 from hope.surgery.store import read_run
@@ -67,6 +67,16 @@ def test_widths_are_those_of_the_extracted_model(folder: Path, original: nn.Modu
         small = dict(hope.load(folder, original, steps=steps).named_modules())
         for name, width in widths(data, steps).items():
             assert width == (small[name].weight.shape[0] if name in small else 0)
+
+
+def test_absorption_knows_the_capacities_too(absorbed: Path, original: nn.Module) -> None:
+    known = hope.capacities(original, EXAMPLE)
+    found = {layer["name"]: layer["capacities"] for layer in run_data(read_run(absorbed))["layers"]}
+    assert known.keys() == found.keys()
+    for name, values in known.items():
+        torch.testing.assert_close(
+            torch.tensor(found[name], dtype=torch.float64), values, rtol=1e-4, atol=0, msg=name
+        )
 
 
 def test_capacities_are_saved_and_fall_to_what_is_left(folder: Path, original: nn.Module) -> None:
@@ -141,8 +151,26 @@ def test_the_command_is_exact_and_quoted(folder: Path) -> None:
     assert command["complete"]
     assert command["before"].endswith("hope net.py:build")
     assert command["after"] == "--weights 'the weights.pt' --input 1x1x8x8 --out small.safetensors"
-    other = run_data(read_run(folder), source={"model": "timm:resnet18"})["command"]
-    assert other["before"].endswith(" timm:resnet18")
+
+
+def test_what_is_given_for_the_command_fills_what_a_run_does_not_know(folder: Path, absorbed: Path) -> None:
+    given = {"model": "timm:resnet18", "weights": "other.pt", "input": "1x1x9x9"}
+    knows, blank = page_data([read_run(folder), read_run(absorbed)], source=given)["runs"]
+    assert knows["command"] == run_data(read_run(folder))["command"]
+    assert blank["command"]["before"].endswith("absorb timm:resnet18")
+    assert blank["command"]["after"] == "--weights other.pt --input 1x1x9x9 --out small.safetensors"
+
+
+def test_a_model_that_brings_its_weights_is_extracted_without_others(stepped: Path) -> None:
+    for given in ({}, {"model": "timm:resnet18", "weights": "other.pt"}):
+        command = run_data(read_run(stepped), source=given)["command"]
+        assert command["after"] == "--input 1x1x8x8 --out small.safetensors"
+        assert command["complete"]
+
+
+def test_the_stops_of_a_run_are_there(folder: Path, stepped: Path) -> None:
+    assert run_data(read_run(folder))["stops"] == []
+    assert run_data(read_run(stepped))["stops"] == list(read_run(stepped).trajectory.stops)
 
 
 def test_the_page_asks_for_nothing_outside_itself(folder: Path) -> None:
@@ -171,9 +199,26 @@ def test_a_run_made_by_hand_and_an_empty_one_have_pages(tmp_path: Path) -> None:
     anatomy = hope.inspect(model, EXAMPLE)
     by_hand = hope.save(tmp_path / "hand", model, anatomy, [hope.Prune("squeeze", [1, 2, 3])])
     nothing = hope.save(tmp_path / "nothing", model, anatomy, [])
-    hand, empty = page_data([read_run(by_hand), read_run(nothing)])["runs"]
+    data = page_data([read_run(by_hand), read_run(nothing)])
+    hand, empty = data["runs"]
     assert widths(hand, 1)["squeeze"] == 21
     assert empty["targets"] == []
+    assert "<title>DigitsNet by hand</title>" in render(data)
+
+
+def test_other_models_are_named_and_are_on_another_scale(folder: Path, absorbed: Path) -> None:
+    run, other = read_run(folder), read_run(absorbed)
+    strange = replace(run, anatomy=replace(run.anatomy, model="Other"))
+    wider = replace(run, trajectory=replace(run.trajectory, sizes=run.trajectory.sizes + 5))
+    assert scales([run, other, run]) == [0, 1, 0]
+    assert scales([run, strange, wider]) == [0, 1, 2]
+    assert labels([run, other]) == ["hope", "absorb"]
+    assert labels([strange, other]) == ["Other: hope", "DigitsNet: absorb"]
+    total = int(run.trajectory.sizes[0, 1])
+    assert labels([other, wider]) == [
+        f"DigitsNet of {total:,} parameters: absorb",
+        f"DigitsNet of {total + 5:,} parameters: hope",
+    ]
 
 
 def test_a_page_of_twenty_thousand_steps_stays_small(folder: Path) -> None:

@@ -13,7 +13,7 @@ from safetensors.torch import save_file
 from hope.cli import models
 from hope.cli.encode import add_budgets, budget_of
 from hope.surgery.export import to_onnx
-from hope.surgery.store import load
+from hope.surgery.store import load, read_run
 
 
 def register(commands: Any) -> None:
@@ -39,6 +39,12 @@ def run(options: argparse.Namespace) -> None:
     """Load, write, and say what was written."""
     model, example = models.build(options)
     small = load(options.folder, model, **budget_of(options)).eval()
+    if options.steps is not None:
+        taken = read_run(options.folder).trajectory.steps_to("steps", options.steps)
+        if taken != options.steps:
+            print(
+                f"{options.steps} steps is no stop of this run, whose widths are multiples: {taken} are taken"
+            )
     target = Path(options.out)
     with tempfile.TemporaryDirectory(dir=target.parent) as scratch:
         part = Path(scratch) / "part"

@@ -28,7 +28,11 @@ def register(commands: Any) -> None:
     parser.add_argument(
         "-o", "--out", metavar="FILE", help=f"where to write it (default: {PAGE} in the first run's folder)"
     )
-    parser.add_argument("--model", metavar="MODEL", help=f"for the command that extracts: {models.HELP}")
+    parser.add_argument(
+        "--model",
+        metavar="MODEL",
+        help=f"for the command that extracts, where a run does not know it: {models.HELP}",
+    )
     parser.add_argument("--weights", metavar="FILE", help="for the same command: the original checkpoint")
     parser.add_argument("--input", metavar="SHAPE", help="for the same command: shape of an input")
     parser.set_defaults(run=run)

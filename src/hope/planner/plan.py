@@ -25,7 +25,7 @@ from hope.encoder.trajectory import UNITS, allowed
 from hope.errors import InfeasibleBudget
 from hope.surrogate.measured import measured_views
 from hope.surrogate.propagated import Propagated
-from hope.surrogate.signals import block_state, layer_state, read_bn, release
+from hope.surrogate.signals import block_state, layer_capacities, layer_state, read_bn, release
 from hope.surrogate.views import absorb_state, propagated_views
 
 METHODS = ("hope", "absorb", *SCORES)
@@ -108,6 +108,13 @@ class Plan:
         if block is None or self._surrogate is None or block.branch_output not in at:
             return 1.0
         return self._surrogate.share(at[block.branch_output])
+
+    def capacities(self) -> dict[str, list[float]]:
+        """Layer -> ‖f_i‖ of its neurons (a baseline's scores) in the original network, where known."""
+        if self.method != "absorb":
+            return {s.name: s.capacities.tolist() for s in self.layers if isinstance(s, LayerState)}
+        known = {layer.name: layer_capacities(layer, self._tensors) for layer in self.anatomy.layers}
+        return {name: found.tolist() for name, found in known.items() if not isinstance(found, str)}
 
     # ---- blocks ----------------------------------------------------------------------------------
 

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
-import math
 import os
+import re
 from pathlib import Path
 
 from hope.errors import HopeError, first_line
+
+STEP = re.compile("0|[1-9][0-9]{0,9}")  # one way to write each number
 
 
 class CannotWrite(HopeError):
@@ -48,9 +50,10 @@ def read_accuracies(path: Path, total: int) -> list[tuple[int, float]]:
         raise InvalidAccuracies(f'{path} is not an object: write it like {{"0": 0.93, "120": 0.91}}')
     points = []
     for key, value in data.items():
-        if not key.isdecimal() or not 0 <= int(key) <= total:
-            raise InvalidAccuracies(f"{path}: {key!r} is not a step of this run: it has {total} of them")
-        number = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+        if not STEP.fullmatch(key) or int(key) > total:
+            shown = key if len(key) <= 20 else f"{key[:20]}…"
+            raise InvalidAccuracies(f"{path}: {shown!r} is not a step of this run: it has {total} of them")
+        number = isinstance(value, int | float) and not isinstance(value, bool)
         if not number or not 0 <= value <= 1:
             raise InvalidAccuracies(f"{path}: the accuracy at step {key} is not a number between 0 and 1")
         points.append((int(key), float(value)))

@@ -21,10 +21,17 @@ from hope.criteria.scores import SCORES
 from hope.encoder.actions import Absorb, Action, Evict, Merge, Prune
 from hope.report import output
 from hope.report.takers import takers
-from hope.surgery.store import Run
+from hope.surgery.store import BY_HAND, Run
 
+SCRIPTS = ("run.js", "charts.js", "page.js")  # in one scope, in this order
 KINDS = {"prune": "p", "merge": "m", "absorb": "a", "evict": "e"}
 EXAMPLE_INPUT = "1x3x224x224"  # what `hope extract` takes when nothing is said
+CRITERIA = {
+    "l1-in": "the sum of its incoming weights' sizes",
+    "l1-joint": "the sum of its incoming and outgoing weights' sizes",
+    "bn-scale": "the size of its BN's scale",
+    "random": "a random number",
+}
 
 
 def write_page(
@@ -56,23 +63,22 @@ def page_data(
     """All that the page shows, as plain data."""
     points = [*accuracies, *([()] * len(runs))]
     some = [run_data(run, points[n], source) for n, run in enumerate(runs)]
-    for one, name in zip(some, run_names([run.folder for run in runs]), strict=True):
-        one["name"] = name
+    for one, name, scale in zip(some, labels(runs), scales(runs), strict=True):
+        one["name"], one["scale"] = name, scale
     return {"version": __version__, "runs": some}
 
 
 def render(data: Mapping[str, Any]) -> str:
     """The page as text. Names cannot break out of the data: it holds no `<`, `>` or `&`."""
     files = resources.files("hope.report")
-    parts = {name: (files / name).read_text(encoding="utf-8") for name in ("page.css", "page.js")}
+    parts = {name: (files / name).read_text(encoding="utf-8") for name in ("page.css", *SCRIPTS)}
     text = json.dumps(data, separators=(",", ":"), allow_nan=False)
     for sign in "<>&":
         text = text.replace(sign, f"\\u{ord(sign):04x}")
-    title = html.escape(
-        " · ".join(dict.fromkeys(f"{run['model']} by {run['method']}" for run in data["runs"]))
-    )
+    title = html.escape(" · ".join(dict.fromkeys(f"{run['model']} {run['by']}" for run in data["runs"])))
     page = (files / "template.html").read_text(encoding="utf-8")
-    slots = {"title": title, "css": parts["page.css"], "js": parts["page.js"], "data": text}
+    script = "\n".join(parts[name] for name in SCRIPTS)
+    slots = {"title": title, "css": parts["page.css"], "js": script, "data": text}
     pieces = page.split("{{")  # once through, so that nothing inserted is taken for a slot
     done = [pieces[0]]
     for piece in pieces[1:]:
@@ -95,6 +101,27 @@ def run_names(folders: Sequence[Path]) -> list[str]:
     return [f"{name} ({n + 1})" if names.count(name) > 1 else name for n, name in enumerate(names)]
 
 
+def labels(runs: Sequence[Run]) -> list[str]:
+    """Names that tell runs apart; with the model's name, and its size if need be, where models differ."""
+    names = run_names([run.folder for run in runs])
+    kinds = [(run.anatomy.model, run.trajectory.size(0)) for run in runs]
+    if len(set(kinds)) < 2:
+        return names
+    known = [model for model, _ in dict.fromkeys(kinds)]
+    return [
+        f"{model}{f' of {size.parameters:,} parameters' if known.count(model) > 1 else ''}: {name}"
+        for (model, size), name in zip(kinds, names, strict=True)
+    ]
+
+
+def scales(runs: Sequence[Run]) -> list[int]:
+    """A number for each run: J of two runs can be compared where they are the same, for the same method on
+    the same network.
+    """
+    kinds = [(run.method, run.anatomy.model, run.trajectory.size(0)) for run in runs]
+    return [kinds.index(kind) for kind in kinds]
+
+
 def run_data(
     run: Run, accuracy: Sequence[tuple[int, float]] = (), source: Mapping[str, str] | None = None
 ) -> dict[str, Any]:
@@ -107,7 +134,11 @@ def run_data(
     return {
         "model": anatomy.model,
         "method": run.method,
+        "by": run.method if run.method == BY_HAND else f"by {run.method}",
+        "byHand": run.method == BY_HAND,
         "baseline": run.method in SCORES,
+        "criterion": CRITERIA.get(run.method),
+        "stops": list(trajectory.stops),
         "saved": run.steps,
         "layers": [
             {
@@ -151,7 +182,7 @@ def run_data(
         "fidelity": [list(point) for point in details.fidelities],
         "skipped": [[one.name, one.kind, one.outputs, one.reason] for one in anatomy.skipped],
         "leftAlone": [[name, reason] for name, reason in details.left_alone.items()],
-        "command": _command(run, {**details.source, **(source or {})}),
+        "command": _command(run, source or {}),
     }
 
 
@@ -229,16 +260,25 @@ def _changes(actions: Sequence[Action], releases: Sequence[int]) -> list[int]:
 
 
 def _command(run: Run, source: Mapping[str, str]) -> dict[str, Any]:
-    """The command that extracts a model, around its number of steps."""
-    model = shlex.quote(source["model"]) if source.get("model") else "MODEL"
-    weights = shlex.quote(source["weights"]) if source.get("weights") else "ORIGINAL.safetensors"
-    shape = source.get("input", EXAMPLE_INPUT)
-    more = f" --input {shlex.quote(shape)}" if shape != EXAMPLE_INPUT else ""
+    """The command that extracts a model, around its number of steps.
+
+    What the run knows comes first. One that knows its model and no weights was made without any: the model
+    brings its own.
+    """
+    own = {name: value for name, value in run.details.source.items() if value}
+    known = {**source, **own}
+    weights = f"--weights {shlex.quote(known['weights']) if 'weights' in known else 'ORIGINAL.safetensors'} "
+    if "model" in own and "weights" not in own:
+        weights = ""
+    model = shlex.quote(known["model"]) if "model" in known else "MODEL"
+    shape = known.get("input", EXAMPLE_INPUT)
+    more = f"--input {shlex.quote(shape)} " if shape != EXAMPLE_INPUT else ""
+    before = f"hope extract {shlex.quote(str(run.folder))} {model}"
     return {
-        "before": f"hope extract {shlex.quote(str(run.folder))} {model}",
-        "after": f"--weights {weights}{more} --out small.safetensors",
-        "saved": f"hope extract {shlex.quote(str(run.folder))} {model}{more} --out small.safetensors",
-        "complete": bool(source.get("model") and source.get("weights")),
+        "before": before,
+        "after": f"{weights}{more}--out small.safetensors",
+        "saved": f"{before} {more}--out small.safetensors",
+        "complete": "model" in known and (not weights or "weights" in known),
     }
 
 

@@ -11,7 +11,7 @@ import numpy as np
 
 from hope.errors import HopeError
 from hope.report import output
-from hope.report.page import run_names
+from hope.report.page import labels, scales
 from hope.surgery.store import Run
 
 if TYPE_CHECKING:
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
 FORMATS = ("svg", "pdf", "png")
 COLOURS = ("#0b6e4f", "#2f6fc4", "#c2571a", "#7d4cc2", "#b3891b", "#b23a6b")
+DASHES = ("-", (0, (6, 2)), (0, (2, 2)), (0, (8, 2, 2, 2)), (0, (4, 1, 1, 1, 1, 1)))  # 30 with the colours
 UNITS = ("neurons", "parameters", "MACs")
 
 
@@ -60,25 +61,26 @@ def draw(runs: Sequence[Run], accuracies: Sequence[Sequence[tuple[int, float]]] 
     panels = 3 if measured else 2
     figure = Figure(figsize=(3.4 * panels, 2.8), layout="constrained")
     axes: Any = figure.subplots(1, panels)
-    names = run_names([run.folder for run in runs])
-    for number, (run, name) in enumerate(zip(runs, names, strict=True)):
-        colour = COLOURS[number % len(COLOURS)]
+    several = len(runs) > 1
+    names = labels(runs) if several else [f"{unit} left" for unit in UNITS]
+    for number, run in enumerate(runs):
+        style: Any = {"color": COLOURS[number % len(COLOURS)], "linestyle": DASHES[number % len(DASHES)]}
         shares = run.trajectory.sizes / np.maximum(run.trajectory.sizes[0], 1)  # (steps + 1, 3)
         spent = np.concatenate([[0.0], np.cumsum(run.trajectory.costs)])
-        columns = (1,) if len(runs) > 1 else (0, 1, 2)
-        for column in columns:
-            label = name if len(runs) > 1 else f"{UNITS[column]} left"
-            tint = colour if len(runs) > 1 else COLOURS[column]
-            axes[0].plot(100 * shares[:, column], color=tint, label=label)
-        axes[1].plot(100 * shares[:, 1], spent, color=colour, label=name)
+        for column in (1,) if several else (0, 1, 2):
+            own = {} if several else {"color": COLOURS[column], "linestyle": DASHES[column]}
+            axes[0].plot(100 * shares[:, column], **(style | own))
+        axes[1].plot(100 * shares[:, 1], spent, **style)
         if measured and number < len(accuracies) and accuracies[number]:
             steps, values = zip(*accuracies[number], strict=True)
-            axes[2].plot(100 * shares[list(steps), 1], values, "o-", color=colour, markersize=3.5, label=name)
-    axes[0].set(xlabel="steps", ylabel="% of parameters left" if len(runs) > 1 else "% left", ylim=(0, 102))
-    scales = "; scales differ" if len({run.method for run in runs}) > 1 else ""
-    axes[1].set(xlabel="% of parameters left", ylabel=f"distortion (sum of J{scales})")
+            axes[2].plot(100 * shares[list(steps), 1], values, marker="o", markersize=3.5, **style)
+    axes[0].set(xlabel="steps", ylabel="% of parameters left" if several else "% left", ylim=(0, 102))
+    differ = "; scales differ" if len(set(scales(runs))) > 1 else ""
+    axes[1].set(xlabel="% of parameters left", ylabel=f"distortion (sum of J{differ})")
     axes[1].invert_xaxis()
-    axes[0].legend(frameon=False)
+    legend = axes[0].legend(axes[0].get_lines(), [str(n) for n in range(len(names))], frameon=False)
+    for entry, name in zip(legend.get_texts(), names, strict=True):  # a label would be taken for mathematics
+        entry.set(text=name, parse_math=False)
     if measured:
         axes[2].set(xlabel="% of parameters left", ylabel="accuracy", ylim=(0, 1.02))
         axes[2].invert_xaxis()

@@ -31,6 +31,7 @@ from hope.surgery.operate import cut, duplicate, operate
 FORMAT = "hope-run"
 VERSION = 1
 PLAN = "trajectory.json"
+BY_HAND = "by hand"  # the method of a run whose actions were given
 MOMENTS = ("mean", "covariance", "taps", "variance")
 
 
@@ -127,7 +128,7 @@ def save_run(
     trajectory = Trajectory(
         tuple(actions), (0.0,) * len(actions), (0,) * len(actions), sizes(anatomy, actions)
     )
-    return save_trajectory(folder, model, small, anatomy, trajectory, len(actions), "by hand")
+    return save_trajectory(folder, model, small, anatomy, trajectory, len(actions), BY_HAND)
 
 
 def save_trajectory(

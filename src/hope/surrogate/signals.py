@@ -65,15 +65,23 @@ def read_bn(tensors: Mapping[str, Tensor], name: str, eps: float) -> Bn | None:
     )
 
 
-def layer_state(layer: NeuronLayer, anatomy: Anatomy, tensors: Mapping[str, Tensor]) -> LayerState | str:
-    """A layer's state, or the reason in words why it has none."""
+def layer_capacities(layer: NeuronLayer, tensors: Mapping[str, Tensor]) -> Tensor | str:
+    """‖f_i‖ of a layer's neurons, or the reason in words why they are not known."""
     square = torch.zeros(layer.neurons, dtype=torch.float64)
     for consumer in layer.consumers:
         signal = signal_energies(layer, consumer, tensors)
         if isinstance(signal, str):
             return signal
         square += (_outgoing(layer, consumer, tensors, signal.shape[1]) * signal).sum(dim=1)
-    state = LayerState(layer.name, torch.sqrt(square), release(anatomy, layer.slices))
+    return torch.sqrt(square)
+
+
+def layer_state(layer: NeuronLayer, anatomy: Anatomy, tensors: Mapping[str, Tensor]) -> LayerState | str:
+    """A layer's state, or the reason in words why it has none."""
+    capacities = layer_capacities(layer, tensors)
+    if isinstance(capacities, str):
+        return capacities
+    state = LayerState(layer.name, capacities, release(anatomy, layer.slices))
     if _mergeable(layer):
         _add_pairs(state, layer, tensors)
     return state

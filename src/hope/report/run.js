@@ -1,0 +1,169 @@
+// What the page knows: its data, words for numbers, and a run added up. One scope with charts.js and page.js.
+
+const DATA = JSON.parse(document.getElementById("data").textContent);
+const $ = (id) => document.getElementById(id);
+const SVG = "http://www.w3.org/2000/svg";
+const KIND = { p: "prune", m: "merge", a: "absorb", e: "evict" };
+const DONE = { p: "pruned", m: "merged", a: "absorbed", e: "evicted" };
+const UNITS = { parameters: "parameters", neurons: "neurons", macs: "MACs" };
+const DASHES = ["", "7 3", "2 2.5", "9 3 2 3", "5 2 1 2 1 2"]; // with six colours, thirty different lines
+const colour = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
+
+// ---- words and numbers --------------------------------------------------------------------------
+
+const count = (n) => Math.round(n).toLocaleString("en-US");
+const percent = (share) => (100 * share).toFixed(share > 0 && share < 0.0995 ? 1 : 0) + "%";
+function figure(x) {
+  if (x === null || !isFinite(x)) return "∞";
+  if (x === 0) return "0";
+  const size = Math.abs(x);
+  if (size >= 1e5 || size < 1e-3) {
+    const [digits, power] = x.toExponential(1).split("e");
+    return `${digits}·10${[...power.replace("+", "")].map((c) => (c === "-" ? "⁻" : "⁰¹²³⁴⁵⁶⁷⁸⁹"[c])).join("")}`;
+  }
+  return x.toLocaleString("en-US", { maximumSignificantDigits: 3 });
+}
+function small(share) {
+  const value = 100 * share;
+  return (value >= 10 ? value.toFixed(0) : value >= 0.01 || value === 0 ? String(+value.toPrecision(2)) : "less than 0.01") + "%";
+}
+const plural = (n, word) => `${count(n)} ${word}${n === 1 ? "" : "s"}`;
+
+function make(tag, props = {}, ...children) {
+  const node = document.createElement(tag);
+  for (const [name, value] of Object.entries(props)) {
+    if (name === "class") node.className = value;
+    else if (name === "style") for (const [key, v] of Object.entries(value)) node.style.setProperty(key, v);
+    else node.setAttribute(name, value);
+  }
+  for (const child of children) node.append(child); // strings become text nodes
+  return node;
+}
+function draw(tag, props = {}, words) {
+  const node = document.createElementNS(SVG, tag);
+  for (const [name, value] of Object.entries(props)) node.setAttribute(name, value);
+  if (words !== undefined) node.textContent = words;
+  return node;
+}
+
+// ---- a run, added up ----------------------------------------------------------------------------
+
+function sums(differences) {
+  const out = new Float64Array(differences.length);
+  let total = 0;
+  differences.forEach((value, k) => { total += value; out[k] = total; });
+  return out;
+}
+function below(sorted, k) { // how many entries are < k
+  let low = 0, high = sorted.length;
+  while (low < high) {
+    const middle = (low + high) >> 1;
+    if (sorted[middle] < k) low = middle + 1; else high = middle;
+  }
+  return low;
+}
+class Run {
+  constructor(data, number) {
+    Object.assign(this, data);
+    this.number = number;
+    this.steps = data.targets.length;
+    for (const unit of Object.keys(UNITS)) this[unit] = sums(data[unit]);
+    this.sum = data.baseline ? "sum of scores" : "sum of J";
+    this.total = sums([0, ...data.costs.map((cost) => cost ?? 0)]);
+    this.places = data.stops.length ? data.stops : Array.from({ length: this.steps + 1 }, (_, k) => k); // where the run may be ended
+    this.energy = data.layers.map((one) => (data.method === "absorb" ? 1 : one.capacities.reduce((sum, c) => sum + (c ?? 0), 0)));
+    this.moves = data.layers.map(() => []); // per layer, its steps
+    this.lost = data.layers.map(() => [0]); // neurons lost after so many of them
+    this.release = new Float64Array(this.steps);
+    const last = {};
+    for (let t = 0; t < this.steps; t++) {
+      const evict = data.kinds[t] === "e", target = data.targets[t], key = (evict ? "b" : "l") + target;
+      this.release[t] = last[key] = (last[key] ?? 0) + data.releases[t];
+      if (evict) continue;
+      const lost = this.lost[target];
+      this.moves[target].push(t);
+      lost.push(lost[lost.length - 1] + this.going(t).length);
+    }
+    this.mix = {};
+    for (const kind of Object.keys(KIND)) {
+      const places = [];
+      for (let t = 0; t < this.steps; t++) if (data.kinds[t] === kind) places.push(t);
+      this.mix[kind] = places;
+    }
+  }
+  place(k) { // the number of the nearest place to end
+    const after = Math.min(below(this.places, k), this.places.length - 1);
+    return after > 0 && k - this.places[after - 1] < this.places[after] - k ? after - 1 : after;
+  }
+  going(t) { return this.several[t] ?? (this.who[t] >= 0 ? [this.who[t]] : []); }
+  isGone(layer, k) { const gone = this.layers[layer].gone; return gone !== null && k >= gone; }
+  width(layer, k) {
+    return this.isGone(layer, k) ? 0 : this.layers[layer].neurons - this.lost[layer][below(this.moves[layer], k)];
+  }
+  capacity(layer, k) { // share of the layer's capacity that is left; null if not known
+    if (!this.left.length) return null;
+    if (this.isGone(layer, k)) return 0;
+    const made = below(this.moves[layer], k);
+    if (!made) return 1;
+    const before = this.energy[layer];
+    return before > 0 ? Math.max(0, Math.min(1, this.left[this.moves[layer][made - 1]] / before)) : null;
+  }
+  share(unit, k) { return this[unit][0] ? this[unit][k] / this[unit][0] : 1; }
+  name_of(t) { return (this.kinds[t] === "e" ? this.blocks : this.layers)[this.targets[t]].name; }
+  what(t) {
+    const kind = this.kinds[t], where = this.name_of(t);
+    if (kind === "e") return `evict block ${where}`;
+    if (kind === "m") return `merge neuron ${this.who[t]} into ${this.into[t]} in ${where}`;
+    const some = this.going(t);
+    const who = some.length === 1 ? `neuron ${some[0]}` : plural(some.length, "neuron");
+    return `${KIND[kind]} ${who} in ${where}`;
+  }
+  why(t) {
+    const kind = this.kinds[t], cost = this.costs[t] ?? Infinity, target = this.targets[t], one = this.layers[target];
+    if (this.byHand) return "Given by hand; it has no price.";
+    if (kind === "e") {
+      const left = this.blocks[target].layers.reduce((sum, layer) => sum + this.width(layer, t), 0), before = this.total[t];
+      const price = `J ${figure(cost)} is added to a distortion of ${figure(before)} so far`;
+      return this.method === "absorb"
+        ? `The judge decided: on noise, the network without it keeps more of its answers than by absorption on the way to the same size. Its branch writes ${small(1 - Math.exp(-cost))} of the stream behind it; ${price}.`
+        : `Its branch of ${plural(left, "neuron")} goes at once. ${price}${before > 0 ? ` (${small(cost / before)})` : ""}.`;
+    }
+    const n = this.width(target, t);
+    if (this.baseline) return `Its score, ${this.criterion}, is ${figure(cost)}${this.stops.length ? "" : ", the lowest of those that may go"}.`;
+    if (kind === "p") return `It carries ${small(isFinite(cost) ? cost / (n + cost) : 1)} of the capacity left in its layer (${plural(n, "neuron")}).`;
+    if (kind === "m") return `The two do nearly the same: one parent for both misses ${small(cost / n)} of the layer's capacity.`;
+    const whole = one.capacities.reduce((sum, c) => sum + (c ?? 0), 0), own = this.going(t).reduce((sum, i) => sum + (one.capacities[i] ?? 0), 0);
+    return `The ${plural(n - 1, "neuron")} beside it can stand in for it: ${small(1 - Math.exp(-cost))} of the signal is lost.` +
+      `${whole > 0 ? ` It had ${small(own / whole)} of the layer's capacity.` : ""}`;
+  }
+  each(t) { return this.release[t] ? (this.costs[t] ?? Infinity) / this.release[t] : null; } // J/ΔP
+  figures(t) { // the last with that of the next step, where the two were compared
+    if (this.byHand) return [];
+    const here = this.each(t), next = t + 1 < this.steps ? this.each(t + 1) : null, released = `ΔP ${count(this.release[t])}`;
+    const alone = t + 1 >= this.steps || this.stops.length > 0 || (this.method === "absorb" && (this.kinds[t] === "e" || this.kinds[t + 1] === "e"));
+    if (this.baseline) return [released, `score ${figure(this.costs[t])}${alone ? "" : `, the next one's ${figure(this.costs[t + 1])}`}`];
+    const found = [`J ${figure(this.costs[t])}`, released];
+    if (here === null) return found;
+    let beside = "";
+    if (!alone && next !== null && here > 0 && isFinite(next)) {
+      const times = next / here;
+      beside = ", the next one's " + (times < 0.9999 ? "less, but only after this one" : times < 1.0001 ? "the same" : times < 1.1 ? `${small(times - 1)} more` : `${figure(+times.toPrecision(2))} times as much`);
+    }
+    return [...found, `J/ΔP ${figure(here)}${beside}`];
+  }
+  order() { // what the figures mean, and what goes first
+    const waits = this.stops.length ? " A layer's neurons wait until its width is a multiple, so the order is not exactly this one." : "";
+    if (this.byHand) return "The actions of this run were given by hand: they have no prices.";
+    if (this.baseline) return `J is a neuron's score: ${this.criterion}. ΔP is how many parameters its removal releases. The lowest score goes first.${waits}`;
+    if (this.method === "absorb") return "J is what an absorption loses of the signal, as a logarithm. ΔP is how many parameters it releases. " +
+      `The absorption with the least J/ΔP goes first${this.mix.e.length ? "; blocks are evicted where the judge finds it better, whatever their J/ΔP" : ""}.${waits}`;
+    return `J is what an action costs, relative to what its layer has left. ΔP is how many parameters it releases. The action with the least J/ΔP goes first.${waits}`;
+  }
+  at(what, k) { // the last point of "accuracy" or "fidelity" up to k
+    let found = null;
+    for (const point of this[what]) if (point[0] <= k) found = point;
+    return found;
+  }
+}
+const RUNS = DATA.runs.map((data, number) => new Run(data, number));
+let run = RUNS[0], step = 0, layer = -1, timer = null;
