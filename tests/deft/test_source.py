@@ -208,7 +208,16 @@ def test_only_what_changed_is_stored(tmp_path: Path) -> None:
     tuning = hope.deft.prepare(net, part, head=4)
     tuning.save_pretrained(tmp_path)
     (arrays,) = tmp_path.glob("*.safetensors")
-    stored = sum(v.numel() for k, v in load_file(arrays).items() if k.startswith(("values/", "head/")))
+    found = load_file(arrays)
+    split = {n for n, m in tuning.frozen.items() if m.any() and not m.all()}
+    free_all = {n for n, m in tuning.frozen.items() if not m.any() and n in dict(net.named_parameters())}
+    assert found.keys() == (
+        {f"{kind}/{name}" for name in split for kind in ("frozen", "values", "places")}
+        - {f"{kind}/{name}" for name in split if name.endswith("mean") for kind in ("values", "places")}
+        | {f"values/{name}" for name in free_all}
+        | {"head/weight", "head/bias", "columns/weight"}
+    )  # no statistics, and no masks where there is nothing to tell
+    stored = sum(v.numel() for k, v in found.items() if k.startswith(("values/", "head/")))
     free, total = tuning.trainable()
     severed = sum(int(mask.expand(net.get_parameter(n).shape).sum()) for n, mask in part.severed.items())
     assert stored == free + severed

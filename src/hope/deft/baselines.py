@@ -158,7 +158,7 @@ def _tuning(
         tuned,
         method=method,
         head=name,
-        new_head=new_head(tuned.get_submodule(name), head, name),
+        new_head=new_head(tuned.get_submodule(name), head, name, model),
         frozen=frozen,
         columns={} if isinstance(at, str) else at.head_columns,
         freeze_statistics=freeze_statistics,

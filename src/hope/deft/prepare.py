@@ -82,7 +82,7 @@ def prepare(
         tuned,
         method="deft",
         head=partition.head,
-        new_head=new_head(tuned.get_submodule(partition.head), head, partition.head),
+        new_head=new_head(tuned.get_submodule(partition.head), head, partition.head, model),
         frozen=partition.frozen,
         columns=partition.head_columns,
         freeze_statistics=freeze_statistics,

@@ -134,7 +134,7 @@ class Tuning:
                 self._gates.append(Gate(parameter, mask))
         self.holds_statistics = freeze_statistics
         if freeze_statistics:
-            hold(model, frozen)
+            hold(model, frozen, head)
 
     def penalty(self) -> Tensor:
         """What the method adds to the loss: 0 for DEFT, full, head-only and BN-tuning."""
