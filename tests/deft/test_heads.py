@@ -113,7 +113,7 @@ def test_the_sources_own_module_is_copied() -> None:
 @pytest.mark.parametrize("head", ["10", True, 2.0, 0, -3])
 def test_what_is_no_head_is_refused(head: object) -> None:
     with pytest.raises(InvalidHead, match="give the number of classes"):
-        _tuning(made(chain()), head)  # type: ignore[arg-type]
+        _tuning(made(chain()), head)
 
 
 def test_a_module_without_parameters_is_no_head() -> None:

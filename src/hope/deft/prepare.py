@@ -44,7 +44,8 @@ def prepare(
         partition: what `hope.deft.partition` returned for it.
         head: number of outputs of the new head, a module to put in its place, or None to start from the
             source's head.
-        freeze_statistics: hold the running statistics of core channels.
+        freeze_statistics: hold the running statistics of core channels. This hangs on the model's BN modules:
+            convert them with `SyncBatchNorm.convert_sync_batchnorm` before and not after.
         sever: "mask" as in the paper, or "absorb"; where the moments for that are not known a mask has to do,
             and `tuning.notes` says so.
 

@@ -22,12 +22,11 @@ def snapshot(model: nn.Module) -> dict[str, Tensor]:
     }
 
 
-@torch.no_grad()
 def put_back(model: nn.Module, statistics: Mapping[str, Tensor]) -> None:
-    """Write statistics into the model's buffers, in place."""
+    """Write statistics into the model's buffers, in place and unseen by autograd."""
     buffers = dict(model.named_buffers())
     for name, value in statistics.items():
-        buffers[name].copy_(value)
+        buffers[name].data.copy_(value)
 
 
 class Held:
