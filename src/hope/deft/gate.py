@@ -50,7 +50,8 @@ class Gate:
         self._parameter = weakref.ref(parameter)
         needs = parameter.requires_grad
         # the parameter keeps this gate alive; only one that requires gradients takes a hook, all keep it
-        self._handle = parameter.requires_grad_(True).register_hook(self.pass_on)
+        parameter.requires_grad_(True)
+        self._handle = parameter.register_hook(self.pass_on)  # type: ignore[no-untyped-call]
         parameter.requires_grad_(needs)
         _register(parameter, self)
 

@@ -6,12 +6,11 @@ import torch
 from torch import Tensor, nn
 
 from hope.deft.absorb import Absorbed, absorb
+from hope.deft.checks import InvalidPartition, check_weights
 from hope.deft.heads import new_head
-from hope.deft.partition import InvalidPartition, Partition
+from hope.deft.partition import Partition
 from hope.deft.tuning import Tuning
-from hope.errors import CheckpointMismatch
 from hope.surgery.slice import get
-from hope.surgery.store import fingerprint
 
 SEVER = ("mask", "absorb")
 
@@ -71,11 +70,7 @@ def prepare(
     """
     if sever not in SEVER:
         raise InvalidPartition(f"there is no sever={sever!r}: choose from {', '.join(SEVER)}")
-    if fingerprint(model) != partition.original:
-        raise CheckpointMismatch(
-            f"the partition was made for other weights than this {type(model).__name__} has: "
-            "call hope.deft.partition on this model"
-        )
+    check_weights(model, partition.original)
     tuned = partition.consolidated(model)
     absorbed = absorb(tuned, partition) if sever == "absorb" else Absorbed({}, ())
     cut(tuned, partition)
