@@ -222,6 +222,19 @@ def test_a_model_that_changes_its_type_keeps_its_core() -> None:
     assert_core_kept(before, core_entries(tuning))
 
 
+def test_a_model_that_was_in_half_precision_can_have_its_core_back() -> None:
+    _, tuning = prepared(made(chain()))
+    before = core_entries(tuning)
+    tuning.model.bfloat16().train()
+    tuning.model(images().bfloat16()).square().mean().backward()
+    OPTIMIZERS["AdamW with decay"](tuning.model.parameters()).step()
+    assert tuning.moved() == []
+    tuning.model.float()
+    assert "4.weight" in tuning.moved()
+    tuning.restore()
+    assert_core_kept(before, core_entries(tuning))
+
+
 # ---- statistics --------------------------------------------------------------------------------------------
 
 

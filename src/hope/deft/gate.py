@@ -75,9 +75,10 @@ class Gate:
         parameter = self.parameter
         if parameter is None:
             return
-        if self.anchor.device != parameter.device or self.anchor.dtype != parameter.dtype:
-            self.anchor = self.anchor.to(parameter)
-        parameter.copy_(torch.where(self._at(parameter), self.anchor, parameter))
+        if self.anchor.device != parameter.device:
+            self.anchor = self.anchor.to(parameter.device)
+        # the anchor keeps its type: a model that goes to half precision and back can have its core back
+        parameter.copy_(torch.where(self._at(parameter), self.anchor.to(parameter.dtype), parameter))
 
     def differs(self, parameter: Tensor) -> bool:
         """Whether a frozen entry is not what it was, in the parameter or in what has taken its place."""
