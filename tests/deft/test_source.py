@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -75,6 +76,70 @@ def test_the_source_task_is_what_it_was_right_after_masking(merge: bool) -> None
     train(tuning.model, torch.optim.AdamW(tuning.model.parameters(), lr=0.01, weight_decay=0.5))
     with tuning.source() as model, torch.no_grad():
         assert torch.equal(model(images()), before)
+
+
+@pytest.mark.parametrize("net", [chain, Residual])
+@pytest.mark.parametrize("sever", ["mask", "absorb"])
+def test_the_source_task_outlives_a_diverged_slack(net: Callable[[], nn.Module], sever: str) -> None:
+    model = made(net())
+    part = hope.deft.partition(model, images(2), percentile=50)
+    tuning = hope.deft.prepare(model, part, head=4, sever=sever)
+    with tuning.source() as source, torch.no_grad():
+        before = source(images())
+    tuning.masks_source = False  # with slack as it is: finite, and just as little heard
+    with tuning.source(masked=True) as source, torch.no_grad():
+        assert torch.equal(source(images()), before)
+    tuning.masks_source = True
+    with torch.no_grad():
+        for name, mask in tuning.frozen.items():
+            tensor = tuning.model.state_dict()[name]
+            tensor.masked_fill_(~mask, float("-inf" if name.endswith("bias") else "inf"))
+            if name.endswith("running_mean"):
+                variance = tuning.model.get_buffer(name.replace("mean", "var"))
+                variance.masked_fill_(~mask, float("nan"))
+    start = {name: value.clone() for name, value in tuning.model.state_dict().items()}
+    with tuning.source() as source, torch.no_grad():
+        assert torch.equal(source(images()), before)
+    with pytest.raises(ZeroDivisionError), tuning.source(), tuning.source():
+        _ = 1 / 0
+    assert tuning.model.state_dict().keys() == start.keys()
+    for name, value in tuning.model.state_dict().items():
+        torch.testing.assert_close(value, start[name], rtol=0, atol=0, equal_nan=True)
+    with tuning.source(masked=False) as source, torch.no_grad():  # a head that listens hears it
+        assert source(images()).isnan().any()
+
+
+def test_a_baseline_keeps_what_it_learned_when_the_source_head_is_masked() -> None:
+    net = made(chain())
+    part = hope.deft.partition(net, images(2), percentile=50, merge=False)
+    tuning = hope.deft.baselines.full(net, part, head=4)
+    with tuning.source(masked=True) as model:
+        assert torch.equal(model.get_parameter("4.weight"), net.get_parameter("4.weight"))
+
+
+def test_a_look_at_the_source_does_not_disturb_a_backward_pass() -> None:
+    _, tuning = prepared(made(chain()))
+    loss = tuning.model.train()(images()).square().sum()
+    with tuning.source() as model, torch.no_grad():
+        model(images())
+    loss.backward()
+    assert tuning.model.get_parameter("4.weight").grad.any()
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
+@pytest.mark.parametrize("sever", ["mask", "absorb"])
+def test_the_source_task_follows_the_models_type(dtype: torch.dtype, sever: str) -> None:
+    net = made(chain())
+    part = hope.deft.partition(net, images(2), percentile=50)
+    tuning = hope.deft.prepare(net, part, head=4, sever=sever)
+    with tuning.source() as model, torch.no_grad():
+        want = model(images())
+    tuning.model.to(dtype)
+    with tuning.source() as model, torch.no_grad():
+        found = model(images().to(dtype))
+    assert found.dtype == dtype
+    near = 1e-5 if dtype == torch.float64 else 0.1
+    torch.testing.assert_close(found.float(), want, rtol=near, atol=near)
 
 
 def test_without_slack_the_source_task_is_the_source_model() -> None:
@@ -208,7 +273,16 @@ def test_only_what_changed_is_stored(tmp_path: Path) -> None:
     tuning = hope.deft.prepare(net, part, head=4)
     tuning.save_pretrained(tmp_path)
     (arrays,) = tmp_path.glob("*.safetensors")
-    stored = sum(v.numel() for k, v in load_file(arrays).items() if k.startswith(("values/", "head/")))
+    found = load_file(arrays)
+    split = {n for n, m in tuning.frozen.items() if m.any() and not m.all()}
+    free_all = {n for n, m in tuning.frozen.items() if not m.any() and n in dict(net.named_parameters())}
+    assert found.keys() == (
+        {f"{kind}/{name}" for name in split for kind in ("frozen", "values", "places")}
+        - {f"{kind}/{name}" for name in split if name.endswith("mean") for kind in ("values", "places")}
+        | {f"values/{name}" for name in free_all}
+        | {"head/weight", "head/bias", "columns/weight"}
+    )  # no statistics, and no masks where there is nothing to tell
+    stored = sum(v.numel() for k, v in found.items() if k.startswith(("values/", "head/")))
     free, total = tuning.trainable()
     severed = sum(int(mask.expand(net.get_parameter(n).shape).sum()) for n, mask in part.severed.items())
     assert stored == free + severed

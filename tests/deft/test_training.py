@@ -160,6 +160,49 @@ def test_what_is_written_by_hand_can_be_put_back() -> None:
     assert_core_kept(before, core_entries(tuning))
 
 
+def _with_a_frozen_layer() -> Tuning:
+    net = made(chain())
+    part = hope.deft.partition(net, images(2), percentile=50, merge=False, core=["4"])
+    return hope.deft.prepare(net, part, head=4)
+
+
+def test_what_is_frozen_as_a_whole_stays_when_all_is_made_to_require_gradients() -> None:
+    tuning = _with_a_frozen_layer()
+    assert not tuning.model.get_parameter("4.weight").requires_grad
+    before = core_entries(tuning)
+    tuning.model.requires_grad_(True)
+    train(tuning.model, OPTIMIZERS["AdamW with decay"](tuning.model.parameters()))
+    assert_core_kept(before, core_entries(tuning))
+    tuning.model(images()).square().sum().backward()
+    assert not tuning.model.get_parameter("4.weight").grad.any()
+
+
+def test_what_is_frozen_as_a_whole_is_watched() -> None:
+    tuning = _with_a_frozen_layer()
+    before = core_entries(tuning)
+    with torch.no_grad():
+        tuning.model.get_parameter("4.weight").mul_(0.9)
+    assert tuning.moved() == ["4.weight"]
+    tuning.restore()
+    assert tuning.moved() == []
+    assert_core_kept(before, core_entries(tuning))
+
+
+def test_parameters_that_are_replaced_are_noticed_and_held_again() -> None:
+    tuning = _with_a_frozen_layer()
+    before = core_entries(tuning)
+    state = {name: value.clone() for name, value in tuning.model.state_dict().items()}
+    tuning.model.load_state_dict(state, assign=True)
+    tuning.model.requires_grad_(True)
+    train(tuning.model, OPTIMIZERS["AdamW with decay"](tuning.model.parameters()))
+    assert tuning.moved() == list(before)  # every one of them has frozen entries
+    tuning.restore()
+    assert_core_kept(before, core_entries(tuning))
+    train(tuning.model, OPTIMIZERS["AdamW with decay"](tuning.model.parameters()))
+    assert_core_kept(before, core_entries(tuning))
+    assert not tuning.model.get_parameter("4.weight").requires_grad
+
+
 def test_other_optimizers_are_left_alone() -> None:
     prepared(made(chain()))
     weight = nn.Parameter(torch.ones(3))
@@ -179,6 +222,19 @@ def test_a_model_that_changes_its_type_keeps_its_core() -> None:
     assert_core_kept(before, core_entries(tuning))
 
 
+def test_a_model_that_was_in_half_precision_can_have_its_core_back() -> None:
+    _, tuning = prepared(made(chain()))
+    before = core_entries(tuning)
+    tuning.model.bfloat16().train()
+    tuning.model(images().bfloat16()).square().mean().backward()
+    OPTIMIZERS["AdamW with decay"](tuning.model.parameters()).step()
+    assert tuning.moved() == []
+    tuning.model.float()
+    assert "4.weight" in tuning.moved()
+    tuning.restore()
+    assert_core_kept(before, core_entries(tuning))
+
+
 # ---- statistics --------------------------------------------------------------------------------------------
 
 
@@ -192,6 +248,18 @@ def test_frozen_statistics_keep_the_core_without_going_back_to_the_source() -> N
     core = part.core["first.conv1"]
     assert torch.equal(bn.running_var[core], tuning.statistics["first.bn1.running_var"][core])
     assert not torch.equal(bn.running_var[~core], tuning.statistics["first.bn1.running_var"][~core])
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
+def test_frozen_statistics_hold_when_the_model_changes_its_type(dtype: torch.dtype) -> None:
+    part, tuning = prepared(made(chain()), freeze_statistics=True)
+    tuning.model.to(dtype).train()
+    tuning.model(images().to(dtype)).square().mean().backward()
+    bn, core = tuning.model.get_submodule("1"), part.core["0"]
+    want = tuning.statistics["1.running_var"].to(dtype)
+    assert bn.running_var.dtype == dtype
+    assert torch.equal(bn.running_var[core], want[core])
+    assert not torch.equal(bn.running_var[~core], want[~core])
 
 
 def test_frozen_statistics_hold_in_training_too() -> None:
@@ -209,6 +277,16 @@ def test_frozen_statistics_hold_in_training_too() -> None:
     core = part.core["0"]
     torch.testing.assert_close(seen[True][:, core], seen[False][:, core])
     assert not torch.allclose(seen[True][:, ~core], seen[False][:, ~core])
+
+
+def test_synchronised_bn_is_held_if_it_was_converted_before() -> None:
+    net = made(chain())
+    part = hope.deft.partition(net, images(2), percentile=50, merge=False)
+    several = nn.SyncBatchNorm.convert_sync_batchnorm(net)
+    tuning = hope.deft.prepare(several, part, head=4, freeze_statistics=True)
+    held = [name for name, module in tuning.model.named_modules() if module._forward_hooks]
+    assert held == ["1", "5", "10"]
+    assert all(isinstance(tuning.model.get_submodule(name), nn.SyncBatchNorm) for name in held)
 
 
 def test_statistics_drift_by_default_as_in_the_paper() -> None:

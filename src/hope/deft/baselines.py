@@ -7,16 +7,18 @@ given.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Mapping
 
 import torch
 from torch import Tensor, nn
 
+from hope.deft.checks import check_weights
 from hope.deft.fisher import Loss, fisher
 from hope.deft.heads import InvalidHead, new_head
 from hope.deft.masks import in_head
 from hope.deft.partition import Partition
-from hope.deft.tuning import Penalty, Tuning
+from hope.deft.tuning import InvalidPenalty, Penalty, Tuning
 from hope.surgery.operate import duplicate
 from hope.surgery.store import fingerprint
 
@@ -87,12 +89,21 @@ def ewc(
         >>> tuning.penalty().item()
         0.0
     """
+    _check_strength(strength=strength)
     if importance is None:
         if batches is None:
-            raise InvalidHead("EWC needs source data (batches=) or its Fisher information (importance=)")
+            raise InvalidPenalty("EWC needs source data (batches=) or its Fisher information (importance=)")
         importance = fisher(model, batches, loss=loss)
     tuning = _tuning("ewc", model, at, head, lambda name, tensor: False)
-    weights = {name: strength * f for name, f in importance.items() if not in_head(name, tuning.head)}
+    shapes = {n: p.shape for n, p in tuning.model.named_parameters() if not in_head(n, tuning.head)}
+    given = {name: weight for name, weight in importance.items() if not in_head(name, tuning.head)}
+    wrong = [name for name in sorted(shapes.keys() | given.keys()) if not _fits(shapes, given, name)]
+    if wrong:
+        raise InvalidPenalty(
+            f"importance= does not fit this {type(model).__name__} at {', '.join(wrong[:5])}: give every "
+            "parameter of the backbone a tensor of its shape, and nothing else, as hope.deft.fisher does"
+        )
+    weights = {name: strength * weight for name, weight in given.items()}
     _penalise(tuning, weights, weights)
     return tuning
 
@@ -119,11 +130,23 @@ def l2_sp(
         >>> l2_sp(net, "3", head_strength=0.0, head=2).penalty().item()
         0.0
     """
+    _check_strength(strength=strength, head_strength=head_strength)
     tuning = _tuning("l2-sp", model, at, head, lambda name, tensor: False)
     names = [name for name, _ in tuning.model.named_parameters()]
     weights = {n: torch.tensor(head_strength if in_head(n, tuning.head) else strength) for n in names}
     _penalise(tuning, weights, [name for name in names if not in_head(name, tuning.head)])
     return tuning
+
+
+def _check_strength(**given: float) -> None:
+    for name, value in given.items():
+        if not 0 <= value < math.inf:
+            raise InvalidPenalty(f"{name}={value} is none: give a number from 0 on")
+
+
+def _fits(shapes: Mapping[str, torch.Size], given: Mapping[str, Tensor], name: str) -> bool:
+    """Whether a parameter that is there is given a tensor of its shape, or a number."""
+    return name in shapes and name in given and given[name].shape in (shapes[name], torch.Size())
 
 
 def _penalise(tuning: Tuning, weights: Mapping[str, Tensor], anchored: Iterable[str]) -> None:
@@ -149,6 +172,8 @@ def _tuning(
     name = at if isinstance(at, str) else at.head
     if not name or name not in dict(model.named_modules()):
         raise InvalidHead(f"there is no module {name!r} in this {type(model).__name__} to be the head")
+    if not isinstance(at, str):
+        check_weights(model, at.original)
     tuned = duplicate(model)
     frozen = {
         key: torch.tensor(freezes(key, tensor)).reshape([1] * tensor.ndim)
@@ -158,7 +183,7 @@ def _tuning(
         tuned,
         method=method,
         head=name,
-        new_head=new_head(tuned.get_submodule(name), head, name),
+        new_head=new_head(tuned.get_submodule(name), head, name, model),
         frozen=frozen,
         columns={} if isinstance(at, str) else at.head_columns,
         freeze_statistics=freeze_statistics,

@@ -45,7 +45,8 @@ class GroupBound:
         severed: Σ ‖f_j‖.
         uniform: N_slack·τ, the paper's bound; None for a partition by prune cost.
         merging: Σ δ of its merges.
-        behind: E_core, the capacity of the core that reads it; None if nothing but the head does.
+        behind: E_core, the capacity of the core that reads it; None if nothing but the head does, or if no
+            such capacity is known.
         head: Σ ‖w_head,j‖·√K(j,j), what the source head loses when its inputs from slack are masked.
 
     Example:
@@ -71,7 +72,7 @@ class GroupBound:
 
     @property
     def share(self) -> float:
-        """(Σ ‖f_j‖ + Σ δ)/E_core, the group's term of the unified bound; 0 where only the head reads it."""
+        """(Σ ‖f_j‖ + Σ δ)/E_core, the group's term of the unified bound; 0 where `behind` is None."""
         return _over(self.severed + self.merging, self.behind)
 
 
@@ -82,6 +83,7 @@ class Bounds:
     Attributes:
         groups: layer by layer, then streams.
         proven: whether δ is that of sum merges (or there are none), so that the cumulative number is a bound.
+        left_out: groups that are no part of it, since no capacity of the core that reads them is known.
 
     Example:
         >>> import torch, hope
@@ -95,10 +97,11 @@ class Bounds:
 
     groups: tuple[GroupBound, ...]
     proven: bool
+    left_out: tuple[str, ...] = ()
 
     @property
     def cumulative(self) -> float:
-        """The unified cumulative bound on the source's distortion."""
+        """The unified cumulative bound on the source's distortion, without the groups that are left out."""
         return sum(group.share for group in self.groups)
 
     @property
@@ -150,7 +153,7 @@ def find_bounds(
         proven: whether δ is that of sum merges.
     """
     writes = {p.tensor: group.name for group in groups for p in group.places if p.role == "out"}
-    found = []
+    found, left_out = [], []
     for group in groups:
         if group.name not in states:
             continue
@@ -170,6 +173,9 @@ def find_bounds(
             squares = (reader.squares * rows).flatten(1).sum(dim=1)
             add_by_unit(directed, reader.places, reader.energy * squares)
             outer.append(_gram(energies.tensors[tensor], reader.places, rows, group.units))
+        known = [totals[name] for name in behind if name in totals]
+        if behind and not known:
+            left_out.append(group.name)
         severed = float(states[group.name].capacities[slack].sum())
         found.append(
             GroupBound(
@@ -180,11 +186,11 @@ def find_bounds(
                 severed=severed,
                 uniform=None if tau is None else int(slack.sum()) * tau,
                 merging=merging.get(group.name, 0.0),
-                behind=sum(totals.get(name, 0.0) for name in behind) if behind else None,
+                behind=sum(known) if known else None,
                 head=float(last[slack].sqrt().sum()),
             )
         )
-    return Bounds(tuple(found), proven)
+    return Bounds(tuple(found), proven, tuple(left_out))
 
 
 def _gram(weight: Tensor, place: Places, rows: Tensor, units: int) -> Tensor:

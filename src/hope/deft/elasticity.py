@@ -2,21 +2,22 @@
 
 By prune cost (Section "DEFT"): each neuron's J_prune = N·‖f_i‖/E_b is recorded when it leaves while encoding;
 those below the lock threshold, a percentile of all of them, are slack. By capacity (Algorithm "DEFT"): those
-whose ‖f_i‖ is at most the percentile of all capacities are slack. Evictions are off, and the last neuron of
-a layer is core.
+whose ‖f_i‖ is at most the percentile of all capacities, on the merged network, are slack. Evictions are off,
+and the last neuron of a layer is core.
 
-Redundancy is resolved within the core (Figure "Dynamic Resolution of Redundancy"): of the neurons whose
-J_prune is at or above the lock threshold, those are merged that their layer's path would merge at a cost
-below it. J_prune itself is that of a path without merges, so that every neuron has one. (On a path with sum
-merges most neurons leave by a merge and few are ever pruned: the percentile of those few costs is so high
-that nearly everything would be merged.)
+Redundancy is resolved within the core (Figure "Dynamic Resolution of Redundancy"): of each layer, the neurons
+whose J_prune is at or above the lock threshold go along a path of their own, with merges, as if the layer had
+no others. What that path merges is merged, up to its first prune or its first move at a cost at or above the
+threshold, whichever comes first; what it would merge later on is not. J_prune itself is that of a path
+without merges, so that every neuron has one. (On a path with sum merges most neurons leave by a merge and few
+are ever pruned: the percentile of those few costs is so high that nearly everything would be merged.)
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -36,12 +37,10 @@ class Step:
     Attributes:
         move: what was done.
         distortion: δ of a merge, 0 for a prune.
-        scale: the parent's capacity, 0 for a prune.
     """
 
     move: Move
     distortion: float = 0.0
-    scale: float = 0.0
 
 
 class _Path(LayerPath):
@@ -57,7 +56,7 @@ class _Path(LayerPath):
                 continue
             i, j = move.neuron, move.other
             scale = float(self.capacities[i])
-            yield Step(move, self._distortion(before[i] ** 2 + before[j] ** 2, scale), scale)
+            yield Step(move, self._distortion(before[i] ** 2 + before[j] ** 2, scale))
 
     def _merge(self, cost: float, i: int, j: int) -> Move:
         self._overlap = float(self.alignment[i, j]), float(self.distance[i, j])
@@ -120,14 +119,12 @@ class Fate:
         merges: what is merged, in order, with its δ.
         freed: the vessels that merging releases.
         costs: (units,) J_prune when each unit left; infinite for the last one.
-        capacities: (units,) ‖f_i‖ after the merges, 0 for freed vessels.
     """
 
     core: Tensor
     merges: tuple[tuple[Merge, float], ...]
     freed: tuple[int, ...]
     costs: Tensor
-    capacities: Tensor
 
 
 def _part(state: LayerState, at: Tensor) -> LayerState:
@@ -152,7 +149,6 @@ def by_prune_cost(state: LayerState, steps: Sequence[Step], lock: float, merge: 
     for step in steps:
         costs[step.move.neuron] = step.move.cost
     core = ~(costs < lock)  # the last neuron, too
-    capacities = state.capacities.clone()
     merges: list[tuple[Merge, float]] = []
     if merge is not None and state.mergeable:
         at = core.nonzero()[:, 0]
@@ -165,29 +161,32 @@ def by_prune_cost(state: LayerState, steps: Sequence[Step], lock: float, merge: 
             merges.append(
                 (Merge(state.name, keep, drop, recipe.rows, recipe.outs, recipe.spread), step.distortion)
             )
-            capacities[keep], capacities[drop] = step.scale, 0.0
             core[drop] = False
     freed = tuple(sorted(one.drop for one, _ in merges))
-    return Fate(core, tuple(merges), freed, costs, capacities)
+    return Fate(core, tuple(merges), freed, costs)
 
 
-def by_capacity(fates: Sequence[Fate], percentile: float) -> tuple[float, list[Fate]]:
+def by_capacity(
+    capacities: Mapping[str, Tensor], freed: Mapping[str, Sequence[int]], percentile: float
+) -> tuple[float, dict[str, Tensor]]:
     """Slack: ‖f_i‖ ≤ τ, the percentile of the capacities of all units that merging leaves.
 
     Args:
-        fates: by prune cost, for the merges.
+        capacities: layer or stream -> (units,) ‖f_i‖ on the merged network.
+        freed: layer -> its freed vessels; they are slack, and no part of the percentile.
         percentile: P.
+
+    Returns:
+        τ, and layer or stream -> (units,) True where core.
     """
-    active = []
-    for fate in fates:
-        left = torch.ones(len(fate.core), dtype=torch.bool)
-        left[list(fate.freed)] = False
-        active.append(fate.capacities[left].numpy())
-    tau = float(np.percentile(np.concatenate(active), percentile))
-    found = []
-    for fate in fates:
-        core = fate.capacities > tau
-        core[int(fate.capacities.argmax())] = True
-        core[list(fate.freed)] = False
-        found.append(replace(fate, core=core))
-    return tau, found
+    left = {name: torch.ones(len(values), dtype=torch.bool) for name, values in capacities.items()}
+    for name, neurons in freed.items():
+        left[name][list(neurons)] = False
+    tau = float(
+        np.percentile(np.concatenate([c[left[n]].numpy() for n, c in capacities.items()]), percentile)
+    )
+    core = {}
+    for name, values in capacities.items():
+        core[name] = (values > tau) & left[name]
+        core[name][int(values.masked_fill(~left[name], -1).argmax())] = True
+    return tau, core

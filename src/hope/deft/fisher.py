@@ -9,6 +9,8 @@ from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
 from torch.nn import functional
 
+from hope.deft.tuning import InvalidPenalty
+
 Loss = Callable[[Tensor, Tensor], Tensor]
 
 
@@ -29,6 +31,9 @@ def fisher(
         batches: source training data: inputs and labels.
         loss: of outputs and labels, a mean over the batch.
         at_once: examples whose gradients are held in memory together.
+
+    Raises:
+        InvalidPenalty: there is no data.
 
     Example:
         >>> net = torch.nn.Linear(2, 2, bias=False)
@@ -56,4 +61,6 @@ def fisher(
     finally:
         for module, training in modes:
             module.training = training
-    return {name: value / max(count, 1) for name, value in total.items()}
+    if count == 0:
+        raise InvalidPenalty("there are no examples for the Fisher information: give batches of source data")
+    return {name: value / count for name, value in total.items()}

@@ -6,6 +6,9 @@ second moments, no share of a norm. And after every optimizer step, in this proc
 derives from `torch.optim.Optimizer`, frozen entries are put back to the bit: weight decay moves weights that
 have no gradient.
 
+A parameter that is frozen as a whole needs no gradient, and no optimizer touches it: its gate has nothing to
+do until someone makes it require one.
+
 A gate lives as long as its parameter, whoever forgets the object that made it. Copies of a parameter
 (`copy.deepcopy`, pickles) have no gate.
 """
@@ -37,14 +40,19 @@ class Gate:
     Args:
         parameter: whose entries.
         frozen: a mask that broadcasts to its shape.
+        anchor: what they are held at, if not at what they are now.
     """
 
-    def __init__(self, parameter: nn.Parameter, frozen: Tensor) -> None:
+    def __init__(self, parameter: nn.Parameter, frozen: Tensor, anchor: Tensor | None = None) -> None:
         self.frozen = frozen.to(parameter.device)
-        self.anchor = parameter.detach().clone()
+        self.whole = bool(frozen.all())
+        self.anchor = parameter.detach().clone() if anchor is None else anchor
         self._parameter = weakref.ref(parameter)
-        # the parameter keeps this gate alive
+        needs = parameter.requires_grad
+        # the parameter keeps this gate alive; only one that requires gradients takes a hook, all keep it
+        parameter.requires_grad_(True)
         self._handle = parameter.register_hook(self.pass_on)  # type: ignore[no-untyped-call]
+        parameter.requires_grad_(needs)
         _register(parameter, self)
 
     @property
@@ -67,18 +75,23 @@ class Gate:
         parameter = self.parameter
         if parameter is None:
             return
-        if self.anchor.device != parameter.device or self.anchor.dtype != parameter.dtype:
-            self.anchor = self.anchor.to(parameter)
-        parameter.copy_(torch.where(self._at(parameter), self.anchor, parameter))
+        if self.anchor.device != parameter.device:
+            self.anchor = self.anchor.to(parameter.device)
+        # the anchor keeps its type: a model that goes to half precision and back can have its core back
+        parameter.copy_(torch.where(self._at(parameter), self.anchor.to(parameter.dtype), parameter))
 
-    def moved(self) -> bool:
-        """Whether a frozen entry is not what it was."""
+    def differs(self, parameter: Tensor) -> bool:
+        """Whether a frozen entry is not what it was, in the parameter or in what has taken its place."""
+        same = (parameter.detach() == self.anchor.to(parameter)) | ~self._at(parameter)
+        return not bool(same.all())
+
+    @property
+    def idle(self) -> bool:
+        """Whether no optimizer moves the parameter anyway."""
         parameter = self.parameter
         if parameter is None:
-            return False
-        anchor = self.anchor.to(parameter)
-        same = (parameter.detach() == anchor) | ~self._at(parameter)
-        return not bool(same.all())
+            return True
+        return self.whole and not parameter.requires_grad and parameter.grad is None
 
     def open(self) -> None:
         """Let everything move again."""
@@ -108,5 +121,5 @@ def _after_step(optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, A
     for group in optimizer.param_groups:
         for parameter in group["params"]:
             gate = _GATES.get(id(parameter))
-            if gate is not None and gate.parameter is parameter:
+            if gate is not None and gate.parameter is parameter and not gate.idle:
                 gate.restore()

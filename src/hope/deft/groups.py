@@ -99,12 +99,38 @@ def find_head(anatomy: Anatomy, name: str | None) -> str:
             raise NotSeparable(
                 f"there is no module {name!r} with parameters to be the head: name one that has"
             )
+        reader = _reader(anatomy, name)
+        if reader:
+            raise NotSeparable(
+                f"{name} is in the middle of the network and no head, since {reader} reads what it computes: "
+                "name the layer that ends the model with head="
+            )
         return name
     found = [one.name for one in anatomy.skipped if one.kind == "layer" and one.reason == OUTPUT]
-    if len(found) != 1:
-        words = f"{len(found)} layers ({', '.join(found)})" if found else "no layer"
-        raise NotSeparable(f"{words} of {anatomy.model} end in its outputs: name the head with head=")
+    if not found:
+        raise NotSeparable(
+            f"no layer of {anatomy.model} ends in its outputs as it is (a softmax behind the head is one "
+            "reason): name the head with head="
+        )
+    if len(found) > 1:
+        raise NotSeparable(
+            f"{len(found)} layers of {anatomy.model} end in its outputs ({', '.join(found)}): "
+            "name the head with head="
+        )
     return found[0]
+
+
+def _reader(anatomy: Anatomy, module: str) -> str:
+    """A weight that reads what a module computes, at however many removes; "" if there is none."""
+    behind: set[int] = set()
+    for position, op in enumerate(anatomy.program):
+        own = any(f"{tensor}.".startswith(f"{module}.") for tensor in op.tensors)
+        fed = not behind.isdisjoint(op.inputs)
+        if fed and not own and op.kind in ("conv", "linear"):
+            return op.tensors[0]
+        if fed or own:
+            behind.add(position)
+    return ""
 
 
 def check_separable(

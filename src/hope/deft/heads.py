@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Mapping
+from numbers import Integral
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -15,30 +17,63 @@ class InvalidHead(HopeError, ValueError):
     """A head was asked for that cannot be made."""
 
 
-def new_head(old: nn.Module, head: int | nn.Module | None, name: str) -> nn.Module:
-    """A fresh head of the old one's kind with so many outputs, the given module, or a copy of the old one."""
+PLAIN = {kind.__name__: kind for kind in (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)}
+
+
+def recipe(layer: nn.Module) -> dict[str, Any] | None:
+    """How to make such a layer, as plain data; None for what is neither linear nor a convolution.
+
+    >>> recipe(nn.Linear(8, 3, bias=False))
+    {'kind': 'Linear', 'in_features': 8, 'out_features': 3, 'bias': False}
+    """
+    kind = next((name for name, kind in PLAIN.items() if isinstance(layer, kind)), None)
+    if kind is None:
+        return None
+    names = ["in_features", "out_features"]
+    if kind != "Linear":
+        names = ["in_channels", "out_channels", "kernel_size", "stride", "padding", "dilation", "groups"]
+        names.append("padding_mode")
+    values = {name: getattr(layer, name) for name in names}
+    plain = {name: list(value) if isinstance(value, tuple) else value for name, value in values.items()}
+    return {"kind": kind, **plain, "bias": layer.bias is not None}
+
+
+def build(options: Mapping[str, Any], like: nn.Module) -> nn.Module:
+    """The layer of a recipe, fresh, where `like` is and of its type."""
+    place = next(like.parameters())
+    made = PLAIN[options["kind"]](**{name: value for name, value in options.items() if name != "kind"})
+    return made.to(device=place.device, dtype=place.dtype).train(like.training)
+
+
+def new_head(old: nn.Module, head: int | nn.Module | None, name: str, source: nn.Module) -> nn.Module:
+    """A fresh head of the old one's kind with so many outputs, the given module, or a copy of the old one.
+
+    Args:
+        old: the head so far.
+        head: number of outputs, a module, or None.
+        name: the old head's.
+        source: the source model; a module of its own is copied, so that training leaves it alone.
+    """
+    if next(old.parameters(), None) is None:
+        raise InvalidHead(f"{name} has no parameters, so it is no head: name the layer that ends the model")
     if head is None:
         return copy.deepcopy(old)
     if isinstance(head, nn.Module):
-        return head
+        own = {id(parameter) for parameter in source.parameters()}
+        shared = any(id(parameter) in own for parameter in head.parameters())
+        return copy.deepcopy(head) if shared else head
+    if isinstance(head, bool) or not isinstance(head, Integral):
+        raise InvalidHead(f"head={head!r} is no head: give the number of classes, a module or None")
     if head < 1:
         raise InvalidHead(f"a head with {head} outputs is none: give the number of classes")
-    place = next(old.parameters())
-    made: nn.Module
-    if isinstance(old, nn.Linear):
-        made = nn.Linear(old.in_features, head, bias=old.bias is not None)
-    elif isinstance(old, (nn.Conv1d, nn.Conv2d, nn.Conv3d)) and old.groups == 1:
-        options = {
-            "stride": old.stride, "padding": old.padding, "dilation": old.dilation,
-            "padding_mode": old.padding_mode, "bias": old.bias is not None,
-        }  # fmt: skip
-        made = type(old)(old.in_channels, head, old.kernel_size, **options)  # type: ignore[arg-type]
-    else:
+    options = recipe(old)
+    if options is None or options.get("groups", 1) != 1:
         raise InvalidHead(
             f"the head {name} is a {type(old).__name__}, of which no other size can be made: "
             "pass a module with head="
         )
-    return made.to(device=place.device, dtype=place.dtype).train(old.training)
+    outputs = "out_features" if "out_features" in options else "out_channels"
+    return build({**options, outputs: int(head)}, old)
 
 
 @torch.no_grad()

@@ -18,21 +18,17 @@ from hope.anatomy.table import grid, text
 from hope.deft import masks
 from hope.deft.bounds import Bounds, find_bounds
 from hope.deft.capacities import Energies, capacities, group_state
+from hope.deft.checks import InvalidPartition, check_finite, check_patterns, check_percentile, check_same
 from hope.deft.elasticity import Lock, by_capacity, by_prune_cost, lock_threshold, prune_costs, walk
 from hope.deft.groups import Group, NotSeparable, check_separable, find_groups, find_head, matches
 from hope.deft.vessels import consolidate
 from hope.encoder.actions import Merge
 from hope.encoder.state import LayerState
-from hope.errors import HopeError
 from hope.surgery.operate import duplicate
 from hope.surgery.store import fingerprint
 
 BY = ("prune-cost", "capacity")
 MERGES: dict[bool | str, str | None] = {True: "sum", "sum": "sum", "pair": "pair", False: None}
-
-
-class InvalidPartition(HopeError, ValueError):
-    """A partition was asked for in a way that there is none."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -51,7 +47,7 @@ class Partition:
         merges: redundant neurons that a parent stands for, in order.
         freed: layer -> the vessels that merging releases; they are slack.
         costs: layer or stream -> (units,) J_prune when each unit left its path; infinite for the last one.
-        capacities: layer or stream -> (units,) ‖f_i‖ after the merges.
+        capacities: layer or stream -> (units,) ‖f_i‖ after the merges, freed vessels not counted as readers.
         bounds: what severing and merging can do to the core.
         left_alone: what has no elasticity of its own and is core as a whole, with the reason.
         original: fingerprint of the checkpoint.
@@ -145,6 +141,11 @@ class Partition:
             table.add_row(name, str(locked + slack + freed), str(locked), str(slack), str(freed), *numbers)
         words = "" if self.bounds.proven else " (not a bound: pair merges lose more than their δ says)"
         parts: list[object] = [table, f"unified cumulative bound {self.bounds.cumulative:.4g}{words}"]
+        if self.bounds.left_out:
+            parts.append(
+                f"left out of it, since the capacity of what reads them is not known: "
+                f"{', '.join(self.bounds.left_out)}"
+            )
         parts.append(f"head: {self.head}")
         if self.left_alone:
             names = list(self.left_alone)
@@ -161,7 +162,7 @@ def partition(
     by: str = "prune-cost",
     merge: bool | str = True,
     head: str | None = None,
-    core: Sequence[str] = (),
+    core: str | Sequence[str] = (),
     anatomy: Anatomy | None = None,
     seed: int = 0,
     progress: bool | None = None,
@@ -183,12 +184,13 @@ def partition(
             slack: True or "sum" for parents that stand for the sum of two neurons, "pair" for the paper's,
             False for none.
         head: the module that a new task replaces; found if one layer alone ends in the model's outputs.
-        core: patterns (`*`, `?`) of layers and streams that are core as a whole.
+        core: pattern or patterns (`*`, `?`) of layers and streams that are core as a whole.
         anatomy: what `hope.inspect` returned, to save reading the model again.
         seed: of the fresh weights of freed vessels.
         progress: show what is being done; by default on a terminal only.
 
     Raises:
+        InvalidPartition: an argument makes no sense, or the weights are not finite.
         NotSeparable: slack would reach core other than through weights; the message names the place.
 
     Example:
@@ -204,14 +206,18 @@ def partition(
         >>> 0 < sum(int(mask.sum()) for mask in part.core.values()) < 16
         True
     """
-    if not 0 <= percentile <= 100:
-        raise InvalidPartition(f"percentile={percentile:g} is none: give a number from 0 to 100")
+    check_percentile(percentile)
     if by not in BY:
         raise InvalidPartition(f"there is no partition by {by!r}: choose from {', '.join(BY)}")
     if merge not in MERGES:
         raise InvalidPartition(f"there is no merge {merge!r}: choose True, 'sum', 'pair' or False")
+    core = [core] if isinstance(core, str) else core
     if anatomy is None:
         anatomy, _ = read_model(model, example, progress=progress)
+    else:
+        check_same(anatomy, _tensors(model))
+    check_finite(_tensors(model), anatomy.parameters)
+    check_patterns(anatomy, core)
     found = find_head(anatomy, head)
     groups = [group for group in find_groups(anatomy) if found not in group.modules]
     left = check_separable(anatomy, groups, found, core)
@@ -228,25 +234,24 @@ def partition(
     lock = lock_threshold([cost for steps in paths for cost in prune_costs(steps)], percentile)
     threshold = lock.threshold
     fates = [by_prune_cost(s, steps, threshold, mode) for s, steps in zip(states, paths, strict=True)]
-    if by == "capacity":
-        threshold, fates = by_capacity(fates, percentile)
     known = {group.name: fate for group, fate in zip(free, fates, strict=True)}
+    merges = tuple(merge for fate in fates for merge, _ in fate.merges)
+    freed = {name: fate.freed for name, fate in known.items() if fate.freed}
+    merged = duplicate(model)
+    consolidate(merged, anatomy, merges, freed, None)  # what freed vessels will listen to is not settled
+    energies = Energies(anatomy, _tensors(merged))
+    after = {group.name: group_state(group, anatomy, energies) for group in free}
+    locks = {name: fate.core for name, fate in known.items()}
+    if by == "capacity":
+        values = {name: state.capacities for name, state in after.items()}
+        threshold, locks = by_capacity(values, freed, percentile)
     whole = {
         **dict.fromkeys(sorted(locked), "asked for with core="),
         **{one.name: one.reason for one in left},
     }
     core_masks = {
-        group.name: known[group.name].core
-        if group.name in known
-        else torch.ones(group.units, dtype=torch.bool)
-        for group in groups
+        group.name: locks.get(group.name, torch.ones(group.units, dtype=torch.bool)) for group in groups
     }
-    merges = tuple(merge for fate in fates for merge, _ in fate.merges)
-    freed = {name: fate.freed for name, fate in known.items() if fate.freed}
-    merged = duplicate(model)
-    consolidate(merged, anatomy, merges, freed, seed)
-    energies = Energies(anatomy, _tensors(merged))
-    after = {group.name: group_state(group, anatomy, energies) for group in free}
     return Partition(
         anatomy=anatomy,
         head=found,

@@ -6,12 +6,11 @@ import torch
 from torch import Tensor, nn
 
 from hope.deft.absorb import Absorbed, absorb
+from hope.deft.checks import InvalidPartition, check_weights
 from hope.deft.heads import new_head
-from hope.deft.partition import InvalidPartition, Partition
+from hope.deft.partition import Partition
 from hope.deft.tuning import Tuning
-from hope.errors import CheckpointMismatch
 from hope.surgery.slice import get
-from hope.surgery.store import fingerprint
 
 SEVER = ("mask", "absorb")
 
@@ -44,7 +43,8 @@ def prepare(
         partition: what `hope.deft.partition` returned for it.
         head: number of outputs of the new head, a module to put in its place, or None to start from the
             source's head.
-        freeze_statistics: hold the running statistics of core channels.
+        freeze_statistics: hold the running statistics of core channels. This hangs on the model's BN modules:
+            convert them with `SyncBatchNorm.convert_sync_batchnorm` before and not after.
         sever: "mask" as in the paper, or "absorb"; where the moments for that are not known a mask has to do,
             and `tuning.notes` says so.
 
@@ -70,11 +70,7 @@ def prepare(
     """
     if sever not in SEVER:
         raise InvalidPartition(f"there is no sever={sever!r}: choose from {', '.join(SEVER)}")
-    if fingerprint(model) != partition.original:
-        raise CheckpointMismatch(
-            f"the partition was made for other weights than this {type(model).__name__} has: "
-            "call hope.deft.partition on this model"
-        )
+    check_weights(model, partition.original)
     tuned = partition.consolidated(model)
     absorbed = absorb(tuned, partition) if sever == "absorb" else Absorbed({}, ())
     cut(tuned, partition)
@@ -82,7 +78,7 @@ def prepare(
         tuned,
         method="deft",
         head=partition.head,
-        new_head=new_head(tuned.get_submodule(partition.head), head, partition.head),
+        new_head=new_head(tuned.get_submodule(partition.head), head, partition.head, model),
         frozen=partition.frozen,
         columns=partition.head_columns,
         freeze_statistics=freeze_statistics,

@@ -8,6 +8,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from hope.deft.masks import in_head
+
 NAMES = ("running_mean", "running_var", "num_batches_tracked")
 
 
@@ -20,12 +22,11 @@ def snapshot(model: nn.Module) -> dict[str, Tensor]:
     }
 
 
-@torch.no_grad()
 def put_back(model: nn.Module, statistics: Mapping[str, Tensor]) -> None:
-    """Write statistics into the model's buffers, in place."""
+    """Write statistics into the model's buffers, in place and unseen by autograd."""
     buffers = dict(model.named_buffers())
     for name, value in statistics.items():
-        buffers[name].copy_(value)
+        buffers[name].data.copy_(value)
 
 
 class Held:
@@ -56,24 +57,28 @@ class Held:
             self.frozen, self.mean, self.variance = (
                 t.to(x.device) for t in (self.frozen, self.mean, self.variance)
             )
+        mean, variance = self.mean.to(bn.running_mean.dtype), self.variance.to(bn.running_var.dtype)
         # through .data: autograd has noted the statistics, though in training its formula does not read them
-        bn.running_mean.data.copy_(torch.where(self.frozen, self.mean, bn.running_mean))
-        bn.running_var.data.copy_(torch.where(self.frozen, self.variance, bn.running_var))
-        fixed = functional.batch_norm(x, self.mean, self.variance, bn.weight, bn.bias, False, 0.0, bn.eps)
+        bn.running_mean.data.copy_(torch.where(self.frozen, mean, bn.running_mean))
+        bn.running_var.data.copy_(torch.where(self.frozen, variance, bn.running_var))
+        fixed = functional.batch_norm(x, mean, variance, bn.weight, bn.bias, False, 0.0, bn.eps)
         return torch.where(self.frozen.reshape(1, -1, *[1] * (x.ndim - 2)), fixed, output)
 
 
-def hold(model: nn.Module, frozen: Mapping[str, Tensor]) -> list[str]:
+def hold(model: nn.Module, frozen: Mapping[str, Tensor], head: str) -> list[str]:
     """Hold the statistics of frozen channels of every BN that has any; returns the BNs' names.
 
     Args:
         model: whose BNs.
         frozen: buffer name -> a mask that broadcasts to it.
+        head: the new head, whose own BNs learn.
     """
     held = []
     for name, module in model.named_modules():
         key = f"{name}.running_mean" if name else "running_mean"
-        if isinstance(module, nn.modules.batchnorm._BatchNorm) and isinstance(module.running_mean, Tensor):
+        if in_head(key, head) or not isinstance(module, nn.modules.batchnorm._BatchNorm):
+            continue
+        if isinstance(module.running_mean, Tensor):
             mask = frozen.get(key, torch.ones(1, dtype=torch.bool)).expand(module.running_mean.shape)
             if bool(mask.any()):
                 module.register_forward_hook(Held(module, mask.clone()))

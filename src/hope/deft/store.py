@@ -1,9 +1,10 @@
 """Save a tuning as what differs from the source model, and load it again: JSON and safetensors, no pickle.
 
 A folder holds `adapter.json` and `adapter-….safetensors`. Of every parameter only the entries that could
-move, or that merging and severing rewrote, are stored; the rest is the source checkpoint's, named by its
-hash. (Severing by absorption rewrites all that core neurons hear, so a folder is then about as large as the
-model.) The JSON is written last and names the arrays by theirs, so a folder is either as it was or complete.
+move, or that merging and severing rewrote, are stored, and of the statistics those that differ; the rest is
+the source checkpoint's, named by its hash. The new head is stored as a whole. (Severing by absorption
+rewrites all that core neurons hear, so a folder is then about as large as the model.) The JSON is written
+last and names the arrays by theirs, so a folder is either as it was or complete.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ import torch
 from safetensors.torch import save as to_bytes
 from torch import Tensor, nn
 
-from hope.deft.heads import InvalidHead, new_head
+from hope.deft.heads import PLAIN, InvalidHead, build, new_head, recipe
 from hope.deft.masks import in_head
 from hope.deft.tuning import Penalty, Tuning
 from hope.errors import CheckpointMismatch, DamagedFolder
@@ -42,24 +43,30 @@ def save(tuning: Tuning, folder: str | PathLike[str]) -> Path:
     for name, parameter in tuning.model.named_parameters():
         value = parameter.detach().cpu()
         if in_head(name, tuning.head):
-            arrays[f"head/{name.removeprefix(tuning.head + '.')}"] = value.clone()
             continue
         stored = (~tuning.frozen[name]).expand(value.shape)
         if name in tuning.rewritten:
             stored = stored | tuning.rewritten[name]
         if bool(stored.any()):
             arrays[f"values/{name}"] = value[stored]
-            arrays[f"places/{name}"] = _pack(stored)
+            if not bool(stored.all()):
+                arrays[f"places/{name}"] = _pack(stored)
+    new = tuning.model.get_submodule(tuning.head)
+    for name, value in _tensors(new).items():
+        arrays[f"head/{name}"] = value.detach().cpu().clone()
     head = tuning.source_head
     for name, value in head.state_dict().items():
         mask = tuning.rewritten.get(f"{tuning.head}.{name}")
         if mask is not None:
             arrays[f"source values/{name}"] = value.detach().cpu()[mask]
             arrays[f"source places/{name}"] = _pack(mask)
-    for name, buffer in tuning.model.named_buffers():
-        if name in tuning.statistics:
-            arrays[f"buffers/{name}"] = buffer.detach().cpu().clone()
-            arrays[f"statistics/{name}"] = tuning.statistics[name].detach().cpu().clone()
+    for name, value in tuning.statistics.items():
+        if name in tuning.rewritten:
+            arrays[f"statistics/{name}"] = value.detach().cpu().clone()
+        if not in_head(name, tuning.head):
+            buffer = get(tuning.model, name).detach()
+            if bool((buffer != value.to(buffer.device)).any()):
+                arrays[f"buffers/{name}"] = buffer.cpu().clone()
     for name, value in tuning.absorbed_head.items():
         arrays[f"absorbed head/{name}"] = value.detach().cpu().clone()
     penalty = tuning._penalty
@@ -67,8 +74,8 @@ def save(tuning: Tuning, folder: str | PathLike[str]) -> Path:
         arrays[f"importance/{name}"] = weight.detach().cpu().clone()
     for kind, masks in (("frozen", tuning.frozen), ("columns", tuning.columns)):
         for name, mask in masks.items():
-            arrays[f"{kind}/{name}"] = _pack(mask)
-    new = tuning.model.get_submodule(tuning.head)
+            if _varies(mask):
+                arrays[f"{kind}/{name}"] = _pack(mask)
     data = to_bytes({name: value.contiguous() for name, value in arrays.items()})
     digest = hashlib.sha256(data).hexdigest()
     plan: dict[str, Any] = {
@@ -77,9 +84,14 @@ def save(tuning: Tuning, folder: str | PathLike[str]) -> Path:
         "method": tuning.method,
         "original": tuning.original,
         "arrays": {"file": f"adapter-{digest[:12]}.safetensors", "sha256": digest},
-        "head": {"name": tuning.head, "kind": type(new).__name__, "outputs": _outputs(new)},
-        "frozen": {name: list(mask.shape) for name, mask in tuning.frozen.items()},
-        "columns": {name: list(mask.shape) for name, mask in tuning.columns.items()},
+        "head": {
+            "name": tuning.head,
+            "kind": type(new).__name__,
+            "recipe": _recipe(new),
+            "shapes": {name: list(value.shape) for name, value in _tensors(new).items()},
+        },
+        "frozen": {name: _outline(mask) for name, mask in tuning.frozen.items()},
+        "columns": {name: _outline(mask) for name, mask in tuning.columns.items()},
         "masks_source": tuning.masks_source,
         "holds_statistics": tuning.holds_statistics,
         "anchored": sorted(penalty.anchors) if penalty is not None else [],
@@ -112,6 +124,7 @@ def load(folder: str | PathLike[str], model: nn.Module, *, head: nn.Module | Non
     Raises:
         DamagedFolder: the folder is incomplete, altered, or not one of ours.
         CheckpointMismatch: the model is not the source model that was prepared.
+        InvalidHead: the head is not like the saved one.
     """
     folder = Path(folder)
     plan = read_plan(folder / PLAN, "tuning", FORMAT, VERSION)
@@ -122,7 +135,8 @@ def load(folder: str | PathLike[str], model: nn.Module, *, head: nn.Module | Non
         )
     try:
         arrays = read_tensors(folder / Path(plan["arrays"]["file"]).name, plan["arrays"]["sha256"])
-        return _rebuild(plan, arrays, duplicate(model), head)
+        new = _head(plan["head"], model, head)
+        return _rebuild(plan, arrays, duplicate(model), new)
     except (KeyError, TypeError) as error:
         raise DamagedFolder(
             f"{folder / PLAN} does not say what it should ({error!r}): save it again"
@@ -130,13 +144,14 @@ def load(folder: str | PathLike[str], model: nn.Module, *, head: nn.Module | Non
 
 
 @torch.no_grad()
-def _write(tensor: Tensor, values: Tensor, places: Tensor) -> None:
-    mask = _unpack(places, tensor.shape).to(tensor.device)
-    tensor.masked_scatter_(mask, values.to(tensor))
+def _write(tensor: Tensor, values: Tensor, places: Tensor | None) -> None:
+    """Write values in their places; everywhere without any."""
+    mask = torch.ones(tensor.shape, dtype=torch.bool) if places is None else _unpack(places, tensor.shape)
+    tensor.masked_scatter_(mask.to(tensor.device), values.to(tensor))
 
 
 def _rebuild(
-    plan: Mapping[str, Any], arrays: Mapping[str, Tensor], model: nn.Module, head: nn.Module | None
+    plan: Mapping[str, Any], arrays: Mapping[str, Tensor], model: nn.Module, head: nn.Module
 ) -> Tuning:
     name = plan["head"]["name"]
     originals = {key: value.detach().clone() for key, value in model.named_parameters()}
@@ -144,15 +159,17 @@ def _rebuild(
     for key, values in arrays.items():
         kind, _, tensor = key.partition("/")
         if kind == "values":
-            _write(get(model, tensor), values, arrays[f"places/{tensor}"])
+            _write(get(model, tensor), values, arrays.get(f"places/{tensor}"))
             rewritten[tensor] = (get(model, tensor) != originals[tensor]).cpu()
         elif kind == "source values":
             places = arrays[f"source places/{tensor}"]
             _write(get(model, f"{name}.{tensor}"), values, places)
             rewritten[f"{name}.{tensor}"] = _unpack(places, get(model, f"{name}.{tensor}").shape)
         elif kind == "statistics":
+            buffer = get(model, tensor)
+            rewritten[tensor] = buffer.cpu() != values
             with torch.no_grad():
-                get(model, tensor).copy_(values)
+                buffer.copy_(values)
     importance = _under(arrays, "importance")
     penalty = None
     if importance:
@@ -161,7 +178,7 @@ def _rebuild(
         model,
         method=plan["method"],
         head=name,
-        new_head=_head(plan["head"], model.get_submodule(name), head),
+        new_head=head,
         frozen=_masks(arrays, "frozen", plan["frozen"]),
         columns=_masks(arrays, "columns", plan["columns"]),
         freeze_statistics=plan["holds_statistics"],
@@ -180,29 +197,64 @@ def _rebuild(
     return tuning
 
 
-def _head(saved: Mapping[str, Any], old: nn.Module, given: nn.Module | None) -> nn.Module:
-    if given is not None:
-        return given
-    if saved["outputs"] is None or saved["kind"] != type(old).__name__:
+def _head(saved: Mapping[str, Any], source: nn.Module, given: nn.Module | None) -> nn.Module:
+    """The given module, or one made as the saved one was; refused unless it is like the saved one."""
+    name, kind = saved["name"], saved["kind"]
+    old = source.get_submodule(name)
+    if given is None and saved["recipe"] is None:
         raise InvalidHead(
-            f"the saved head is a {saved['kind']} of its own making: pass a module of its kind, head="
+            f"the saved head is a {kind} of its own making: pass a module that is made like it, head="
         )
-    return new_head(old, int(saved["outputs"]), saved["name"])
+    made = build(saved["recipe"], old) if given is None else new_head(old, given, name, source)
+    want, have = dict(saved["shapes"]), {key: list(value.shape) for key, value in _tensors(made).items()}
+    options = _recipe(made)
+    if saved["recipe"] is not None and options is not None:
+        want, have = {**want, **saved["recipe"]}, {**have, **options}
+    wrong = [
+        f"{key} is {have.get(key, 'not there')} and was {want.get(key, 'not there')}"
+        for key in {**want, **have}
+        if want.get(key) != have.get(key)
+    ]
+    if wrong:
+        raise InvalidHead(
+            f"this head is not like the {kind} that was saved ({'; '.join(wrong)}): "
+            "pass a module that is made like it, head="
+        )
+    return made
 
 
-def _outputs(head: nn.Module) -> int | None:
-    for attribute in ("out_features", "out_channels"):
-        if hasattr(head, attribute):
-            return int(getattr(head, attribute))
-    return None
+def _tensors(head: nn.Module) -> dict[str, Tensor]:
+    """A head's parameters and buffers, as its `state_dict` has them."""
+    return {name: value for name, value in head.state_dict().items() if isinstance(value, Tensor)}
+
+
+def _recipe(head: nn.Module) -> dict[str, Any] | None:
+    """How to make the head again; a class that someone derived may need more than we know."""
+    return recipe(head) if type(head) in PLAIN.values() else None
 
 
 def _under(arrays: Mapping[str, Tensor], kind: str) -> dict[str, Tensor]:
     return {k.partition("/")[2]: value for k, value in arrays.items() if k.partition("/")[0] == kind}
 
 
-def _masks(arrays: Mapping[str, Tensor], kind: str, shapes: Mapping[str, list[int]]) -> dict[str, Tensor]:
-    return {name: _unpack(arrays[f"{kind}/{name}"], shape) for name, shape in shapes.items()}
+def _varies(mask: Tensor) -> bool:
+    return bool(mask.any()) and not bool(mask.all())
+
+
+def _outline(mask: Tensor) -> list[int] | bool:
+    """A mask's shape where it is stored, and its value where it has only one."""
+    return list(mask.shape) if _varies(mask) else bool(mask.any())
+
+
+def _masks(
+    arrays: Mapping[str, Tensor], kind: str, outlines: Mapping[str, list[int] | bool]
+) -> dict[str, Tensor]:
+    return {
+        name: torch.tensor(outline)
+        if isinstance(outline, bool)
+        else _unpack(arrays[f"{kind}/{name}"], outline)
+        for name, outline in outlines.items()
+    }
 
 
 def _pack(mask: Tensor) -> Tensor:

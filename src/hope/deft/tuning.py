@@ -14,6 +14,11 @@ from hope.deft.gate import Gate
 from hope.deft.masks import in_head
 from hope.deft.source import source
 from hope.deft.statistics import hold, snapshot
+from hope.errors import HopeError
+
+
+class InvalidPenalty(HopeError, ValueError):
+    """A penalty was asked for that cannot be computed."""
 
 
 class Penalty:
@@ -122,7 +127,7 @@ class Tuning:
             for name, mask in frozen.items()
             if name.endswith("running_mean") and not in_head(name, head)
         }
-        self._gates: list[Gate] = []
+        self._gates: dict[str, Gate] = {}
         for name, parameter in model.named_parameters():
             if in_head(name, head):
                 parameter.requires_grad_(True)
@@ -130,11 +135,11 @@ class Tuning:
             mask = frozen[name]
             self.frozen[name] = mask
             parameter.requires_grad_(not bool(mask.all()))
-            if parameter.requires_grad and bool(mask.any()):
-                self._gates.append(Gate(parameter, mask))
+            if bool(mask.any()):
+                self._gates[name] = Gate(parameter, mask)
         self.holds_statistics = freeze_statistics
         if freeze_statistics:
-            hold(model, frozen)
+            hold(model, frozen, head)
 
     def penalty(self) -> Tensor:
         """What the method adds to the loss: 0 for DEFT, full, head-only and BN-tuning."""
@@ -148,6 +153,9 @@ class Tuning:
 
     def source(self, *, masked: bool | None = None) -> AbstractContextManager[nn.Module]:
         """Evaluate the source task: its head, its BN statistics, deaf to slack. All is undone at the end.
+
+        Where the head is deaf to the slack of a DEFT tuning nobody hears it, and it is zero within: the
+        source task is what it was even if training has diverged.
 
         Args:
             masked: whether the source head's inputs from slack are masked; by default under DEFT only.
@@ -170,15 +178,21 @@ class Tuning:
 
     def restore(self) -> None:
         """Put the core back, to the bit. Needed only after something other than an optimizer of
-        `torch.optim.Optimizer`'s kind has written into the parameters.
+        `torch.optim.Optimizer`'s kind has written into the parameters, or put others in their place
+        (`load_state_dict(assign=True)`): those are held from now on.
         """
-        for gate in self._gates:
-            gate.restore()
+        now = dict(self.model.named_parameters())
+        for name, gate in self._gates.items():
+            if name in now:
+                if gate.parameter is not now[name]:
+                    now[name].requires_grad_(not gate.whole)
+                    gate = self._gates[name] = Gate(now[name], gate.frozen, gate.anchor)
+                gate.restore()
 
     def moved(self) -> list[str]:
         """The parameters whose frozen entries are not what they were: none, as long as all is well."""
-        names = {id(parameter): name for name, parameter in self.model.named_parameters()}
-        return [names[id(gate.parameter)] for gate in self._gates if gate.moved()]
+        now = dict(self.model.named_parameters())
+        return [name for name, gate in self._gates.items() if name not in now or gate.differs(now[name])]
 
     def trainable(self) -> tuple[int, int]:
         """How many entries of all parameters may move, and how many there are; with the head."""

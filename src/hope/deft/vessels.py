@@ -19,27 +19,30 @@ def consolidate(
     anatomy: Anatomy,
     merges: Sequence[Merge],
     freed: Mapping[str, Sequence[int]],
-    seed: int = 0,
+    seed: int | None = 0,
 ) -> None:
     """Merge in place and empty the freed vessels: beyond the merges, the network computes what it did.
 
     A vessel gets fresh incoming weights, as spread out as its layer's, so that it has something to say, and
-    outgoing weights of zero, so that nobody hears it until training gives it a voice.
+    outgoing weights of zero, so that nobody hears it until training gives it a voice. Without a seed its
+    incoming weights are zero, too: then it does not count among those who hear others.
     """
     for action in merges:
         merge.apply(model, anatomy.layer(action.layer), action)
-    generator = torch.Generator().manual_seed(seed)
+    generator = None if seed is None else torch.Generator().manual_seed(seed)
     for name, neurons in freed.items():
         if len(neurons):
             _empty(model, anatomy.layer(name), neurons, generator)
 
 
 @torch.no_grad()
-def _empty(model: nn.Module, layer: NeuronLayer, neurons: Sequence[int], generator: torch.Generator) -> None:
+def _empty(
+    model: nn.Module, layer: NeuronLayer, neurons: Sequence[int], generator: torch.Generator | None
+) -> None:
     for part in layer.slices:
         tensor = get(model, part.tensor)
         index = torch.from_numpy(part.index[list(neurons)].ravel()).to(tensor.device)
-        if part.role == "in":
+        if part.role == "in" or (part.role == "out" and generator is None):
             tensor.index_fill_(part.dim, index, 0)
         elif part.role == "out":
             rows = tensor.index_select(part.dim, index)

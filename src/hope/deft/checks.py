@@ -1,0 +1,69 @@
+"""What is refused before any work is done, with the way out."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from numbers import Real
+
+from torch import Tensor, nn
+
+from hope.anatomy.anatomy import Anatomy
+from hope.deft.groups import find_groups, matches
+from hope.deft.statistics import NAMES
+from hope.errors import CheckpointMismatch, HopeError
+from hope.surgery.store import fingerprint
+
+
+class InvalidPartition(HopeError, ValueError):
+    """A partition was asked for in a way that there is none."""
+
+
+def check_percentile(percentile: float) -> None:
+    """A number from 0 to 100."""
+    if isinstance(percentile, bool) or not isinstance(percentile, Real) or not 0 <= percentile <= 100:
+        raise InvalidPartition(f"percentile={percentile!r} is none: give a number from 0 to 100")
+
+
+def check_finite(tensors: Mapping[str, Tensor], parameters: frozenset[str]) -> None:
+    """Neither NaN nor infinite weights and statistics, from which no capacity could be computed."""
+    for name, tensor in tensors.items():
+        counts = name in parameters or name.rpartition(".")[2] in NAMES
+        if counts and not bool(tensor.isfinite().all()):
+            raise InvalidPartition(
+                f"{name} has entries that are NaN or infinite: load a checkpoint without them"
+            )
+
+
+def check_same(anatomy: Anatomy, tensors: Mapping[str, Tensor]) -> None:
+    """An anatomy of this model and of no other."""
+    for name in sorted(anatomy.shapes.keys() | tensors.keys()):
+        there = tuple(anatomy.shapes[name]) if name in anatomy.shapes else "not there"
+        here = tuple(tensors[name].shape) if name in tensors else "not there"
+        if there != here:
+            raise CheckpointMismatch(
+                f"anatomy= is that of another model ({name} is {there} in it and {here} in this one): "
+                "leave it out, or call hope.inspect on this model"
+            )
+
+
+def check_patterns(anatomy: Anatomy, patterns: Sequence[str]) -> None:
+    """Patterns that fit something."""
+    names = [name for group in find_groups(anatomy) for name in group.modules]
+    names += [one.name for one in anatomy.skipped]
+    names += [name for stream in anatomy.streams for name in stream.writers]
+    for pattern in patterns:
+        if not matches(names, [pattern]):
+            some = ", ".join(dict.fromkeys(names[:5]))
+            raise InvalidPartition(
+                f"core={pattern!r} fits no layer or stream of {anatomy.model}: they are called {some}, …; "
+                "print(hope.inspect(...)) lists them"
+            )
+
+
+def check_weights(model: nn.Module, original: str) -> None:
+    """The model that was partitioned, by its fingerprint."""
+    if fingerprint(model) != original:
+        raise CheckpointMismatch(
+            f"the partition was made for other weights than this {type(model).__name__} has: "
+            "call hope.deft.partition on this model"
+        )
