@@ -285,6 +285,8 @@ def test_a_folder_is_not_written_over(
     model = [f"{file}:build", "--input", "1x3x8x8", "--weights", str(checkpoint)]
     run = str(tmp_path / "run")
     assert main(["encode", *model, "--density", "0.5", "--out", run]) == 0
+    assert main(["encode", *model, "--density", "0.5", "--out", str(file)]) == 2
+    assert "it is a file: give a folder" in capsys.readouterr().err
     assert main(["extract", run, *model, "--out", str(tmp_path)]) == 2
     assert f"{tmp_path} cannot be written" in capsys.readouterr().err
     assert main(["bench", "latency", *model, "--out", str(tmp_path)]) == 2

@@ -67,8 +67,14 @@ def run(options: argparse.Namespace) -> None:
     if options.out:
         check_out(Path(options.out))
     model, example = _model(options)
+    left_out: list[str] = []
     compared = latency.candidates(
-        model, example, methods=options.methods, budgets=options.budgets, multiple_of=options.multiple_of
+        model,
+        example,
+        methods=options.methods,
+        budgets=options.budgets,
+        multiple_of=options.multiple_of,
+        note=left_out.append,
     )
     results = latency.measure(
         compared,
@@ -78,7 +84,7 @@ def run(options: argparse.Namespace) -> None:
         engines=options.engines,
         note=lambda line: print(line, file=sys.stderr),
     )
-    results["model"] = options.model
+    results |= {"model": options.model, "notes": left_out + results["notes"]}
     print(text(*tables(results)))
     if options.out:
         write_results(Path(options.out), results)

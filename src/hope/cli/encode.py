@@ -17,6 +17,7 @@ from hope.errors import DamagedFolder, InfeasibleBudget, InvalidExample, first_l
 from hope.planner.checkpoint import settings
 from hope.planner.plan import METHODS
 from hope.progress import busy
+from hope.report.output import CannotWrite
 from hope.report.page import write_page
 from hope.surgery.store import fingerprint, read_run
 
@@ -104,6 +105,8 @@ def register(commands: Any) -> None:
 
 def run(options: argparse.Namespace) -> None:
     """Encode, save, and print the summary."""
+    if Path(options.out).is_file():
+        raise CannotWrite(f"{options.out} cannot be written: it is a file: give a folder")
     model, example = models.build(options)
     budget = budget_of(options)
     given = _given(options)
