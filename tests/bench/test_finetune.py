@@ -156,7 +156,7 @@ def test_a_budget_that_no_method_meets_is_told(
 ) -> None:
     out = tmp_path / "r.json"
     assert measure(data, out, "--budgets", "params=0.5", "params=0.0001") == 0
-    told = capsys.readouterr().out
+    told = " ".join(capsys.readouterr().out.split())
     assert "hope, params=0.0001: params=0.0001 cannot be met" in told
     assert set(json.loads(out.read_text())["networks"][finetune.NAME]["points"]["hope"]) == {"params=0.5"}
     assert "params=0.5" in table(out)

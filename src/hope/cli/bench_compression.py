@@ -140,12 +140,12 @@ def tables(results: dict[str, Any]) -> list[object]:
         for unit, mine in budgets.items():
             base = f"base {entry['base']:.3f}, {entry['images']:,} images"
             columns = [budget.partition("=")[2] for budget in mine]
-            table = grid(f"{name}: {base}; {KEPT[unit]} kept", " method", *columns)
+            table = grid("", " method", *columns)
             for method in entry["points"]:
                 points = _points(entry, method, mine)
                 if any(point is not None for point in points):
                     table.add_row(method, *(_share(point, "accuracy") for point in points))
-            parts += [table, ""]
+            parts += [f"{name}: {base}; {KEPT[unit]} kept", table, ""]
         for budget in (budget for mine in budgets.values() for budget in mine):
             parts += [_details(name, entry, budget), ""]
         parts += [*compression.refusals(entry), ""] if entry.get("cannot be met") else []
