@@ -43,7 +43,7 @@ $(VENV)/.done: pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --upgrade pip setuptools wheel -c constraints.txt
 	$(BIN)/python -m pip install --quiet -c constraints.txt torch==2.13.0
-	$(BIN)/python -m pip install --quiet -c constraints.txt --no-build-isolation -e '.[dev,demo,report,browser,torchvision,timm,transformers,onnx,peers]'
+	$(BIN)/python -m pip install --quiet -c constraints.txt --no-build-isolation -e '.[dev,demo,images,report,browser,torchvision,timm,transformers,onnx,peers]'
 	touch $@
 
 clean:

@@ -1,11 +1,15 @@
-"""The Python of README and docs runs as it stands."""
+"""The Python of README and docs runs as it stands, and their command lines are known to the parser."""
 
 from __future__ import annotations
 
+import argparse
 import re
+import shlex
 from pathlib import Path
 
 import pytest
+
+from hope.cli.main import parser
 
 README = Path(__file__).resolve().parents[1] / "README.md"
 
@@ -34,3 +38,57 @@ def test_the_code_of_a_page_runs(page: Path, tmp_path: Path, monkeypatch: pytest
     scope: dict[str, object] = {}
     for code in re.findall(r"```python\n(.*?)```", page.read_text(), re.DOTALL):
         exec(code, scope)
+
+
+PAGES = [README, *sorted((README.parent / "docs").glob("*.md"))]
+
+
+def shown(page: Path) -> list[str]:
+    """The command lines of a page's blocks, in one line each."""
+    text = page.read_text().replace("\\\n", " ")
+    fences = "\n".join(
+        re.findall(r"^```(?:sh|bash|shell|console|text)?\n(.*?)^```", text, re.DOTALL | re.MULTILINE)
+    )
+    lines = [*re.findall(r"^ {4}(?:\$ )?(hope .*)$", text, re.MULTILINE)]
+    return lines + re.findall(r"^(?:\$ )?(hope .*)$", fences, re.MULTILINE)
+
+
+def mentioned(page: Path) -> list[str]:
+    """The commands in a page's sentences, which may leave arguments out."""
+    return re.findall(r"(?<!`)`(hope [^`]+)`(?!`)", page.read_text())
+
+
+def check(words: list[str]) -> None:
+    """There is such a (sub-)command, with such options."""
+    at, path = parser(), []
+    for word in words:
+        kinds = [action for action in at._actions if isinstance(action, argparse._SubParsersAction)]
+        if kinds:
+            assert word in kinds[0].choices, f"there is no `hope {' '.join([*path, word])}`"
+            at = kinds[0].choices[word]
+            path.append(word)
+        elif word.startswith("-"):
+            assert word.partition("=")[0] in at._option_string_actions, (
+                f"`hope {' '.join(path)}` has no {word}"
+            )
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_the_commands_of_a_page_are_there(page: Path) -> None:
+    for line in [*shown(page), *mentioned(page)]:
+        first, *others = (shlex.split(part) for part in line.split(" | "))
+        check(first[1:])
+        for other in others:  # hope bench speed | transfer
+            check([*first[1:-1], *other])
+
+
+@pytest.mark.parametrize(
+    "line", [line for page in PAGES for line in shown(page) if " | " not in line and "…" not in line]
+)
+def test_a_command_line_in_a_block_parses(line: str) -> None:
+    assert callable(parser().parse_args(shlex.split(line)[1:]).run)
+
+
+def test_there_are_commands_to_look_at() -> None:
+    assert len(shown(README)) > 4
+    assert sum(len(mentioned(page)) for page in PAGES) > 10

@@ -18,9 +18,9 @@ from hope.anatomy.table import grid, text
 from hope.encoder.loop import Choice
 from hope.encoder.state import LayerState, View
 from hope.encoder.trajectory import Trajectory, one_budget
-from hope.errors import HopeError
+from hope.errors import HopeError, InfeasibleBudget
 from hope.inspection import inspect
-from hope.planner.checkpoint import Checkpoint
+from hope.planner.checkpoint import Checkpoint, settings
 from hope.planner.collect import collect
 from hope.planner.evictions import decide
 from hope.planner.judge import Judge, images_for
@@ -74,6 +74,7 @@ class Encoding:
     capacities: Mapping[str, Sequence[float]] = field(default_factory=dict, repr=False)
     _judge: Judge | None = field(default=None, repr=False)
     _looked: dict[int, float] = field(default_factory=dict, repr=False)
+    _settings: Mapping[str, Any] = field(default_factory=dict, repr=False)
 
     @cached_property
     def model(self) -> nn.Module:
@@ -154,7 +155,9 @@ class Encoding:
             self.steps,
             self.method,
             self.views,
-            Details(self.capacities, self.left_alone, source or {}, sorted(self._looked.items())),
+            Details(
+                self.capacities, self.left_alone, source or {}, sorted(self._looked.items()), self._settings
+            ),
         )
 
     def __str__(self) -> str:
@@ -264,19 +267,18 @@ def encode(
     batches = dream(model, example, progress=progress) if isinstance(calibration, str) else calibration
     plan = Plan(model, anatomy, method, evict=evict, exclude=exclude, calibration=batches)
     plan.check(unit, budget)
+    made_with = settings(
+        method=method,
+        merge=merge,
+        kernel=kernel,
+        evict=evict,
+        static_release=static_release,
+        exclude=exclude,
+        calibration=calibration,
+    )
     file = None
     if checkpoint is not None:
-        settings = {
-            "original": fingerprint(model),
-            "method": method,
-            "merge": merge,
-            "kernel": kernel,
-            "evict": evict,
-            "static_release": static_release,
-            "exclude": list(exclude),
-            "calibrated": calibration is not None,
-        }
-        file = Checkpoint(Path(checkpoint), settings)
+        file = Checkpoint(Path(checkpoint), {"original": fingerprint(model), **made_with})
     begun = file.read() if file is not None else ([], [], [], [])
     judge: Judge | None = None
     deciding = method == "absorb" and bool(plan.blocks) and not begun[0]
@@ -314,10 +316,25 @@ def encode(
         example,
         plan.capacities(),
         judge,
+        _settings={**made_with, "multiple_of": multiple_of},
     )
     if unit == "fidelity":
         return replace(encoding, steps=_longest(encoding, budget))
-    return replace(encoding, steps=trajectory.steps_to(unit, budget))
+    return replace(encoding, steps=_steps_to(trajectory, unit, budget, multiple_of))
+
+
+def _steps_to(trajectory: Trajectory, unit: str, budget: float, multiple_of: int) -> int:
+    """The steps to a budget, in a run that went as far as it could."""
+    try:
+        return trajectory.steps_to(unit, budget)
+    except InfeasibleBudget as error:
+        widths = f" with multiple_of={multiple_of}" if multiple_of > 1 else ""
+        way = "take a smaller multiple_of, or a larger budget" if widths else "take a larger budget"
+        if unit == "steps":
+            way = way.replace("a larger budget", "fewer steps")
+        raise InfeasibleBudget(
+            f"{unit}={budget:g} cannot be met{widths}: the run {trajectory.reach(unit)}; {way}"
+        ) from error
 
 
 def _longest(encoding: Encoding, least: float) -> int:

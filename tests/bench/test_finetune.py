@@ -139,6 +139,29 @@ def test_missing_or_incomplete_images_are_told(data: Path, tmp_path: Path) -> No
     assert labels.unique().tolist() == [0, 1, 2]
 
 
+def test_results_that_cannot_be_written_or_read_are_told_before_the_training(
+    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(finetune, "train", None)
+    (tmp_path / "folder").mkdir()
+    assert measure(data, tmp_path / "folder") == 2
+    assert "it is a folder" in capsys.readouterr().err
+    (tmp_path / "r.json").write_text('{"format": "hope-bench-compression", "version": 1}')
+    assert measure(data, tmp_path / "r.json") == 2
+    assert "r.json is damaged" in capsys.readouterr().err
+
+
+def test_a_budget_that_no_method_meets_is_told(
+    data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "r.json"
+    assert measure(data, out, "--budgets", "params=0.5", "params=0.0001") == 0
+    told = " ".join(capsys.readouterr().out.split())
+    assert "hope, params=0.0001: params=0.0001 cannot be met" in told
+    assert set(json.loads(out.read_text())["networks"][finetune.NAME]["points"]["hope"]) == {"params=0.5"}
+    assert "params=0.5" in table(out)
+
+
 def test_a_checkpoint_of_other_data_is_not_taken(
     data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

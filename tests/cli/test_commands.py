@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import re
+import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from hope.bench.datasets import MissingData
+from hope.bench.images import opened
 from hope.bench.networks import DigitsNet as Network
 from hope.cli.main import main
 from hope.cli.models import make
 
+ROOT = Path(__file__).resolve().parents[2]
 MODEL = """
 from torch import nn
 
@@ -181,3 +187,109 @@ def test_a_run_with_another_multiple_is_made_anew(file: Path, capsys: pytest.Cap
         capsys.readouterr()
         assert main([*given, "--multiple-of", multiple]) == 0
         assert ("already has this run" in capsys.readouterr().out) == there
+
+
+def test_a_run_with_other_options_is_made_anew_and_they_are_named(
+    file: Path, checkpoint: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rng = np.random.default_rng(0)
+    for name in ("a", "b"):
+        np.save(tmp_path / f"{name}.npy", rng.normal(size=(4, 3, 8, 8)).astype(np.float32))
+    run = tmp_path / "run"
+    given = ["encode", f"{file}:build", "--weights", str(checkpoint), "--input", "1x3x8x8"]
+    given += ["--density", "0.5", "--out", str(run), "--resume"]
+    absorb = ["--method", "absorb"]
+    for more, differs in (
+        ([], None),
+        (["--merge", "sum"], "merge was pair, not sum"),
+        (["--merge", "none"], "merge was sum, not none"),
+        (["--kernel", "exact"], "merge was none, not pair; kernel was zero-bias, not exact"),
+        (["--no-evict"], "kernel was exact, not zero-bias; evict was True, not False"),
+        (["--exclude", "head*"], "evict was False, not True; exclude was none, not head*"),
+        (absorb, "method was hope, not absorb; exclude was head*, not none"),
+        ([*absorb, "--calibration", str(tmp_path / "a.npy")], "calibration was none, not "),
+        ([*absorb, "--calibration", str(tmp_path / "b.npy")], "calibration was "),
+        ([*absorb, "--calibration", "dream"], "not dream"),
+        ([*absorb, "--calibration", "dream", "--multiple-of", "2"], "multiple_of was 1, not 2"),
+    ):
+        capsys.readouterr()
+        assert main([*given, *more]) == 0
+        out = capsys.readouterr().out
+        assert "already has this run" not in out
+        assert (f"{run} has another run (" in out) == (differs is not None)
+        assert differs is None or differs in out
+        assert main([*given, *more]) == 0
+        assert "already has this run" in capsys.readouterr().out
+    save_file(make(f"{file}:build").state_dict(), checkpoint)
+    assert main([*given, *more]) == 0
+    assert "(it has other weights): it is made anew" in capsys.readouterr().out
+
+
+def test_a_multiple_that_no_width_can_have_is_named(
+    file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    given = ["encode", f"{file}:build", "--input", "1x3x8x8", "--out", str(tmp_path / "run")]
+    for budget, words in (
+        (
+            ["--density", "0.5"],
+            "density=0.5 cannot be met with multiple_of=64: the run comes down to density=1",
+        ),
+        (["--steps", "3"], "steps=3 cannot be met with multiple_of=64: the run has 0 steps"),
+    ):
+        assert main([*given, *budget, "--multiple-of", "64"]) == 2
+        err = capsys.readouterr().err
+        assert words in err
+        assert "take a smaller multiple_of" in err
+        assert "encode again" not in err
+
+
+def test_a_package_that_is_missing_is_told_by_what_brings_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    bad = tmp_path / "bad.py"
+    bad.write_text("import no_such_package\n")
+    extras = re.findall(r"^(\w+) = \[", (ROOT / "pyproject.toml").read_text(), re.MULTILINE)
+    cases = [(f"{bad}:build", None), ("torchvision:x", "torchvision"), ("timm:x", "timm")]
+    for spec, extra in [*cases, ("hf:x", "transformers")]:
+        for package in ("torchvision.models", "timm", "transformers"):
+            monkeypatch.setitem(sys.modules, package, None)
+        assert main(["inspect", spec]) == 2
+        err = capsys.readouterr().err
+        if extra is None:
+            assert "(No module named 'no_such_package'): install what the file imports" in err
+        else:
+            assert f"pip install 'hope-encoding[{extra}]'" in err
+            assert extra in extras
+
+
+def test_image_files_without_pillow_are_told_by_what_brings_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "PIL", None)
+    with pytest.raises(MissingData, match=r"pip install 'hope-encoding\[images\]'"):
+        opened(tmp_path / "a.png", 3)
+    assert 'images = ["pillow' in (ROOT / "pyproject.toml").read_text()
+
+
+def test_a_missing_folder_is_told_before_anything_is_loaded(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for given in (["--out", "nowhere/x"], ["--out", str(tmp_path / "x"), "--onnx", "nowhere/y"]):
+        assert main(["extract", str(tmp_path), "torchvision:resnet18", *given]) == 2
+        assert "cannot be written: there is no folder nowhere" in capsys.readouterr().err
+
+
+def test_a_folder_is_not_written_over(
+    file: Path, checkpoint: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model = [f"{file}:build", "--input", "1x3x8x8", "--weights", str(checkpoint)]
+    run = str(tmp_path / "run")
+    assert main(["encode", *model, "--density", "0.5", "--out", run]) == 0
+    assert main(["encode", *model, "--density", "0.5", "--out", str(file)]) == 2
+    assert "it is a file: give a folder" in capsys.readouterr().err
+    assert main(["extract", run, *model, "--out", str(tmp_path)]) == 2
+    assert f"{tmp_path} cannot be written" in capsys.readouterr().err
+    assert main(["bench", "latency", *model, "--out", str(tmp_path)]) == 2
+    assert "it is a folder" in capsys.readouterr().err
+    assert main(["bench", "speed", "--out", str(tmp_path)]) == 2
+    assert "it is a folder" in capsys.readouterr().err

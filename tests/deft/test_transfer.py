@@ -11,7 +11,7 @@ import torch
 from benchmarks.transfer import table
 
 from hope.bench import transfer
-from hope.bench.datasets import MissingData
+from hope.bench.datasets import MissingData, UnusableImages
 from hope.bench.transfer_data import data_files, source_task
 from hope.bench.transfer_scale import SCALES, grid_points
 
@@ -74,6 +74,25 @@ def test_source_tasks_have_twenty_classes_of_four_superclasses(tmp_path: Path) -
     assert len(one.train[0]) == 64
     assert len(one.valid[0]) == 16
     assert not torch.equal(one.test[0], other.test[0])
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"coarse_train": None}, "has no coarse_train"),
+        ({"x_test": np.zeros((120, 32, 32))}, "x_test in .* uint8 NxHxWx3 is needed"),
+        ({"coarse_train": np.zeros(120, dtype=np.uint8)}, "1 superclasses"),
+        ({"coarse_test": np.zeros(3, dtype=np.uint8)}, "one whole number per image"),
+    ],
+)
+def test_damaged_images_are_named(change: dict[str, np.ndarray | None], words: str, tmp_path: Path) -> None:
+    _fake(tmp_path)
+    path = data_files(tmp_path, partial=True)["source"]
+    with np.load(path) as images:
+        changed = {**images, **change}
+    np.savez(path, **{name: array for name, array in changed.items() if array is not None})
+    with pytest.raises(UnusableImages, match=words):
+        source_task(path, 0, 0, None)
 
 
 def test_the_full_scale_is_the_papers_and_the_small_one_decays_as_much() -> None:

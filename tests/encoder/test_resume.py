@@ -87,3 +87,11 @@ def test_another_runs_file_is_not_gone_on_with(tmp_path: Path) -> None:
     other = checkpoint.Checkpoint(file, {"method": "other"})
     other.write([hope.Prune("stem.0", 0)], [0.0], [1], [0.0], now=True)
     assert hope.encode(net, EXAMPLE, density=0.9, checkpoint=file).trajectory[0].release > 1
+
+
+def test_a_file_of_other_calibration_inputs_is_not_gone_on_with() -> None:
+    first, second = [torch.zeros(2, 3), torch.ones(2, 3)], [torch.zeros(2, 3), torch.ones(2, 3) / 2]
+    told = [checkpoint.settings(calibration=some) for some in (None, "dream", first, second, iter(first))]
+    assert len({str(one["calibration"]) for one in told}) == 5
+    assert checkpoint.settings(calibration=tuple(first)) == told[2]
+    assert checkpoint.settings(calibration=[first[0].bfloat16()]) != checkpoint.settings(calibration=[])

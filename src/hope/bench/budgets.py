@@ -8,7 +8,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from hope.anatomy.anatomy import Anatomy
-from hope.encoding import encode
+from hope.encoding import Encoding, encode
 from hope.errors import InfeasibleBudget
 
 KEPT = {"density": "neurons", "params": "parameters", "macs": "macs"}
@@ -51,12 +51,24 @@ def by_unit(budgets: Sequence[str]) -> dict[str, list[str]]:
 def compressed(
     model: nn.Module, example: Tensor, anatomy: Anatomy, budgets: Sequence[str], **options: Any
 ) -> At:
-    """The networks at some budgets: one run per unit, down to the lowest of its budgets."""
-    lowest = {unit: parse(some[-1])[1] for unit, some in by_unit(budgets).items()}
+    """The networks at some budgets: one run per unit, down to the lowest of its budgets that can be met.
+
+    Asked for another one, what is returned raises `InfeasibleBudget`.
+    """
     options |= {"anatomy": anatomy, "progress": False}
-    runs = {unit: encode(model, example, **{**options, unit: share}) for unit, share in lowest.items()}
+    runs: dict[str, Encoding] = {}
+    refused: dict[str, InfeasibleBudget] = {}
+    for unit, some in by_unit(budgets).items():
+        for budget in reversed(some):
+            try:
+                runs[unit] = encode(model, example, **{**options, unit: parse(budget)[1]})
+                break
+            except InfeasibleBudget as error:
+                refused[budget] = error
 
     def at(budget: str) -> tuple[nn.Module, dict[str, Any]]:
+        if budget in refused:
+            raise refused[budget]
         unit, share = parse(budget)
         encoding, trajectory = runs[unit], runs[unit].trajectory
         steps = trajectory.steps_to(unit, share)

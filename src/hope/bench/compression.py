@@ -2,21 +2,23 @@
 
 Every finished point is written at once, so an interrupted run goes on where it stopped. A point is one
 compressed network: its accuracy with a 95% interval, the same after BN re-estimation on a few unlabelled
-images, its size, its action mix, and the judge's fidelity.
+images, its size, its action mix, the judge's fidelity, and the versions it was measured with. A budget that a
+method cannot meet is recorded with the reason.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
+import os
 import platform
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from rich.console import Console
@@ -25,11 +27,12 @@ from torch import Tensor, nn
 
 from hope._version import __version__
 from hope.anatomy.anatomy import Anatomy
-from hope.bench import datasets, images, networks, peers
-from hope.bench.budgets import At, by_unit, compressed
-from hope.errors import HopeError, InvalidExample, first_line
+from hope.bench import datasets, images, known, networks, peers
+from hope.bench.budgets import At, by_unit, compressed, parse
+from hope.errors import HopeError, InfeasibleBudget, InvalidExample, first_line
 from hope.inspection import inspect
 from hope.planner.judge import Judge, images_for
+from hope.report.output import CannotWrite
 from hope.surgery.recalibrate import recalibrate_bn
 from hope.surgery.store import fingerprint, write_file
 
@@ -60,6 +63,8 @@ def chosen_methods(asked: Sequence[str] | None, note: Callable[[str], None]) -> 
     for method in asked or ():
         if method not in METHODS:
             raise UnusableResults(f"there is no method {method!r}: choose from {', '.join(METHODS)}")
+        if "peer" in METHODS[method]:
+            peers.check(method)
     if asked:
         return list(asked)
     if not peers.installed():
@@ -130,7 +135,7 @@ def own_task(
             f"{name} cannot run on inputs of shape {tuple(example.shape)} ({first_line(error)}): give --input"
         ) from error
     if not isinstance(scores, Tensor) or scores.ndim != 2:
-        raise images.UnusableImages(
+        raise datasets.UnusableImages(
             f"{name} does not answer with one score per class: wrap it in a function of your own that does"
         )
     chosen = images.read(
@@ -143,12 +148,10 @@ def known_task(name: str, folders: Sequence[Path], count: int | None = None) -> 
     """One of the benchmark's own networks."""
     model = networks.trained(name, *folders)
     if name == "keras-resnet50":
-        x, y = datasets.imagenet(folders[0], count or 250)
-        unlabelled, _ = datasets.imagenet(folders[0], 96, offset=2)
-        return Task(name, model, x[:1], x, y, unlabelled, SHARES)
-    x, y = datasets.cifar10(folders[0], 5000)
-    count = count or 2000
-    return Task(name, model, x[:1], x[:count], y[:count], x[-96:], DENSITIES)
+        chosen, budgets = known.imagenet(folders[0], count), SHARES
+    else:
+        chosen, budgets = known.cifar10(folders[0], count), DENSITIES
+    return Task(name, model, chosen.images[:1], *chosen, budgets)
 
 
 def read_results(path: Path) -> dict[str, Any]:
@@ -165,7 +168,44 @@ def read_results(path: Path) -> dict[str, Any]:
             f"{path} is not a results file of this version (expected {FORMAT} {VERSION}, found "
             f"{results.get('format')} {results.get('version')}): move it away and start again"
         )
+    try:
+        _check_entries(results)
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        raise UnusableResults(
+            f"{path} is damaged ({type(error).__name__}: {first_line(error)}): move it away and start again"
+        ) from error
     return results
+
+
+def _check_entries(results: Mapping[str, Any]) -> None:
+    """Every figure that is read again is where it should be; any error tells that one is not."""
+    dict(results.get("versions", {}))
+    for entry in results["networks"].values():
+        format(entry["base"], ".3f")
+        format(entry["images"], ",d")
+        for budget, point in (pair for points in entry["points"].values() for pair in points.items()):
+            parse(budget)
+            for figure in ("accuracy", "neurons", "parameters", "macs"):
+                format(point[figure], ".3f")
+            sum(point["mix"].values())
+        refusals(entry)
+
+
+def refusals(entry: Mapping[str, Any]) -> list[str]:
+    """The budgets that cannot be met, with the reasons."""
+    refused = entry.get("cannot be met", {})
+    return [f"{method}, {budget}: {why}" for method, some in refused.items() for budget, why in some.items()]
+
+
+def check_out(path: Path) -> None:
+    """Say before any work that results cannot be written there; the folder is made if it is missing."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise CannotWrite(f"{path} cannot be written: {error.strerror}: give another --out") from error
+    if path.is_dir() or not os.access(path if path.exists() else path.parent, os.W_OK):
+        why = "it is a folder" if path.is_dir() else "no permission"
+        raise CannotWrite(f"{path} cannot be written: {why}: give another --out")
 
 
 def write_results(path: Path, results: Mapping[str, Any]) -> None:
@@ -187,13 +227,23 @@ def versions(*packages: str) -> dict[str, str]:
     return found
 
 
-def interval(share: float, count: int) -> float:
-    """Half the width of a 95% interval of a share."""
-    return float(1.96 * (share * (1 - share) / count) ** 0.5)
+def interval(share: float, count: int) -> tuple[float, float]:
+    """A 95% interval of a share of so many, after Wilson (1927).
+
+    >>> [round(bound, 4) for bound in interval(81 / 263, 263)]
+    [0.2553, 0.3662]
+    >>> [round(bound, 4) for bound in interval(0.0, 20)]
+    [0.0, 0.1611]
+    """
+    z = 1.959964
+    middle = share + z**2 / (2 * count)
+    half = z * (share * (1 - share) / count + (z / (2 * count)) ** 2) ** 0.5
+    low, high = ((middle + side * half) / (1 + z**2 / count) for side in (-1, 1))
+    return max(0.0, low), min(1.0, high)
 
 
 def run(
-    tasks: Sequence[Callable[[], Task]],
+    tasks: Sequence[Task],
     path: Path,
     *,
     methods: Sequence[str] = tuple(METHODS),
@@ -203,17 +253,44 @@ def run(
     """Measure what is not in the results yet.
 
     Args:
-        recalibrate: measure each network again after BN re-estimation.
+        recalibrate: measure each network again after BN re-estimation; a point without it counts as missing.
     """
+    check_out(path)
     results = read_results(path)
-    peer = any("peer" in METHODS[method] for method in methods)
-    results["versions"] = results.get("versions", {}) | versions(*(["torch-pruning"] if peer else []))
+    for task in tasks:
+        _check_identity(task, results["networks"].get(task.name, {}), path)
+    _keep_versions(results)
+    results["versions"] = _versions(*methods)
     console = Console(stderr=True)
     show = console.is_terminal if progress is None else progress
     with Progress(console=console, disable=not show) as bar:
-        for make in tasks:
-            _network(make(), results, path, methods, recalibrate, bar)
+        for task in tasks:
+            _network(task, results, path, methods, recalibrate, bar)
     return results
+
+
+def _versions(*methods: str) -> dict[str, str]:
+    return versions(*(["torch-pruning"] if any("peer" in METHODS[method] for method in methods) else []))
+
+
+def _keep_versions(results: Mapping[str, Any]) -> None:
+    """Points of files that told the versions once, for all points, get those."""
+    for entry in results["networks"].values():
+        for method, points in entry["points"].items():
+            for point in points.values():
+                told = dict(results.get("versions", {}))
+                if method not in peers.NAMES:
+                    told.pop("torch-pruning", None)
+                point.setdefault("versions", told)
+
+
+def _check_identity(task: Task, entry: Mapping[str, Any], path: Path) -> None:
+    for what, value in task.identity().items():
+        if entry.get(what, value) != value:
+            raise UnusableResults(
+                f"{path} has {task.name} with {what} {entry[what]}, not {value}: give the same, or another "
+                "--out"
+            )
 
 
 def _network(
@@ -225,61 +302,83 @@ def _network(
     bar: Progress,
 ) -> None:
     entry = results["networks"].setdefault(task.name, {"points": {}})
-    for what, value in task.identity().items():
-        if entry.setdefault(what, value) != value:
-            raise UnusableResults(
-                f"{path} has {task.name} with {what} {entry[what]}, not {value}: give the same, or another "
-                "--out"
-            )
+    entry |= task.identity()
     if "base" not in entry:
         entry["base"] = datasets.accuracy(task.model, task.images, task.labels)
         entry |= {f"base {what}": value for what, value in task.further(task.model).items()}
         write_results(path, results)
     anatomy = inspect(task.model, task.example, progress=False)
     judge: Judge | None = None
-    fresh: dict[tuple[str, str], float] = {}  # seconds from the checkpoint to the network
+    hope: dict[tuple[str, ...], dict[str, float]] = {}  # its seconds in this run, by what was asked for
     line = bar.add_task(task.name, total=len(methods) * len(task.budgets))
-    for method in methods:
+    for method in sorted(methods, key=lambda method: method != "hope"):
         points = entry["points"].setdefault(method, {})
-        missing = [budget for budget in task.budgets if budget not in points]
+        refused = entry.get("cannot be met", {}).get(method, {})
+        missing = [b for b in task.budgets if b not in refused and not _whole(points.get(b), recalibrate)]
         bar.advance(line, len(task.budgets) - len(missing))
-        if not missing:
-            continue
-        if judge is None:
+        if missing and judge is None:
             judge = Judge(task.model, task.example, anatomy.program, images_for(anatomy.size().macs))
-        for some in by_unit(missing).values():
-            torch.manual_seed(task.seed)
-            start = time.perf_counter()
-            networks_at = _compressed(task, anatomy, METHODS[method], some)
-            shared = time.perf_counter() - start
-            for budget in some:
-                start = time.perf_counter()
-                small, facts = networks_at(budget)
-                fresh[method, budget] = shared + time.perf_counter() - start
-                scores = {**_scores(task, small, judge, recalibrate), **task.further(small)}
-                points[budget] = {**scores, **facts}
-                points[budget]["seconds"] = fresh[method, budget]
-                _add_ratios(entry["points"], fresh)
+        for some in map(tuple, by_unit(missing).values()):
+            if method == "hope":
+                hope[some] = {}
+            elif "hope" in methods and some not in hope:
+                made = _made(task, anatomy, "hope", some)
+                hope[some] = {one.budget: one.seconds for one in made if one.network is not None}
+            for one in _made(task, anatomy, method, some):
+                if one.network is None:
+                    told = entry.setdefault("cannot be met", {}).setdefault(method, {})
+                    told[one.budget] = one.facts["reason"]
+                else:
+                    assert judge is not None
+                    if method == "hope":
+                        hope[some][one.budget] = one.seconds
+                    point = {**_scores(task, one.network, judge, recalibrate), **task.further(one.network)}
+                    point |= {**one.facts, "seconds": one.seconds, "versions": _versions(method)}
+                    if one.budget in hope.get(some, {}):
+                        point["time / hope"] = one.seconds / hope[some][one.budget]
+                    points[one.budget] = point
                 write_results(path, results)
                 bar.advance(line)
 
 
-def _scores(task: Task, small: nn.Module, judge: Judge, recalibrate: bool) -> dict[str, float]:
+def _whole(point: Mapping[str, Any] | None, recalibrate: bool) -> bool:
+    return point is not None and ("recalibrated" in point or not recalibrate)
+
+
+def _scores(task: Task, small: nn.Module, judge: Judge, recalibrate: bool) -> dict[str, Any]:
+    count = len(task.images)
     score = datasets.accuracy(small, task.images, task.labels)
-    found = {"accuracy": score, "interval": interval(score, len(task.images)), "fidelity": judge(small)}
+    found = {"accuracy": score, "interval": interval(score, count), "fidelity": judge(small)}
     if recalibrate:
         again = recalibrate_bn(small, torch.split(task.unlabelled, 32))
-        found["recalibrated"] = datasets.accuracy(again, task.images, task.labels)
+        score = datasets.accuracy(again, task.images, task.labels)
+        found |= {"recalibrated": score, "recalibrated interval": interval(score, count)}
     return found
 
 
-def _add_ratios(points: Mapping[str, Any], fresh: Mapping[tuple[str, str], float]) -> None:
-    """Times as ratios to the paper's method, where both were taken in this run: the same machine, the same
-    load.
-    """
-    for (method, budget), seconds in fresh.items():
-        if ("hope", budget) in fresh:
-            points[method][budget]["time / hope"] = seconds / fresh["hope", budget]
+class _Made(NamedTuple):
+    """A network at a budget, or none and the reason, and the seconds from the checkpoint to it."""
+
+    budget: str
+    network: nn.Module | None
+    facts: dict[str, Any]
+    seconds: float
+
+
+def _made(task: Task, anatomy: Anatomy, method: str, budgets: Sequence[str]) -> Iterator[_Made]:
+    """The networks of a method at some budgets; what they share is part of the time of each."""
+    torch.manual_seed(task.seed)
+    start = time.perf_counter()
+    network_at = _compressed(task, anatomy, METHODS[method], budgets)
+    shared = time.perf_counter() - start
+    for budget in budgets:
+        start = time.perf_counter()
+        network: nn.Module | None = None
+        try:
+            network, facts = network_at(budget)
+        except InfeasibleBudget as error:
+            facts = {"reason": first_line(error)}
+        yield _Made(budget, network, facts, shared + time.perf_counter() - start)
 
 
 def _compressed(task: Task, anatomy: Anatomy, settings: Mapping[str, Any], budgets: Sequence[str]) -> At:

@@ -3,17 +3,35 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from hope.errors import HopeError
+from hope.errors import HopeError, first_line
+
+LEAST = 8  # images
 
 
 class MissingData(HopeError):
     """A data set is not at hand."""
+
+
+class UnusableImages(MissingData, ValueError):
+    """Images or labels that a network cannot be measured on."""
+
+
+def words(shape: Sequence[int]) -> str:
+    """A shape as on the command line.
+
+    >>> words((3, 8, 8))
+    '3x8x8'
+    """
+    return "x".join(map(str, shape))
 
 
 def data_folder(given: str | None) -> Path:
@@ -40,14 +58,56 @@ def digits() -> tuple[Tensor, Tensor, Tensor, Tensor]:
     return images[train], labels[train], images[test], labels[test]
 
 
-def cifar10(folder: Path, count: int) -> tuple[Tensor, Tensor]:
-    """The first CIFAR-10 test images of `cifar10-test-5k.npz`, normalised as the checkpoints expect."""
-    path = folder / "cifar10-test-5k.npz"
+def arrays(path: Path, *names: str) -> list[NDArray[Any]]:
+    """Arrays of an .npz file, by their names; never by running code from it.
+
+    Raises:
+        MissingData: there is no such file.
+        UnusableImages: it is damaged, or has no such arrays.
+    """
     if not path.is_file():
-        raise MissingData(f"there is no {path}")
-    with np.load(path) as data:
-        pixels, labels = torch.from_numpy(data["x"][:count]), torch.from_numpy(data["y"][:count]).long()
-    return _normalised(pixels), labels
+        raise MissingData(f"there is no {path}: give --data FOLDER or set HOPE_DATA to a folder that has it")
+    needs = f"it needs arrays {', '.join(names[:-1])} and {names[-1]}"
+    try:
+        with path.open("rb") as file, np.load(file, allow_pickle=False) as data:
+            missing = [name for name in names if name not in data.files]
+            found = [] if missing else [data[name] for name in names]
+    except Exception as error:  # whatever numpy makes of a damaged file
+        raise UnusableImages(f"{path} cannot be read ({first_line(error)}): {needs}") from error
+    if missing:
+        raise UnusableImages(f"{path} has no {', '.join(missing)}: {needs}")
+    return found
+
+
+def check_labels(labels: NDArray[Any], images: NDArray[Any], name: str, source: Path) -> None:
+    """There is one class number per image."""
+    if labels.shape != images.shape[:1] or labels.dtype.kind not in "iu":
+        raise UnusableImages(
+            f"{name} in {source} is {labels.dtype} {words(labels.shape)}: "
+            "one whole number per image is needed"
+        )
+
+
+def check_classes(labels: NDArray[Any], outputs: int, source: Path) -> None:
+    """There are enough images, and a network with so many outputs knows their classes."""
+    if len(labels) < LEAST:
+        raise UnusableImages(f"{source} has {len(labels)} images: give at least {LEAST}")
+    low, high = int(labels.min()), int(labels.max())
+    if low < 0 or high >= outputs:
+        raise UnusableImages(
+            f"{source} has classes {low} to {high}, but the model has {outputs} outputs: "
+            "give the model's own classes"
+        )
+
+
+def colours(path: Path, *names: str) -> list[NDArray[Any]]:
+    """Pairs of uint8 images (N, H, W, 3) and their class numbers from an .npz file, checked."""
+    found = arrays(path, *names)
+    for name, x, of, y in zip(names[::2], found[::2], names[1::2], found[1::2], strict=True):
+        if x.dtype != np.uint8 or x.ndim != 4 or x.shape[3] != 3 or not x.size:
+            raise UnusableImages(f"{name} in {path} is {x.dtype} {words(x.shape)}: uint8 NxHxWx3 is needed")
+        check_labels(y, x, of, path)
+    return found
 
 
 def cifar100(folder: Path) -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -56,43 +116,18 @@ def cifar100(folder: Path) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     Labels are numbered from 0 in the order of CIFAR-100's fine labels.
     """
     path = folder / "cifar100-30c.npz"
-    if not path.is_file():
-        raise MissingData(f"there is no {path}: give --data FOLDER or set HOPE_DATA to a folder that has it")
-    with np.load(path) as data:
-        wanted = ("x_train", "y_train", "x_test", "y_test")
-        missing = [name for name in wanted if name not in data.files]
-        if missing:
-            raise MissingData(f"{path} has no {', '.join(missing)}: it needs {', '.join(wanted)}")
-        x, y, x_test, y_test = (data[name] for name in wanted)
+    x, y, x_test, y_test = colours(path, "x_train", "y_train", "x_test", "y_test")
     classes = np.unique(y)
+    if not np.isin(y_test, classes).all():
+        raise UnusableImages(f"y_test in {path} has classes that y_train has not: give the same classes")
     labels, test_labels = (torch.from_numpy(np.searchsorted(classes, some)).long() for some in (y, y_test))
-    return _normalised(torch.from_numpy(x)), labels, _normalised(torch.from_numpy(x_test)), test_labels
+    return normalised(torch.from_numpy(x)), labels, normalised(torch.from_numpy(x_test)), test_labels
 
 
-def _normalised(pixels: Tensor) -> Tensor:
+def normalised(pixels: Tensor) -> Tensor:
     """Bytes (N, H, W, 3) as the CIFAR networks expect them, (N, 3, H, W)."""
     mean, deviation = torch.tensor([0.485, 0.456, 0.406]), torch.tensor([0.229, 0.224, 0.225])
     return ((pixels.float() / 255 - mean) / deviation).permute(0, 3, 1, 2).contiguous()
-
-
-def imagenet(folder: Path, count: int, offset: int = 0) -> tuple[Tensor, Tensor]:
-    """Images `imagenet-val-1k/NNNN.jpg`, spread evenly over the classes, as Keras' ResNet-50 expects them.
-
-    With an offset of 1 to 3, others than the 250 without one.
-    """
-    try:
-        from PIL import Image
-    except ImportError as error:
-        raise MissingData("reading images needs Pillow: pip install pillow") from error
-    paths = sorted((folder / "imagenet-val-1k").glob("*.jpg"))
-    if not paths:
-        raise MissingData(f"there are no images in {folder / 'imagenet-val-1k'}")
-    places = [i * len(paths) // count for i in range(min(count, len(paths)))]
-    chosen = [paths[place // 4 * 4 + offset if offset else place] for place in places]
-    pixels = [torch.from_numpy(np.array(Image.open(path).convert("RGB"), dtype=np.uint8)) for path in chosen]
-    mean = torch.tensor([123.68, 116.779, 103.939])
-    images = (torch.stack(pixels).float() - mean).permute(0, 3, 1, 2).contiguous()
-    return images, torch.tensor([int(path.stem) for path in chosen])
 
 
 def accuracy(model: nn.Module, images: Tensor, labels: Tensor, batch: int = 125) -> float:

@@ -113,6 +113,8 @@ def run(
         seeds: how many fine-tunings of each network.
     """
     x, y, x_test, y_test = datasets.cifar100(data)
+    compression.check_out(out)
+    compression.read_results(out)  # damaged ones are told before the training
     model = trained(weights_path(out, training), x, y, training, progress=progress)
     chosen = torch.randperm(len(x), generator=torch.Generator().manual_seed(0))[:images]
     measured = x_test.contiguous(memory_format=torch.channels_last)  # which a CPU is faster with
@@ -120,4 +122,4 @@ def run(
         NAME, model, x_test[:1], measured, y_test, x[chosen[:96]], tuple(budgets),
         train_images=x[chosen], train_labels=y[chosen], tuning=tuning, training=training, seeds=seeds,
     )  # fmt: skip
-    return compression.run([lambda: task], out, methods=methods, progress=progress)
+    return compression.run([task], out, methods=methods, progress=progress)

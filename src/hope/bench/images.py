@@ -7,7 +7,6 @@ width, channels) or float (images, channels, height, width), and `y` are the cla
 
 from __future__ import annotations
 
-import zipfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -17,18 +16,13 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from hope.bench.datasets import MissingData
-from hope.errors import HopeError, first_line
+from hope.bench.datasets import MissingData, UnusableImages, arrays, check_classes, check_labels, words
+from hope.errors import first_line
 
 SUFFIXES = {".jpg", ".jpeg", ".png", ".bmp", ".webp", ".ppm", ".pgm"}
 UNLABELLED = 96  # set apart for calibration and BN re-estimation
-LEAST = 8
 MARGIN = 8 / 7  # a larger image is scaled to this times the input, then cropped: 256 for 224
 IMAGENET = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
-
-
-class UnusableImages(HopeError, ValueError):
-    """Images or labels that a network cannot be measured on."""
 
 
 class Images(NamedTuple):
@@ -69,14 +63,19 @@ def read(
     if count is not None and count < 1:
         raise UnusableImages(f"{count} images are none to measure on: give --images 1 or more")
     if len(shape) != 3 or shape[0] not in (1, 3):
-        raise UnusableImages(f"inputs of shape {_words(shape)} are no images: give --input like 1x3x224x224")
+        raise UnusableImages(f"inputs of shape {words(shape)} are no images: give --input like 1x3x224x224")
     if source.is_dir():
         found = _folder(source, shape, mean, std)
     elif source.is_file() and source.suffix == ".npz":
         found = _npz(source, shape, mean, std)
     else:
         raise MissingData(f"there is no folder or .npz file {source}: give --images-from another one")
-    _check_labels(found, outputs, source)
+    if found.folders not in (None, outputs):
+        raise UnusableImages(
+            f"{source} has {found.folders} sub-folders, but the model has {outputs} outputs: give one "
+            "sub-folder per class (it may be empty), or images named by class number"
+        )
+    check_classes(found.labels, outputs, source)
     order = torch.randperm(len(found.labels), generator=torch.Generator().manual_seed(seed)).tolist()
     apart = min(UNLABELLED, len(order) // 4)
     count = count or (2000 if shape[1] * shape[2] <= 64 * 64 else 250)
@@ -84,26 +83,6 @@ def read(
     return Images(
         found.load(chosen), torch.from_numpy(found.labels[chosen]), found.load(order[len(order) - apart :])
     )
-
-
-def _words(shape: Sequence[int]) -> str:
-    return "x".join(map(str, shape))
-
-
-def _check_labels(found: _Source, outputs: int, source: Path) -> None:
-    if len(found.labels) < LEAST:
-        raise UnusableImages(f"{source} has {len(found.labels)} images: give at least {LEAST}")
-    if found.folders is not None and found.folders != outputs:
-        raise UnusableImages(
-            f"{source} has {found.folders} sub-folders, but the model has {outputs} outputs: give one "
-            "sub-folder per class (it may be empty), or images named by class number"
-        )
-    low, high = int(found.labels.min()), int(found.labels.max())
-    if low < 0 or high >= outputs:
-        raise UnusableImages(
-            f"{source} has classes {low} to {high}, but the model has {outputs} outputs: "
-            "give the model's own classes"
-        )
 
 
 def _normaliser(
@@ -126,13 +105,7 @@ def _folder(
     for label, folder in enumerate(folders):
         labelled += [(path, label) for path in _files(folder)]
     if not folders:
-        for path in _files(source):
-            if not path.stem.isdecimal():
-                raise UnusableImages(
-                    f"{path} tells no class: name images by class number (0012.jpg), or put them into one "
-                    "sub-folder per class"
-                )
-            labelled.append((path, int(path.stem)))
+        labelled = numbered(_files(source))
     if not labelled:
         raise MissingData(f"there are no images in {source}: it needs {', '.join(sorted(SUFFIXES))} files")
     normalise = _normaliser(shape[0], mean, std)
@@ -148,25 +121,42 @@ def _files(folder: Path) -> list[Path]:
     return sorted(path for path in folder.iterdir() if path.suffix.lower() in SUFFIXES)
 
 
-def _pixels(path: Path, shape: Sequence[int]) -> Tensor:
-    """An image file, scaled and cropped in the middle if it has another size."""
+def numbered(paths: Sequence[Path]) -> list[tuple[Path, int]]:
+    """Files with their classes, which are their names."""
+    for path in paths:
+        if not path.stem.isdecimal():
+            raise UnusableImages(
+                f"{path} tells no class: name images by class number (0012.jpg), or put them into one "
+                "sub-folder per class"
+            )
+    return [(path, int(path.stem)) for path in paths]
+
+
+def opened(path: Path, channels: int) -> Any:
+    """A PIL image, in colours or grey."""
     try:
         from PIL import Image
     except ImportError as error:
-        raise MissingData("reading images needs Pillow: pip install pillow") from error
-    channels, height, width = shape
+        raise MissingData("reading images needs Pillow: pip install 'hope-encoding[images]'") from error
     try:
         with Image.open(path) as file:
-            image = file.convert("RGB" if channels == 3 else "L")
+            return file.convert("RGB" if channels == 3 else "L")
     except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
         raise UnusableImages(
             f"{path} cannot be read as an image ({first_line(error)}): move it away"
         ) from error
+
+
+def _pixels(path: Path, shape: Sequence[int]) -> Tensor:
+    """An image file, scaled and cropped in the middle if it has another size."""
+    channels, height, width = shape
+    image = opened(path, channels)
     if image.size != (width, height):
+        from PIL import Image
+
         scale = MARGIN * max(height / image.height, width / image.width)
-        image = image.resize(
-            (round(image.width * scale), round(image.height * scale)), Image.Resampling.BILINEAR
-        )
+        size = round(image.width * scale), round(image.height * scale)
+        image = image.resize(size, Image.Resampling.BILINEAR)
         left, top = (image.width - width) // 2, (image.height - height) // 2
         image = image.crop((left, top, left + width, top + height))
     return torch.from_numpy(np.array(image, dtype=np.uint8).reshape(height, width, channels))
@@ -175,25 +165,16 @@ def _pixels(path: Path, shape: Sequence[int]) -> Tensor:
 def _npz(
     source: Path, shape: Sequence[int], mean: Sequence[float] | None, std: Sequence[float] | None
 ) -> _Source:
-    try:
-        with np.load(source, allow_pickle=False) as data:
-            x, y = data["x"], data["y"]
-    except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile) as error:
-        raise UnusableImages(
-            f"{source} cannot be read ({first_line(error)}): it needs arrays x and y"
-        ) from error
+    x, y = arrays(source, "x", "y")
     channels, height, width = shape
     whole = x.dtype == np.uint8
     want = (height, width, channels) if whole else (channels, height, width)
     if x.ndim != 4 or x.shape[1:] != want or not (whole or x.dtype.kind == "f"):
         raise UnusableImages(
-            f"x in {source} is {x.dtype} {_words(x.shape)}: uint8 Nx{_words((height, width, channels))} or "
-            f"float Nx{_words(shape)} is needed; give another --input, or other images"
+            f"x in {source} is {x.dtype} {words(x.shape)}: uint8 Nx{words((height, width, channels))} or "
+            f"float Nx{words(shape)} is needed; give another --input, or other images"
         )
-    if y.shape != x.shape[:1] or y.dtype.kind not in "iu":
-        raise UnusableImages(
-            f"y in {source} is {y.dtype} {_words(y.shape)}: one whole number per image is needed"
-        )
+    check_labels(y, x, "y", source)
     if not whole and (mean or std):
         raise UnusableImages(f"x in {source} is float and taken as it is: leave --mean and --std out")
     ready: Callable[[Tensor], Any] = _normaliser(channels, mean, std) if whole else Tensor.float

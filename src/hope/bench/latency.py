@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from hope.bench import budgets as budgets_
 from hope.bench.compression import versions
-from hope.errors import HopeError, InvalidExample, first_line
+from hope.errors import HopeError, InfeasibleBudget, InvalidExample, first_line
 from hope.inspection import inspect
 from hope.surgery.export import MissingExtra, to_onnx
 from hope.surgery.operate import duplicate
@@ -57,9 +57,13 @@ def candidates(
     methods: Sequence[str] = ("absorb",),
     budgets: Sequence[str] = ("params=0.65", "params=0.4"),
     multiple_of: int = 1,
+    note: Callable[[str], None] = lambda line: None,
 ) -> list[Candidate]:
     """The original, and every method at every budget; with `multiple_of` also with widths that are multiples
-    of it.
+    of it. Budgets that cannot be met are left out, and `note` is told.
+
+    Raises:
+        InfeasibleBudget: none of them can be met.
     """
     for budget in budgets:
         budgets_.parse(budget)  # a wrong one is told before the work starts
@@ -68,13 +72,21 @@ def candidates(
     found = [
         Candidate(duplicate(model).eval(), {"method": "original", "budget": "", "multiple of": 1, **whole})
     ]
+    refused: InfeasibleBudget | None = None
     for method in methods:
         for multiple in dict.fromkeys((1, multiple_of)):
             at = budgets_.compressed(model, example, anatomy, budgets, method=method, multiple_of=multiple)
             for budget in budgets:
-                small, facts = at(budget)
+                try:
+                    small, facts = at(budget)
+                except InfeasibleBudget as error:
+                    refused = error
+                    note(f"without {method} at {budget}: {first_line(error)}")
+                    continue
                 made = {"method": method, "budget": budget, "multiple of": multiple}
                 found.append(Candidate(small.eval(), {**made, **facts}))
+    if refused is not None and len(found) == 1:
+        raise refused
     return found
 
 

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from hope.anatomy.anatomy import Anatomy
 from hope.bench.budgets import KEPT, At, parse
-from hope.errors import HopeError
+from hope.errors import HopeError, InfeasibleBudget
 from hope.surgery.operate import duplicate
 
 NAMES = ("torch-pruning magnitude", "torch-pruning BN scale", "torch-pruning LAMP", "torch-pruning FPGM")
@@ -25,13 +25,18 @@ def installed() -> bool:
     return find_spec("torch_pruning") is not None
 
 
-def _importance(name: str) -> Any:
-    try:
-        import torch_pruning as tp
-    except ImportError as error:
+def check(name: str) -> None:
+    """Say before any work that a peer cannot be measured here."""
+    if not installed():
         raise MissingPeer(
             f"{name} needs Torch-Pruning: pip install 'hope-encoding[peers]', or leave the method out"
-        ) from error
+        )
+
+
+def _importance(name: str) -> Any:
+    check(name)
+    import torch_pruning as tp
+
     kinds = {
         "magnitude": tp.importance.GroupMagnitudeImportance,
         "BN scale": tp.importance.BNScaleImportance,
@@ -66,12 +71,16 @@ def compressed(name: str, model: nn.Module, example: Tensor, anatomy: Anatomy) -
             iterative_steps=STEPS,
             ignored_layers=heads,
         )
-        facts: dict[str, Any] = {}
+        facts = _facts(small, anatomy, example, original)
         for _ in range(STEPS):
-            facts = _facts(small, anatomy, example, original)
             if facts[KEPT[unit]] <= share:
                 break
             pruner.step()
+            facts = _facts(small, anatomy, example, original)
+        if facts[KEPT[unit]] > share:
+            raise InfeasibleBudget(
+                f"{budget} cannot be met: {name} comes down to {unit}={facts[KEPT[unit]]:.4f}"
+            )
         return small.eval(), {**facts, "mix": {}}
 
     return at

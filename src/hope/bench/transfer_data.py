@@ -10,8 +10,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from hope.bench.datasets import MissingData
+from hope.bench.datasets import MissingData, UnusableImages, arrays, check_classes, check_labels, colours
 
+IMAGES = ("x_train", "y_train", "x_test", "y_test")
 Pair: TypeAlias = tuple[Tensor, Tensor]
 
 
@@ -46,11 +47,6 @@ def data_files(folder: Path, partial: bool) -> dict[str, Path]:
     return found
 
 
-def _open(path: Path) -> dict[str, Any]:
-    with np.load(path) as data:
-        return {key: data[key] for key in data.files}
-
-
 def _pixels(images: Any) -> Tensor:
     return (torch.from_numpy(images).float() / 255).permute(0, 3, 1, 2)  # channels last in memory
 
@@ -65,24 +61,29 @@ def _split(x: Tensor, y: Tensor, seed: int, most: int | None) -> tuple[Pair, Pai
 
 def source_task(path: Path, trial: int, task: int, most: int | None) -> Images:
     """Twenty classes of CIFAR-100: four superclasses drawn at random, all five classes of each."""
-    data = _open(path)
+    images = colours(path, *IMAGES)
+    coarse = arrays(path, "coarse_train", "coarse_test")
     rng = np.random.default_rng([trial, task])
-    chosen = rng.choice(np.unique(data["coarse_train"]), 4, replace=False)
+    superclasses = np.unique(coarse[0])
+    if len(superclasses) < 4:
+        raise UnusableImages(f"{path} has {len(superclasses)} superclasses: a source task takes four")
+    chosen = rng.choice(superclasses, 4, replace=False)
     parts = []
-    for which in ("train", "test"):
-        at = np.isin(data[f"coarse_{which}"], chosen)
-        parts.append((data[f"x_{which}"][at], data[f"y_{which}"][at]))
+    for pixels, fine, over in zip(images[::2], images[1::2], coarse, strict=True):
+        check_labels(over, pixels, "a coarse array", path)
+        at = np.isin(over, chosen)
+        parts.append((pixels[at], fine[at]))
     classes = np.unique(parts[0][1])
     (x, y), (x_test, y_test) = (
-        (_pixels(images), torch.from_numpy(np.searchsorted(classes, labels)).long())
-        for images, labels in parts
+        (_pixels(some), torch.from_numpy(np.searchsorted(classes, labels)).long()) for some, labels in parts
     )
     return Images(*_split(x, y, 1000 * trial + task, most), (x_test, y_test))
 
 
 def target_task(path: Path, trial: int, task: int, most: int | None) -> Images:
     """All ten digits of SVHN."""
-    data = _open(path)
-    x, y = _pixels(data["x_train"]), torch.from_numpy(data["y_train"]).long()
-    test = _pixels(data["x_test"]), torch.from_numpy(data["y_test"]).long()
-    return Images(*_split(x, y, 1000 * trial + task + 500, most), test)
+    x, y, x_test, y_test = colours(path, *IMAGES)
+    for labels in (y, y_test):
+        check_classes(labels, 10, path)
+    test = _pixels(x_test), torch.from_numpy(y_test).long()
+    return Images(*_split(_pixels(x), torch.from_numpy(y).long(), 1000 * trial + task + 500, most), test)

@@ -13,6 +13,7 @@ from typing import Any
 
 from hope.anatomy.table import grid, text
 from hope.bench import speed
+from hope.bench.compression import check_out, write_results
 from hope.bench.datasets import MissingData
 from hope.cli import bench_compression, bench_finetune, bench_latency
 
@@ -56,6 +57,8 @@ def run_speed(options: argparse.Namespace) -> None:
     if options.layer:
         print(json.dumps(speed.one_layer(options.layer)))
         return
+    if options.out:
+        check_out(Path(options.out))
     whole = speed.whole_network()
     rows = []
     for width in options.widths:
@@ -76,7 +79,7 @@ def run_speed(options: argparse.Namespace) -> None:
         table.add_row(*(f"{row[k]:.2f}" for k in ("neurons", "seconds", "geometry seconds", "megabytes")))
     print(text(summary, "", table))
     if options.out:
-        Path(options.out).write_text(json.dumps({"network": whole, "layers": rows}, indent=1) + "\n")
+        write_results(Path(options.out), {"network": whole, "layers": rows})
 
 
 def run_transfer(options: argparse.Namespace) -> None:

@@ -8,7 +8,6 @@ from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from statistics import median
 from typing import Any
 
 from hope.anatomy.table import grid, text
@@ -16,6 +15,8 @@ from hope.bench import compression, networks
 from hope.bench.budgets import KEPT, by_unit, parse
 from hope.bench.datasets import MissingData, data_folder
 from hope.cli import models
+
+WIDTH = 132
 
 
 def register(kinds: Any) -> None:
@@ -81,11 +82,13 @@ def run(options: argparse.Namespace) -> None:
     _check_own(names, known, options)
     folders = [data_folder(options.data)] if known else []
     folders += [Path(options.weights)] if options.weights else []
-    tasks = [partial(_task, name, folders, options) for name in names]
+    compression.check_out(Path(options.out))
+    compression.read_results(Path(options.out))
+    tasks = [_task(name, folders, options) for name in names]
     results = compression.run(
         tasks, Path(options.out), methods=methods, recalibrate=not options.no_recalibration
     )
-    print(text(*tables(results)))
+    print(text(*tables(results), width=WIDTH))
 
 
 def _check_own(names: Sequence[str], known: Sequence[str], options: argparse.Namespace) -> None:
@@ -125,20 +128,66 @@ def _task(name: str, folders: Sequence[Path], options: argparse.Namespace) -> co
 
 
 def tables(results: dict[str, Any]) -> list[object]:
-    """Results as tables, one per network and unit. The last column is the time from the checkpoint to the
-    network over that of "hope", the median of the budgets, where both were measured in one run.
+    """Results as tables: per network and unit the accuracies, then more about every budget.
+
+    "time / hope" is the time from the checkpoint to the network over that of "hope" to the same budgets,
+    where both were measured in one run.
     """
     parts: list[object] = []
     for name, entry in results["networks"].items():
-        for unit, budgets in by_unit(sorted({b for p in entry["points"].values() for b in p})).items():
-            columns = [budget.partition("=")[2] for budget in budgets]
+        asked = [entry["points"], entry.get("cannot be met", {})]
+        budgets = by_unit(sorted({b for methods in asked for some in methods.values() for b in some}))
+        for unit, mine in budgets.items():
             base = f"base {entry['base']:.3f}, {entry['images']:,} images"
-            table = grid(f"{name}: {base}; {KEPT[unit]} kept", " method", *columns, "time / hope")
-            for method, points in entry["points"].items():
-                mine = [points.get(b, {}) for b in budgets]
-                ratios = [point["time / hope"] for point in mine if "time / hope" in point]
-                if any(mine):
-                    scores = [f"{point['accuracy']:.3f}" if point else "" for point in mine]
-                    table.add_row(method, *scores, f"{median(ratios):.2f}" if ratios else "")
-            parts += [table, ""]
-    return parts
+            columns = [budget.partition("=")[2] for budget in mine]
+            table = grid("", " method", *columns)
+            for method in entry["points"]:
+                points = _points(entry, method, mine)
+                if any(point is not None for point in points):
+                    table.add_row(method, *(_share(point, "accuracy") for point in points))
+            parts += [f"{name}: {base}; {KEPT[unit]} kept", table, ""]
+        for budget in (budget for mine in budgets.values() for budget in mine):
+            parts += [_details(name, entry, budget), ""]
+        parts += [*compression.refusals(entry), ""] if entry.get("cannot be met") else []
+    return [*parts, "actions: a absorb, p prune, m merge, e evict; –: the budget cannot be met"]
+
+
+def _details(name: str, entry: dict[str, Any], budget: str) -> object:
+    columns = ["accuracy", "95%", "BN re-est.", "95%", "neurons", "parameters", "MACs", " actions"]
+    table = grid(f"{name}, {budget}", " method", *columns, "time / hope")
+    for method in entry["points"]:
+        (point,) = _points(entry, method, [budget])
+        if point is not None:
+            table.add_row(
+                method,
+                *_with_interval(point, "accuracy", entry["images"]),
+                *_with_interval(point, "recalibrated", entry["images"]),
+                *(_share(point, kept) for kept in KEPT.values()),
+                " ".join(f"{count}{kind[0]}" for kind, count in point.get("mix", {}).items() if count),
+                f"{point['time / hope']:.2f}" if "time / hope" in point else "",
+            )
+    return table
+
+
+def _points(entry: dict[str, Any], method: str, budgets: Sequence[str]) -> list[dict[str, Any] | None]:
+    """A method's points; empty ones for budgets that cannot be met, none for those not measured."""
+    refused = entry.get("cannot be met", {}).get(method, {})
+    return [entry["points"][method].get(b, {} if b in refused else None) for b in budgets]
+
+
+def _share(point: dict[str, Any] | None, figure: str) -> str:
+    """
+    >>> _share({"accuracy": 0.5}, "accuracy"), _share({}, "accuracy"), _share(None, "accuracy")
+    ('0.500', '–', '')
+    """
+    if point is None or (point and figure not in point):
+        return ""
+    return f"{point[figure]:.3f}" if point else "–"
+
+
+def _with_interval(point: dict[str, Any], figure: str, count: int) -> tuple[str, str]:
+    """A share, and its 95% interval; which is worked out here, as old results have another one."""
+    if figure not in point:
+        return _share(point, figure), ""
+    low, high = compression.interval(point[figure], count)
+    return _share(point, figure), f"{low:.3f}–{high:.3f}"

@@ -89,4 +89,4 @@ def tables(entry: dict[str, Any]) -> list[object]:
                 keys = ("parameters", "macs", "accuracy", "recalibrated", "fine-tuned")
                 table.add_row(method, *(f"{points[budget][key]:.3f}" for key in keys))
         parts += [table, ""]
-    return parts
+    return [*parts, *compression.refusals(entry)]

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from hope.anatomy.table import grid, text
 from hope.bench import latency, networks
-from hope.bench.compression import write_results
+from hope.bench.compression import check_out, write_results
 from hope.bench.datasets import data_folder
 from hope.cli import models
 from hope.planner.plan import METHODS
@@ -64,9 +64,17 @@ def register(kinds: Any) -> None:
 def run(options: argparse.Namespace) -> None:
     """Compress, measure, print and write."""
     latency.check(options.batches, options.repeats)
+    if options.out:
+        check_out(Path(options.out))
     model, example = _model(options)
+    left_out: list[str] = []
     compared = latency.candidates(
-        model, example, methods=options.methods, budgets=options.budgets, multiple_of=options.multiple_of
+        model,
+        example,
+        methods=options.methods,
+        budgets=options.budgets,
+        multiple_of=options.multiple_of,
+        note=left_out.append,
     )
     results = latency.measure(
         compared,
@@ -76,7 +84,7 @@ def run(options: argparse.Namespace) -> None:
         engines=options.engines,
         note=lambda line: print(line, file=sys.stderr),
     )
-    results["model"] = options.model
+    results |= {"model": options.model, "notes": left_out + results["notes"]}
     print(text(*tables(results)))
     if options.out:
         write_results(Path(options.out), results)

@@ -11,14 +11,15 @@ import torch
 
 from hope.cli import models
 from hope.cli.report import PAGE
-from hope.encoder.align import aligned
 from hope.encoder.trajectory import UNITS
 from hope.encoding import encode
 from hope.errors import DamagedFolder, InfeasibleBudget, InvalidExample, first_line
+from hope.planner.checkpoint import settings
 from hope.planner.plan import METHODS
 from hope.progress import busy
+from hope.report.output import CannotWrite
 from hope.report.page import write_page
-from hope.surgery.store import Run, fingerprint, read_run
+from hope.surgery.store import fingerprint, read_run
 
 
 def add_budgets(parser: argparse.ArgumentParser, *, required: bool) -> None:
@@ -104,28 +105,22 @@ def register(commands: Any) -> None:
 
 def run(options: argparse.Namespace) -> None:
     """Encode, save, and print the summary."""
+    if Path(options.out).is_file():
+        raise CannotWrite(f"{options.out} cannot be written: it is a file: give a folder")
     model, example = models.build(options)
     budget = budget_of(options)
-    if options.resume and _there_already(Path(options.out), model, budget, options):
+    given = _given(options)
+    differs = _differs(Path(options.out), model, budget, given) if options.resume else None
+    if differs == []:
         print(f"{options.out} already has this run")
         _report(options)
         return
+    if differs:
+        print(f"{options.out} has another run ({'; '.join(differs)}): it is made anew")
     partial = Path(options.out) / "partial.json"
     if not options.resume:
         partial.unlink(missing_ok=True)
-    encoding = encode(
-        model,
-        example,
-        method=options.method,
-        calibration=_calibration(options.calibration),
-        checkpoint=partial,
-        merge=None if options.merge == "none" else options.merge,
-        kernel=options.kernel,
-        evict=not options.no_evict,
-        exclude=options.exclude,
-        multiple_of=options.multiple_of,
-        **budget,
-    )
+    encoding = encode(model, example, checkpoint=partial, **given, **budget)
     with busy("looking at its fidelity along the way"):
         encoding.fidelities()
     source = {name: getattr(options, name) for name in ("model", "weights", "input")}
@@ -155,24 +150,51 @@ def _calibration(what: str | None) -> Any:
     return torch.split(array, 32)
 
 
-def _there_already(folder: Path, model: Any, budget: dict[str, Any], options: argparse.Namespace) -> bool:
+def _given(options: argparse.Namespace) -> dict[str, Any]:
+    """What was asked for besides the budget, as keywords."""
+    return {
+        "method": options.method,
+        "calibration": _calibration(options.calibration),
+        "merge": None if options.merge == "none" else options.merge,
+        "kernel": options.kernel,
+        "evict": not options.no_evict,
+        "exclude": options.exclude,
+        "multiple_of": options.multiple_of,
+    }
+
+
+def _differs(folder: Path, model: Any, budget: dict[str, Any], given: dict[str, Any]) -> list[str] | None:
+    """What sets a saved run apart from the one that is asked for; None if there is no run."""
     try:
         saved = read_run(folder)
-        ((unit, value),) = budget.items()
-        if unit == "fidelity":  # what it came to is not told by the sizes
-            return False
-        return (
-            saved.original == fingerprint(model)
-            and saved.method == options.method
-            and saved.trajectory.stops == _stops(saved, options.multiple_of)
-            and saved.trajectory.steps_to(unit, value) == saved.steps
-        )
-    except (DamagedFolder, InfeasibleBudget):
-        return False
+    except DamagedFolder:
+        return None
+    told, multiple = saved.details.settings, given["multiple_of"]
+    wanted = settings(**{name: value for name, value in given.items() if name != "multiple_of"})
+    wanted["multiple_of"] = multiple
+    found = [
+        f"{name} was {_word(told[name])}, not {_word(value)}"
+        for name, value in wanted.items()
+        if name in told and told[name] != value
+    ]
+    if not wanted.keys() <= told.keys():
+        found.append("it does not tell its options")
+    if saved.original != fingerprint(model):
+        found.append("it has other weights")
+    ((unit, value),) = budget.items()
+    try:  # where a fidelity is met is not told by the sizes
+        same = unit != "fidelity" and saved.trajectory.steps_to(unit, value) == saved.steps
+    except InfeasibleBudget:
+        same = False
+    return found if same else [*found, "another budget"]
 
 
-def _stops(saved: Run, multiple_of: int) -> tuple[int, ...]:
-    """Where a saved run could be ended if it had been made with this multiple."""
-    if multiple_of < 2:
-        return ()
-    return aligned(saved.anatomy, saved.trajectory.actions, multiple_of)[1]
+def _word(value: Any) -> str:
+    """An option's value in a message.
+
+    >>> _word(None), _word(["head*", "stem"]), _word([]), _word("pair")
+    ('none', 'head*, stem', 'none', 'pair')
+    """
+    if isinstance(value, list):
+        value = ", ".join(value)
+    return str(value or "none") if not isinstance(value, bool) else str(value)

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import argparse
-import os
-import tempfile
 from pathlib import Path
 from typing import Any
 
-from safetensors.torch import save_file
+from safetensors.torch import save
 
 from hope.cli import models
 from hope.cli.encode import add_budgets, budget_of
+from hope.report.output import CannotWrite, write
 from hope.surgery.export import to_onnx
 from hope.surgery.store import load, read_run
 
@@ -37,6 +36,9 @@ def register(commands: Any) -> None:
 
 def run(options: argparse.Namespace) -> None:
     """Load, write, and say what was written."""
+    for given in (options.out, options.onnx):
+        if given and not Path(given).parent.is_dir():
+            raise CannotWrite(f"{given} cannot be written: there is no folder {Path(given).parent}: make it")
     model, example = models.build(options)
     small = load(options.folder, model, **budget_of(options)).eval()
     if options.steps is not None:
@@ -46,10 +48,7 @@ def run(options: argparse.Namespace) -> None:
                 f"{options.steps} steps is no stop of this run, whose widths are multiples: {taken} are taken"
             )
     target = Path(options.out)
-    with tempfile.TemporaryDirectory(dir=target.parent) as scratch:
-        part = Path(scratch) / "part"
-        save_file({name: tensor.contiguous() for name, tensor in small.state_dict().items()}, part)
-        os.replace(part, target)
+    write(target, save({name: tensor.contiguous() for name, tensor in small.state_dict().items()}))
     before, after = (sum(p.numel() for p in net.parameters()) for net in (model, small))
     print(f"{target}: {after:,} of {before:,} parameters ({after / before:.1%})")
     if options.onnx:

@@ -17,6 +17,8 @@ from hope.errors import CheckpointMismatch, HopeError, InvalidExample, first_lin
 INPUT = "1x3x224x224"
 HELP = "torchvision:NAME, timm:NAME, hf:FOLDER, or file.py:function (a function that returns the model)"
 
+EXTRAS = {"torchvision": "torchvision", "timm": "timm", "hf": "transformers"}  # which brings what
+
 
 class UnknownModel(HopeError, ValueError):
     """MODEL does not name something that can be built."""
@@ -58,9 +60,9 @@ def make(spec: str) -> nn.Module:
         else:
             model = getattr(_file(Path(source)), name)()
     except ImportError as error:
-        raise UnknownModel(
-            f"{spec}: {first_line(error)}; install it with: pip install 'hope-encoding[{source}]'"
-        ) from error
+        extra = EXTRAS.get(source)
+        way = f"pip install 'hope-encoding[{extra}]'" if extra else "install what the file imports"
+        raise UnknownModel(f"{spec} cannot be imported ({first_line(error)}): {way}") from error
     except HopeError:
         raise
     except Exception as error:  # whatever the library or the user's function raises

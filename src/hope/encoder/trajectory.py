@@ -97,7 +97,7 @@ class Trajectory:
         if unit == "steps":
             if not 0 <= budget <= len(self):
                 raise InfeasibleBudget(
-                    f"the run has {len(self)} steps, not {budget:g}: encode again with steps={budget:g}"
+                    f"this run {self.reach(unit)}, not {budget:g}: encode again with steps={budget:g}"
                 )
             return max((stop for stop in self.stops if stop <= budget), default=int(budget))
         column = UNITS.index(unit)
@@ -105,13 +105,18 @@ class Trajectory:
         ends = np.array(self.stops or range(len(self) + 1))
         met = ends[self.sizes[ends, column] <= target]
         if not len(met):
-            least = int(self.sizes[ends, column].min())
-            share = least / max(1, int(self.sizes[0, column]))
             raise InfeasibleBudget(
-                f"this run comes down to {unit}={share:.4f} ({least:,}), not {budget:g}: "
-                "encode again with that budget"
+                f"this run {self.reach(unit)}, not {budget:g}: encode again with that budget"
             )
         return int(met[0])
+
+    def reach(self, unit: str) -> str:
+        """How far the run came, in words."""
+        if unit == "steps":
+            return f"has {len(self)} steps"
+        column = self.sizes[:, UNITS.index(unit)]
+        least = int(column[list(self.stops) or slice(None)].min())
+        return f"comes down to {unit}={least / max(1, int(column[0])):.4f} ({least:,})"
 
     def to_frame(self) -> Any:
         """The steps as a pandas DataFrame (pandas must be installed)."""

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeAlias
+
+import torch
+from torch import Tensor
+from torch.utils import _pytree as pytree
 
 from hope.encoder.actions import Action, from_json, to_json
 from hope.errors import InvalidAction
@@ -16,6 +21,46 @@ from hope.errors import InvalidAction
 FORMAT, VERSION = "hope-partial", 1
 EVERY = 2.0  # seconds between two writes
 Begun: TypeAlias = tuple[list[Action], list[float], list[int], list[float]]  # as in a `Trajectory`
+
+
+def settings(
+    *,
+    method: str = "hope",
+    merge: str | None = "pair",
+    kernel: str = "zero-bias",
+    evict: bool = True,
+    static_release: bool = True,
+    exclude: Sequence[str] = (),
+    calibration: Iterable[Any] | str | None = None,
+) -> dict[str, Any]:
+    """What a run depends on besides the checkpoint and the budget, as plain data.
+
+    Calibration inputs are told by a hash; those that can be gone through only once, by the fact alone.
+
+    >>> settings(method="absorb", calibration="dream")["calibration"]
+    'dream'
+    """
+    told: str | None = calibration if isinstance(calibration, str) else None
+    if isinstance(calibration, Sequence) and not isinstance(calibration, str):
+        digest = hashlib.sha256()
+        for leaf in pytree.tree_leaves(list(calibration)):
+            if isinstance(leaf, Tensor):
+                digest.update(f"{leaf.dtype} {tuple(leaf.shape)}\n".encode())
+                digest.update(leaf.detach().cpu().flatten().view(torch.uint8).numpy().tobytes())
+            else:
+                digest.update(repr(leaf).encode())
+        told = digest.hexdigest()[:16]
+    elif calibration is not None and told is None:
+        told = "batches"
+    return {
+        "method": method,
+        "merge": merge,
+        "kernel": kernel,
+        "evict": evict,
+        "static_release": static_release,
+        "exclude": list(exclude),
+        "calibration": told,
+    }
 
 
 @dataclass

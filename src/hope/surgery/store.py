@@ -63,12 +63,14 @@ class Details:
         left_alone: layers and blocks that the method could not price, with the reason.
         source: "model", "weights" and "input" as they were named on the command line.
         fidelities: (steps, predicted fidelity) where it was looked at.
+        settings: the options that the run was made with (see `planner.checkpoint`).
     """
 
     capacities: Mapping[str, Sequence[float]] = field(default_factory=dict)
     left_alone: Mapping[str, str] = field(default_factory=dict)
     source: Mapping[str, str] = field(default_factory=dict)
     fidelities: Sequence[tuple[int, float]] = ()
+    settings: Mapping[str, Any] = field(default_factory=dict)
 
     def to_json(self) -> dict[str, Any]:
         """What there is of it, as plain data."""
@@ -78,6 +80,7 @@ class Details:
             "left_alone": dict(self.left_alone),
             "source": dict(self.source),
             "fidelities": [[steps, _short(value)] for steps, value in self.fidelities],
+            "settings": dict(self.settings),
         }
         return {name: entry for name, entry in entries.items() if entry}
 
@@ -87,7 +90,11 @@ class Details:
         capacities = {name: tuple(some) for name, some in plan.get("capacities", {}).items()}
         fidelities = [(int(steps), float(value)) for steps, value in plan.get("fidelities", ())]
         return cls(
-            capacities, dict(plan.get("left_alone", {})), dict(plan.get("source", {})), tuple(fidelities)
+            capacities,
+            dict(plan.get("left_alone", {})),
+            dict(plan.get("source", {})),
+            tuple(fidelities),
+            dict(plan.get("settings", {})),
         )
 
 
