@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
@@ -10,10 +12,11 @@ import pytest
 import torch
 from benchmarks.transfer import table
 
-from hope.bench import transfer
+from hope.bench import transfer, transfer_training
 from hope.bench.datasets import MissingData, UnusableImages
-from hope.bench.transfer_data import data_files, source_task
-from hope.bench.transfer_scale import SCALES, grid_points
+from hope.bench.transfer_data import data_files, source_task, target_task
+from hope.bench.transfer_scale import SCALES, Point, grid_points
+from hope.cli.main import main
 
 TINY = replace(
     SCALES["small"],
@@ -48,6 +51,9 @@ def test_a_run_goes_through_and_resumes(tmp_path: Path) -> None:
     rows = [line for line in lines if line.startswith("| ") and " ± " in line]
     assert [line.split(" (")[0] for line in rows] == [f"| {name}" for name in found]
     assert all(line.count(" ± ") == 6 for line in rows)
+    swept = [json.loads(path.read_text()) for path in out.glob("sweep-0-0-head-only-*.json")]
+    assert len(swept) == 2
+    assert found["head-only"]["point"] == max(swept, key=lambda one: one["best by h"]["h"])["point"]
     (out / "results.json").unlink()
     times = {path: path.stat().st_mtime_ns for path in out.iterdir() if path.name != "scale.json"}
     assert transfer.run(out, tmp_path, TINY) == found
@@ -103,3 +109,62 @@ def test_the_full_scale_is_the_papers_and_the_small_one_decays_as_much() -> None
     assert len(grid_points(full, "ewc")) == 35
     full_dose, small_dose = (s.penalty * s.pretraining / s.batch for s in (full, small))
     assert small_dose == pytest.approx(full_dose)
+    assert full.percentiles == (60, 40, 30, 20)
+    assert full.rates["deft"] == (0.04, 0.02, 0.01, 0.005, 0.001)
+    assert full.strengths == (0.1, 0.5, 1.0, 5.0, 10.0, 20.0, 50.0)
+    assert (full.width, full.sweep, full.partial) == (1.0, 30, False)
+
+
+def test_an_executor_and_the_command_give_the_same_figures(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    _fake(tmp_path)
+    few = replace(TINY, trials=1, rates={"head-only": (0.04,), "deft, sum merges": (0.01,)})
+    found = transfer.run(tmp_path / "here", tmp_path, few)
+    with ThreadPoolExecutor(1) as pool:
+        assert transfer.run(tmp_path / "there", tmp_path, few, executor=pool) == found
+    monkeypatch.setitem(SCALES, "small", few)
+    assert main(["bench", "transfer", "--data", str(tmp_path), "--out", str(tmp_path / "here")]) == 0
+    printed = capsys.readouterr().out
+    for row in found.values():
+        assert f"{100 * row['best by h']['test h'][0]:.2f}" in printed
+
+
+def test_pretraining_anneals_by_a_cosine_and_decays_kernels_and_scales(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _fake(tmp_path)
+    images = source_task(data_files(tmp_path, partial=True)["source"], 0, 0, 48)
+    rates: list[float] = []
+    decays: dict[str, float] = {}
+
+    def epoch(model, data, optimizer, batch, before_step):  # type: ignore[no-untyped-def]
+        names = {id(p): name for name, p in model.named_parameters()}
+        for group in optimizer.param_groups:
+            decays.update({names[id(p)]: group["weight_decay"] for p in group["params"]})
+        for _ in range(3):  # 48 images in steps of 16
+            before_step()
+            rates.append(optimizer.param_groups[0]["lr"])
+
+    monkeypatch.setattr(transfer_training, "_epoch", epoch)
+    transfer_training.pretrain(images, replace(TINY, pretraining=100), seed=0)
+    assert rates[0] == pytest.approx(0.05)
+    assert rates[150] == pytest.approx(0.025, rel=0.01)
+    assert rates[-1] == pytest.approx(0.05e-3, rel=0.1)
+    assert rates == sorted(rates, reverse=True)
+    for name, decay in decays.items():
+        assert decay == (0 if name.endswith("bias") else 2 * TINY.penalty), name
+
+
+def test_both_best_epochs_are_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    _fake(tmp_path)
+    files = data_files(tmp_path, partial=True)
+    source, target = source_task(files["source"], 0, 0, 48), target_task(files["target"], 0, 0, 48)
+    point = Point("head-only", 0.01)
+    tuning = transfer_training.tuning_of(transfer_training.Vgg8(20, 0.04).eval(), point, source)
+    scripted = iter([0.2, 0.6, 0.8, 0.05, 0.5, 0.5])  # target and source, epoch by epoch
+    monkeypatch.setattr(transfer_training, "accuracy", lambda *images: next(scripted))
+    found, states = transfer_training.tune(tuning, point, source, target, TINY, 3)
+    assert [found[best]["epoch"] for best in ("best by target", "best by h")] == [1, 2]
+    assert found["best by h"]["h"] == pytest.approx(0.5)
+    assert not torch.equal(states["best by target"]["27.weight"], states["best by h"]["27.weight"])
