@@ -121,30 +121,25 @@ def speed(results: Any) -> None:
 
 def transfer(results: Any) -> None:
     """The new task against the old one, with lines of equal H-score; the paper's results are hollow."""
-    figure, axes = pyplot.subplots(figsize=(6.4, 4.2))
+    figure, axes = pyplot.subplots(figsize=(6, 4.2))
     side = np.linspace(0.5, 100, 200)
     x, y = np.meshgrid(side, side)
-    lines = axes.contour(
-        x, y, 2 * x * y / (x + y), levels=range(10, 100, 10), colors="#dddddd", linewidths=0.8
-    )
-    axes.clabel(lines, fontsize=7, fmt="H %d")
-    for name, row in results["methods"].items():
-        best = row["best by target"]
+    levels = range(10, 90, 10)
+    lines = axes.contour(x, y, 2 * x * y / (x + y), levels, colors="#cccccc", linewidths=0.8)
+    axes.clabel(lines, fontsize=7, fmt="H %d", manual=[(76, h * 76 / (152 - h)) for h in levels])
+    methods = results["methods"]
+    greens = iter(pyplot.colormaps["viridis"](np.linspace(0.3, 0.85, len(methods))))
+    reds = iter(pyplot.colormaps["autumn"](np.linspace(0, 0.7, len(methods))))
+    for name, marker in zip(methods, "osD^vPX*<>h", strict=False):
+        best = methods[name]["best by target"]
         (target, up), (source, along) = ([100 * v for v in best[k]] for k in ("test target", "test source"))
-        colour = "#0b6e4f" if name.startswith("deft") else "#c0392b"
-        axes.errorbar(source, target, up, along, fmt="o", color=colour, markersize=4, elinewidth=0.8)
-        axes.annotate(name, (source, target), (5, 4), textcoords="offset points", fontsize=7, color=colour)
-    for name, (target, source, _) in PAPER.items():
-        axes.plot(source, target, "o", markerfacecolor="none", color="#777777", markersize=4)
-        axes.annotate(
-            f"paper: {name}",
-            (source, target),
-            (5, -9),
-            textcoords="offset points",
-            fontsize=6,
-            color="#777777",
-        )
+        look = {"marker": marker, "color": next(greens if name.startswith("deft") else reds)}
+        axes.errorbar(source, target, up, along, elinewidth=0.6, linestyle="", label=name, **look)
+        if name in PAPER:
+            at = PAPER[name][1], PAPER[name][0]
+            axes.plot(*at, markerfacecolor="none", linestyle="", label=f"{name}, paper", **look)
     axes.set(xlabel="source task kept, %", ylabel="target task, %", xlim=(0, 80), ylim=(0, 100))
+    axes.legend(frameon=False, fontsize=7, loc="center left", bbox_to_anchor=(1.02, 0.5))
     axes.spines[["top", "right"]].set_visible(False)
     save(figure, "transfer.svg")
 

@@ -158,7 +158,7 @@ def partition(
     model: nn.Module,
     example: Example | None = None,
     *,
-    percentile: float = 40,
+    percentile: float = 20,
     by: str = "prune-cost",
     merge: bool | str = True,
     head: str | None = None,
@@ -178,7 +178,7 @@ def partition(
     Args:
         model: a trained model with BN.
         example: an input it can run on.
-        percentile: P, of costs or capacities.
+        percentile: P, of costs or capacities: more slack to learn with, less of the source kept.
         by: "prune-cost" or "capacity".
         merge: merge redundant neurons of the core, at a cost below J_lock, and release their vessels to the
             slack: True or "sum" for parents that stand for the sum of two neurons, "pair" for the paper's,
