@@ -126,6 +126,9 @@ def test_an_executor_and_the_command_give_the_same_figures(
     monkeypatch.setitem(SCALES, "small", few)
     assert main(["bench", "transfer", "--data", str(tmp_path), "--out", str(tmp_path / "here")]) == 0
     printed = capsys.readouterr().out
+    again = ["bench", "transfer", "--data", str(tmp_path), "--out", str(tmp_path / "here"), "--penalty", "0"]
+    assert main(again) != 0
+    assert "another scale" in capsys.readouterr().err
     for row in found.values():
         assert f"{100 * row['best by h']['test h'][0]:.2f}" in printed
 

@@ -8,6 +8,7 @@ import os
 import subprocess
 import sys
 from concurrent.futures import ProcessPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -38,7 +39,14 @@ def register(commands: Any) -> None:
     bench_compression.register(kinds)
     bench_finetune.register(kinds)
     bench_latency.register(kinds)
-    two = kinds.add_parser("transfer", help="fine-tuning without forgetting: DEFT against its baselines")
+    two = kinds.add_parser(
+        "transfer",
+        help="fine-tuning without forgetting: DEFT against its baselines",
+        description="Train networks on CIFAR-100 superclasses, teach them SVHN with every method, and "
+        "measure what they know of both. Every piece of work leaves a file; started again, the command goes "
+        "on where it stopped.",
+        epilog="example: hope bench transfer --data data/ --workers 2 --out runs/transfer",
+    )
     two.add_argument(
         "--scale", choices=["small", "full"], default="small", help="full is the paper's protocol"
     )
@@ -46,6 +54,8 @@ def register(commands: Any) -> None:
         "--out", metavar="FOLDER", default="transfer", help="where the pieces go; resumes from them"
     )
     two.add_argument("--data", metavar="FOLDER", help="where the images are (default: $HOPE_DATA)")
+    two.add_argument("--methods", nargs="+", metavar="METHOD", help="default: all")
+    two.add_argument("--penalty", type=float, help="L2 penalty instead of the scale's")
     two.add_argument("--workers", type=int, default=1, help="processes")
     two.set_defaults(run=run_transfer)
 
@@ -92,6 +102,9 @@ def run_transfer(options: argparse.Namespace) -> None:
     data = options.data or os.environ.get("HOPE_DATA")
     if not data:
         raise MissingData("the benchmark needs images: set HOPE_DATA or give --data")
+    scale = SCALES[options.scale]
+    if options.penalty is not None:
+        scale = replace(scale, penalty=options.penalty)
     executor = None
     if options.workers > 1:
         executor = ProcessPoolExecutor(options.workers, initializer=torch.set_num_threads, initargs=(1,))
@@ -99,7 +112,8 @@ def run_transfer(options: argparse.Namespace) -> None:
         found = transfer.run(
             Path(options.out),
             Path(data),
-            SCALES[options.scale],
+            scale,
+            methods=options.methods,
             executor=executor,
             note=lambda line: print(line, file=sys.stderr),
         )
