@@ -69,11 +69,16 @@ def coverage(results: Any) -> None:
     save(figure, "coverage.svg")
 
 
+def _methods(entry: Any, unit: str) -> set[str]:
+    return {m for m in COLOURS if any(b.startswith(unit) for b in entry["points"].get(m, {}))}
+
+
 def compression(results: Any) -> None:
     """Accuracy against what is really kept, one panel per network and unit."""
     networks = results["networks"]
     order = ("keras-resnet50", "cifar10-resnet56", "cifar10-resnet20")
-    parts = [(n, u) for n in order if n in networks for u in ("params", "density") if budgets(networks[n], u)]
+    drawn = [(n, u) for n in order if n in networks for u in ("params", "density")]
+    parts = [(n, u) for n, u in drawn if len(_methods(networks[n], u)) > 3]
     figure, panels = pyplot.subplots(1, len(parts), figsize=(3.8 * len(parts), 3.6), squeeze=False)
     for axes, (name, unit) in zip(panels[0], parts, strict=True):
         entry = networks[name]
