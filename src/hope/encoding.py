@@ -328,10 +328,10 @@ def _steps_to(trajectory: Trajectory, unit: str, budget: float, multiple_of: int
     try:
         return trajectory.steps_to(unit, budget)
     except InfeasibleBudget as error:
-        widths = f" with multiple_of={multiple_of}" if multiple_of > 1 else ""
-        way = "take a smaller multiple_of, or a larger budget" if widths else "take a larger budget"
-        if unit == "steps":
-            way = way.replace("a larger budget", "fewer steps")
+        less = "fewer steps" if unit == "steps" else "a larger budget"
+        widths, way = "", f"take {less}"
+        if multiple_of > 1:
+            widths, way = f" with multiple_of={multiple_of}", f"take a smaller multiple_of, or {less}"
         raise InfeasibleBudget(
             f"{unit}={budget:g} cannot be met{widths}: the run {trajectory.reach(unit)}; {way}"
         ) from error

@@ -27,6 +27,10 @@ class CheckpointMismatch(HopeError):
     """A saved folder and a model do not belong together."""
 
 
+class CannotWrite(HopeError, OSError):
+    """A file cannot be written where it was asked for."""
+
+
 class DamagedFolder(HopeError):
     """A saved folder is incomplete, altered, or not one of ours."""
 

@@ -18,7 +18,7 @@ from hope.bench import compression, peers
 from hope.bench.compression import Task
 from hope.cli.bench_compression import tables
 from hope.cli.main import main
-from hope.report.output import CannotWrite
+from hope.errors import CannotWrite
 from tests.support import randomise
 
 COMMITTED = Path(compression.__file__).parents[3] / "benchmarks" / "compression.json"

@@ -149,17 +149,6 @@ def test_a_loop_without_an_optimizer_keeps_the_core() -> None:
     check(tuning, part, fit)
 
 
-def test_what_is_written_by_hand_can_be_put_back() -> None:
-    _, tuning = prepared(made(chain()))
-    before = core_entries(tuning)
-    with torch.no_grad():
-        tuning.model.get_parameter("4.weight").mul_(0.9)
-    assert tuning.moved() == ["4.weight"]
-    tuning.restore()
-    assert tuning.moved() == []
-    assert_core_kept(before, core_entries(tuning))
-
-
 def _with_a_frozen_layer() -> Tuning:
     net = made(chain())
     part = hope.deft.partition(net, images(2), percentile=50, merge=False, core=["4"])
@@ -177,8 +166,9 @@ def test_what_is_frozen_as_a_whole_stays_when_all_is_made_to_require_gradients()
     assert not tuning.model.get_parameter("4.weight").grad.any()
 
 
-def test_what_is_frozen_as_a_whole_is_watched() -> None:
-    tuning = _with_a_frozen_layer()
+@pytest.mark.parametrize("ready", [lambda: prepared(made(chain()))[1], _with_a_frozen_layer])
+def test_what_is_written_by_hand_can_be_put_back(ready: Callable[[], Tuning]) -> None:
+    tuning = ready()
     before = core_entries(tuning)
     with torch.no_grad():
         tuning.model.get_parameter("4.weight").mul_(0.9)

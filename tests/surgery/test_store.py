@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -133,14 +134,14 @@ def test_a_failed_save_leaves_the_earlier_run_whole(
     folder, small = saved
     model = randomise(Network(), seed=5).eval()
     anatomy = hope.inspect(model, EXAMPLE)
-    replace = store.os.replace
+    replace = os.replace
 
     def full_disk(source: object, target: Path) -> None:
         if Path(target).name == store.PLAN:
             raise OSError("no space left on device")
         replace(source, target)
 
-    monkeypatch.setattr(store.os, "replace", full_disk)
+    monkeypatch.setattr(os, "replace", full_disk)
     with pytest.raises(OSError, match="no space"):
         hope.save(folder, model, anatomy, random_cut(anatomy))
     monkeypatch.undo()

@@ -21,8 +21,8 @@ from hope.bench import compression, datasets
 from hope.bench.networks import CifarResNet
 from hope.bench.training import Recipe, train
 from hope.errors import CheckpointMismatch, first_line
+from hope.files import write_file
 from hope.surgery.operate import duplicate
-from hope.surgery.store import write_file
 
 NAME = "cifar100-resnet8"
 BUDGETS = ("params=0.5", "params=0.3")

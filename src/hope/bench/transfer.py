@@ -15,14 +15,14 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file, save
 
 from hope.bench.datasets import MissingData
 from hope.bench.transfer_data import data_files, source_task, target_task
 from hope.bench.transfer_scale import Point, Scale, grid_points
 from hope.bench.transfer_training import Vgg8, pretrain, sweep, tune_and_test
 from hope.errors import HopeError
-from hope.surgery.store import write_file
+from hope.files import write_file
 
 
 class UnknownMethod(HopeError, ValueError):
@@ -56,11 +56,9 @@ def work(job: Job) -> str:
         return str(job.path)
     scale, data = job.scale, data_files(Path(job.data), job.scale.partial)
     source = source_task(data["source"], job.trial, job.task, scale.source)
-    part = job.path.with_name(f".{job.path.name}.part")
     if job.point is None:
         model = pretrain(source, scale, seed=100 * job.trial + job.task)
-        save_file({name: value.contiguous() for name, value in model.state_dict().items()}, part)
-        part.replace(job.path)
+        write_file(job.path, save({name: value.contiguous() for name, value in model.state_dict().items()}))
         return str(job.path)
     model = Vgg8(20, scale.width)
     model.load_state_dict(load_file(replace(job, point=None).path))

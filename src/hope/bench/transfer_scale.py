@@ -4,6 +4,7 @@
 and images and a sparser grid. It pre-trains in a tenth of the paper's steps with ten times its L2 penalty:
 the penalty is there to empty the slack, and what it takes from a weight is rate × penalty × steps. (With the
 paper's penalty and so few steps there is no slack: severing a fifth of the neurons costs most of the source.)
+Fine-tuning has the same penalty as pre-training, as in the paper.
 """
 
 from __future__ import annotations

@@ -102,6 +102,8 @@ def run_transfer(options: argparse.Namespace) -> None:
     data = options.data or os.environ.get("HOPE_DATA")
     if not data:
         raise MissingData("the benchmark needs images: set HOPE_DATA or give --data")
+    if options.workers < 1:
+        raise MissingData(f"--workers {options.workers} is none: give 1 or more")
     scale = SCALES[options.scale]
     if options.penalty is not None:
         scale = replace(scale, penalty=options.penalty)

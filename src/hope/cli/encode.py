@@ -13,11 +13,10 @@ from hope.cli import models
 from hope.cli.report import PAGE
 from hope.encoder.trajectory import UNITS
 from hope.encoding import encode
-from hope.errors import DamagedFolder, InfeasibleBudget, InvalidExample, first_line
+from hope.errors import CannotWrite, DamagedFolder, InfeasibleBudget, InvalidExample, first_line
 from hope.planner.checkpoint import settings
 from hope.planner.plan import METHODS
 from hope.progress import busy
-from hope.report.output import CannotWrite
 from hope.report.page import write_page
 from hope.surgery.store import fingerprint, read_run
 

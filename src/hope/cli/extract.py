@@ -10,7 +10,8 @@ from safetensors.torch import save
 
 from hope.cli import models
 from hope.cli.encode import add_budgets, budget_of
-from hope.report.output import CannotWrite, write
+from hope.errors import CannotWrite
+from hope.files import write_file
 from hope.surgery.export import to_onnx
 from hope.surgery.store import load, read_run
 
@@ -48,7 +49,7 @@ def run(options: argparse.Namespace) -> None:
                 f"{options.steps} steps is no stop of this run, whose widths are multiples: {taken} are taken"
             )
     target = Path(options.out)
-    write(target, save({name: tensor.contiguous() for name, tensor in small.state_dict().items()}))
+    write_file(target, save({name: tensor.contiguous() for name, tensor in small.state_dict().items()}))
     before, after = (sum(p.numel() for p in net.parameters()) for net in (model, small))
     print(f"{target}: {after:,} of {before:,} parameters ({after / before:.1%})")
     if options.onnx:

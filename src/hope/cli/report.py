@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from hope.cli import models
-from hope.report.output import InvalidAccuracies, read_accuracies
+from hope.report.accuracies import InvalidAccuracies, read_accuracies
 from hope.report.page import write_page
 from hope.surgery.store import Run, read_run
 

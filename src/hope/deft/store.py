@@ -26,9 +26,10 @@ from hope.deft.heads import PLAIN, InvalidHead, build, new_head, recipe
 from hope.deft.masks import in_head
 from hope.deft.tuning import Penalty, Tuning
 from hope.errors import CheckpointMismatch, DamagedFolder
+from hope.files import write_file
 from hope.surgery.operate import duplicate
 from hope.surgery.slice import get
-from hope.surgery.store import digest_of, fingerprint, read_plan, read_tensors, write_file
+from hope.surgery.store import digest_of, fingerprint, read_plan, read_tensors
 
 FORMAT = "hope-deft"
 VERSION = 1

@@ -19,7 +19,7 @@ from hope._version import __version__
 from hope.anatomy.anatomy import Anatomy
 from hope.criteria.scores import SCORES
 from hope.encoder.actions import Absorb, Action, Evict, Merge, Prune
-from hope.report import output
+from hope.files import write_file
 from hope.report.takers import takers
 from hope.surgery.store import BY_HAND, Run
 
@@ -50,7 +50,7 @@ def write_page(
         source: "model", "weights" and "input" for the command that extracts a model, where the run itself
             does not tell.
     """
-    output.write(target, render(page_data(runs, accuracies=accuracies, source=source)).encode())
+    write_file(target, render(page_data(runs, accuracies=accuracies, source=source)).encode())
     return target
 
 

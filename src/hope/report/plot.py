@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from hope.errors import HopeError
-from hope.report import output
+from hope.files import write_file
 from hope.report.page import labels, scales
 from hope.surgery.store import Run
 
@@ -49,7 +49,7 @@ def write_figure(
     with matplotlib.rc_context({"svg.hashsalt": "hope", "svg.fonttype": "none", "font.size": 9}):
         figure = draw(runs, accuracies)
         figure.savefig(buffer, format=kind, bbox_inches="tight", metadata=stamp, dpi=200)
-    output.write(target, buffer.getvalue())
+    write_file(target, buffer.getvalue())
     return target
 
 

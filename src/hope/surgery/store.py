@@ -26,6 +26,7 @@ from hope.encoder.actions import Action, from_json, to_json
 from hope.encoder.state import View
 from hope.encoder.trajectory import Trajectory, one_budget, sizes
 from hope.errors import CheckpointMismatch, DamagedFolder, InvalidAction, first_line
+from hope.files import write_file
 from hope.surgery.operate import cut, duplicate, operate
 
 FORMAT = "hope-run"
@@ -208,19 +209,6 @@ def digest_of(plan: dict[str, Any]) -> str:
     """A hash of a plan, without the hash that it carries."""
     body = {key: value for key, value in plan.items() if key != "sha256"}
     return hashlib.sha256(json.dumps(body, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
-
-
-def write_file(path: Path, data: bytes) -> None:
-    """All or nothing: a reader sees the old file or the new one."""
-    partial = path.with_name(f".{path.name}.{os.getpid()}.part")
-    try:
-        with open(partial, "wb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(partial, path)
-    finally:
-        partial.unlink(missing_ok=True)
 
 
 @dataclass(frozen=True)

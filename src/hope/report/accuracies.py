@@ -1,9 +1,8 @@
-"""Files that appear whole or not at all, and the accuracies that a user measured."""
+"""The accuracies that a user measured."""
 
 from __future__ import annotations
 
 import json
-import os
 import re
 from pathlib import Path
 
@@ -12,25 +11,8 @@ from hope.errors import HopeError, first_line
 STEP = re.compile("0|[1-9][0-9]{0,9}")  # one way to write each number
 
 
-class CannotWrite(HopeError):
-    """A file cannot be written where it was asked for."""
-
-
 class InvalidAccuracies(HopeError, ValueError):
     """A file of accuracies does not say what it should."""
-
-
-def write(path: Path, data: bytes) -> None:
-    """All or nothing: a reader sees the old file or the new one."""
-    partial = path.with_name(f".{path.name}.{os.getpid()}.part")
-    try:
-        partial.write_bytes(data)
-        os.replace(partial, path)
-    except OSError as error:
-        raise CannotWrite(f"{path} cannot be written: {error.strerror or first_line(error)}") from error
-    finally:
-        if partial.parent.is_dir():
-            partial.unlink(missing_ok=True)
 
 
 def read_accuracies(path: Path, total: int) -> list[tuple[int, float]]:
