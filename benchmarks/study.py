@@ -25,8 +25,8 @@ from benchmarks.compression import TITLES
 from benchmarks.readme import put
 from hope.bench import datasets
 from hope.bench.compression import known_task, write_results
-from hope.geometry.absorb import ridged, takeover
-from hope.surrogate.views import channels_of
+from hope.signals.projection import ridged, takeover
+from hope.signals.views import channels_of
 
 RESULTS = Path(__file__).with_name("study.json")
 POINTS = {
@@ -44,10 +44,11 @@ def _no_span(covariance: torch.Tensor, keep: torch.Tensor, gone: torch.Tensor) -
 @contextmanager
 def _without(*what: str) -> Iterator[None]:
     """The method with some ingredients taken out."""
-    from hope.encoder import absorption
-    from hope.planner import evictions, plan
+    from hope.judge import evictions
+    from hope.methods import absorption, plan
+    from hope.signals import propagate as propagated
+    from hope.signals import views
     from hope.surgery import absorb
-    from hope.surrogate import propagated, views
 
     repair = absorb._repair
 
@@ -155,7 +156,7 @@ def _exact_borders(encoding: hope.Encoding, small: torch.nn.Module, steps: int) 
 
 def run(names: list[str], folders: list[Path], skipped: list[str]) -> None:
     global _weigh
-    from hope.surrogate.propagated import Propagated
+    from hope.signals.propagate import Propagated
 
     _weigh = Propagated._weigh
     results: dict[str, Any] = json.loads(RESULTS.read_text()) if RESULTS.is_file() else {}

@@ -12,10 +12,10 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 import hope
+from hope._util.calls import Example, as_call
 from hope.anatomy.anatomy import Anatomy
-from hope.anatomy.graph import Example, as_call
-from hope.encoder.actions import Prune
-from hope.surgery.operate import outcome
+from hope.anatomy.steps import Prune
+from hope.surgery.apply import outcome
 
 
 def randomise(model: nn.Module, seed: int = 0) -> nn.Module:

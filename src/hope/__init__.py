@@ -3,7 +3,7 @@
 from hope import deft
 from hope._version import __version__
 from hope.anatomy.anatomy import Anatomy
-from hope.encoder.actions import Absorb, Evict, Merge, Prune
+from hope.anatomy.steps import Absorb, Evict, Merge, Prune
 from hope.encoding import Encoding, capacities, encode
 from hope.errors import (
     CheckpointMismatch,
@@ -15,12 +15,12 @@ from hope.errors import (
     UnsupportedModel,
 )
 from hope.inspection import inspect
-from hope.planner.judge import fidelity
-from hope.planner.probes import dream
-from hope.surgery.operate import cut
+from hope.judge.fidelity import fidelity
+from hope.signals.dream import dream
+from hope.storage.run import load
+from hope.storage.run import save_run as save
+from hope.surgery.apply import cut
 from hope.surgery.recalibrate import recalibrate_bn
-from hope.surgery.store import load
-from hope.surgery.store import save_run as save
 
 __all__ = [
     "Absorb",

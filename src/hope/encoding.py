@@ -12,22 +12,22 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from hope._util.calls import Example, duplicate
+from hope._util.tables import grid, text
 from hope.anatomy.anatomy import Anatomy, Size
-from hope.anatomy.graph import Example
-from hope.anatomy.table import grid, text
-from hope.encoder.loop import Choice
-from hope.encoder.state import LayerState, View
-from hope.encoder.trajectory import Trajectory, one_budget
 from hope.errors import HopeError, InfeasibleBudget
 from hope.inspection import inspect
-from hope.planner.checkpoint import Checkpoint, settings
-from hope.planner.collect import collect
-from hope.planner.evictions import decide
-from hope.planner.judge import Judge, images_for
-from hope.planner.plan import METHODS, Plan
-from hope.planner.probes import dream
-from hope.surgery.operate import duplicate, operate
-from hope.surgery.store import Details, fingerprint, save_trajectory
+from hope.judge.evictions import decide
+from hope.judge.fidelity import Judge, images_for
+from hope.methods.plan import METHODS, Plan
+from hope.methods.state import LayerState, View
+from hope.run.checkpoint import Checkpoint, settings
+from hope.run.collect import collect
+from hope.run.merge import Choice
+from hope.run.trajectory import Trajectory, one_budget
+from hope.signals.dream import dream
+from hope.storage.run import Details, fingerprint, save_trajectory
+from hope.surgery.apply import operate
 
 GRID, REFINEMENTS = 20, 6  # looks at a run's fidelity
 GROWTH = 4.0  # times the original's largest entry: beyond it, weights are reported as grown

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from torch import nn
 
+from hope._util.calls import Example
+from hope._util.progress import busy
 from hope.anatomy.anatomy import Anatomy, read_model
-from hope.anatomy.graph import Example
-from hope.planner.trial import verify
-from hope.progress import busy
+from hope.judge.trial import verify
 
 
 def inspect(model: nn.Module, example: Example | None = None, *, progress: bool | None = None) -> Anatomy:

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn.utils.parametrizations import weight_norm
 
 import hope
-from hope.surgery.operate import outcome
+from hope.surgery.apply import outcome
 from tests.properties.reference import silenced
 from tests.support import assert_same, check_cut, masked, randomise, run
 

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import hope
-from hope.anatomy.neurons import NeuronLayer
+from hope.anatomy.units import NeuronLayer
 
 
 def owned(layer: NeuronLayer) -> dict[tuple[str, int, str], list[list[int]]]:

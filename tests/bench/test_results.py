@@ -13,7 +13,7 @@ import torch
 from benchmarks.compression import budgets
 from torch import nn
 
-from hope.anatomy.table import text
+from hope._util.tables import text
 from hope.bench import compression, peers
 from hope.bench.compression import Task
 from hope.cli.bench_compression import tables

@@ -15,9 +15,9 @@ from hope.bench.networks import CifarResNet
 from hope.deft.elasticity import EPSILON
 from hope.deft.groups import NotSeparable
 from hope.deft.vessels import consolidate
-from hope.encoder.path import layer_path
-from hope.encoder.state import LayerState
-from hope.planner.plan import Plan
+from hope.methods.path import layer_path
+from hope.methods.plan import Plan
+from hope.methods.state import LayerState
 from tests.deft.nets import Residual, chain, images, made
 from tests.support import randomise
 

@@ -13,7 +13,7 @@ from torch.export.graph_signature import InputKind
 from torch.fx import Interpreter, Node
 from torch.utils import _pytree as pytree
 
-from hope.anatomy.graph import Example, as_call
+from hope._util.calls import Example, as_call
 
 
 def export(model: nn.Module, example: Example) -> ExportedProgram:

@@ -11,10 +11,10 @@ from torch import Tensor, nn
 from torch.export import ExportedProgram
 
 import hope
+from hope._util.calls import Example
 from hope.anatomy.anatomy import Anatomy
-from hope.anatomy.blocks import Block
-from hope.anatomy.graph import Example
-from hope.surgery.operate import outcome
+from hope.graph.blocks import Block
+from hope.surgery.apply import outcome
 from tests.peers.interpretation import export, replaced
 from tests.support import assert_same, check_cut, masked, random_cut, randomise, run
 

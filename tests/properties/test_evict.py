@@ -8,7 +8,7 @@ import hypothesis.strategies as st
 from hypothesis import assume, given
 
 import hope
-from hope.surgery.operate import outcome
+from hope.surgery.apply import outcome
 from tests.properties.networks import Net, build, example, networks
 from tests.properties.reference import random_evictions, silenced
 from tests.support import assert_same, backward, masked, random_cut, run

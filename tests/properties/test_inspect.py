@@ -19,7 +19,7 @@ from torch.nn.modules.conv import _ConvNd
 
 import hope
 from hope.anatomy.anatomy import Anatomy
-from hope.anatomy.plain import from_plain, to_plain
+from hope.storage.plain import from_plain, to_plain
 from tests.properties.networks import Net, build, example, networks, original_name
 from tests.properties.reference import random_evictions
 from tests.support import random_cut, run

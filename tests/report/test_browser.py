@@ -11,7 +11,7 @@ from torch import nn
 
 import hope
 from hope.report.page import write_page
-from hope.surgery.store import read_run
+from hope.storage.run import read_run
 from tests.report.conftest import arrives, slide
 
 

@@ -14,7 +14,7 @@ from safetensors.torch import load_file
 
 from hope.cli.main import main
 from hope.report.plot import draw
-from hope.surgery import store
+from hope.storage import run as store
 from tests.report.test_page import embedded, widths
 
 

@@ -11,7 +11,7 @@ from torch import nn
 
 import hope
 from hope.report.page import write_page
-from hope.surgery.store import Run, read_run
+from hope.storage.run import Run, read_run
 from tests.report.conftest import EXAMPLE, arrives, slide
 
 

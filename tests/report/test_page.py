@@ -15,13 +15,13 @@ import torch
 from torch import nn
 
 import hope
+from hope.anatomy.steps import Absorb, Merge
 from hope.bench.networks import DigitsNet
-from hope.encoder.actions import Absorb, Merge
-from hope.geometry.absorb import RIDGE
 from hope.report.page import KINDS, labels, page_data, render, run_data, scales, write_page
 from hope.report.takers import takers
-from hope.surgery import store
-from hope.surgery.store import read_run
+from hope.signals.projection import RIDGE
+from hope.storage import run as store
+from hope.storage.run import read_run
 from tests.report.conftest import EXAMPLE
 
 

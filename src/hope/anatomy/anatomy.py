@@ -10,14 +10,15 @@ from math import prod
 
 from torch import nn
 
-from hope.anatomy import rules
-from hope.anatomy.blocks import Block, Found, Layout, ending_bn, leaves_bias, preceding_bn, removes
+from hope import ops
+from hope._util.calls import Example
 from hope.anatomy.flow import Flow
-from hope.anatomy.graph import Example, capture, check_readable, module_path, shape_of
 from hope.anatomy.labels import Shape
-from hope.anatomy.neurons import NeuronLayer, Skipped, Stream, read
-from hope.anatomy.program import Op, read_program
+from hope.anatomy.units import NeuronLayer, Skipped, Stream, read
 from hope.errors import UnsupportedModel
+from hope.graph.blocks import Block, Found, Layout, ending_bn, leaves_bias, preceding_bn, removes
+from hope.graph.capture import capture, check_readable, module_path, shape_of
+from hope.graph.program import Op, read_program
 
 
 @dataclass(frozen=True)
@@ -151,12 +152,12 @@ def read_model(
     parameters = frozenset(name for name, _ in model.named_parameters())
     flow = Flow({name: tuple(tensor.shape) for name, tensor in tensors.items()})
     graph = capture(model, example, progress=progress)
-    unused = parameters - flow.walk(graph, rules.apply)
+    unused = parameters - flow.walk(graph, ops.apply)
     if unused:  # heads that only training uses read channels too
         with suppress(
             UnsupportedModel
         ):  # then they stay as they are, and the trial run tells whether that holds
-            unused -= flow.walk(capture(model, example, training=True, progress=progress), rules.apply)
+            unused -= flow.walk(capture(model, example, training=True, progress=progress), ops.apply)
     shared = _shared(model)
     reading = read(flow, parameters, shared)
     skipped = [

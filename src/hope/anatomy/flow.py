@@ -19,8 +19,8 @@ import torch
 from torch import Tensor
 from torch.fx import Node
 
-from hope.anatomy.graph import Graph, module_path, shape_of
 from hope.anatomy.labels import FIXED, Ids, Shape, Ties, dims, pad_left
+from hope.graph.capture import Graph, module_path, shape_of
 
 
 class Step(NamedTuple):

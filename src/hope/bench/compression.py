@@ -30,11 +30,11 @@ from hope.anatomy.anatomy import Anatomy
 from hope.bench import datasets, images, known, networks, peers
 from hope.bench.budgets import At, by_unit, compressed, parse
 from hope.errors import CannotWrite, HopeError, InfeasibleBudget, InvalidExample, first_line
-from hope.files import write_file
 from hope.inspection import inspect
-from hope.planner.judge import Judge, images_for
+from hope.judge.fidelity import Judge, images_for
+from hope.storage.files import write_file
+from hope.storage.run import fingerprint
 from hope.surgery.recalibrate import recalibrate_bn
-from hope.surgery.store import fingerprint
 
 FORMAT, VERSION = "hope-bench-compression", 1
 DENSITIES = tuple(f"density={d}" for d in (0.9, 0.8, 0.7, 0.6, 0.5, 0.4, 0.3))

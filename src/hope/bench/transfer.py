@@ -22,7 +22,7 @@ from hope.bench.transfer_data import data_files, source_task, target_task
 from hope.bench.transfer_scale import Point, Scale, grid_points
 from hope.bench.transfer_training import Vgg8, pretrain, sweep, tune_and_test
 from hope.errors import HopeError
-from hope.files import write_file
+from hope.storage.files import write_file
 
 
 class UnknownMethod(HopeError, ValueError):

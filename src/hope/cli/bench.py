@@ -12,7 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from hope.anatomy.table import grid, text
+from hope._util.tables import grid, text
 from hope.bench import speed
 from hope.bench.compression import check_out, write_results
 from hope.bench.datasets import MissingData

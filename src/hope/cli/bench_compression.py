@@ -10,7 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from hope.anatomy.table import grid, text
+from hope._util.tables import grid, text
 from hope.bench import compression, networks
 from hope.bench.budgets import KEPT, by_unit, parse
 from hope.bench.datasets import MissingData, data_folder

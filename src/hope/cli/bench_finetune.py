@@ -9,7 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from hope.anatomy.table import grid, text
+from hope._util.tables import grid, text
 from hope.bench import compression, finetune
 from hope.bench.budgets import by_unit, parse
 from hope.bench.datasets import data_folder

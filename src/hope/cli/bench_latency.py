@@ -9,12 +9,12 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from hope.anatomy.table import grid, text
+from hope._util.tables import grid, text
 from hope.bench import latency, networks
 from hope.bench.compression import check_out, write_results
 from hope.bench.datasets import data_folder
 from hope.cli import models
-from hope.planner.plan import METHODS
+from hope.methods.plan import METHODS
 
 
 def register(kinds: Any) -> None:

@@ -9,16 +9,16 @@ from typing import Any
 import numpy as np
 import torch
 
+from hope._util.progress import busy
 from hope.cli import models
 from hope.cli.report import PAGE
-from hope.encoder.trajectory import UNITS
 from hope.encoding import encode
 from hope.errors import CannotWrite, DamagedFolder, InfeasibleBudget, InvalidExample, first_line
-from hope.planner.checkpoint import settings
-from hope.planner.plan import METHODS
-from hope.progress import busy
+from hope.methods.plan import METHODS
 from hope.report.page import write_page
-from hope.surgery.store import fingerprint, read_run
+from hope.run.checkpoint import settings
+from hope.run.trajectory import UNITS
+from hope.storage.run import fingerprint, read_run
 
 
 def add_budgets(parser: argparse.ArgumentParser, *, required: bool) -> None:

@@ -11,9 +11,9 @@ from safetensors.torch import save
 from hope.cli import models
 from hope.cli.encode import add_budgets, budget_of
 from hope.errors import CannotWrite
-from hope.files import write_file
+from hope.storage.files import write_file
+from hope.storage.run import load, read_run
 from hope.surgery.export import to_onnx
-from hope.surgery.store import load, read_run
 
 
 def register(commands: Any) -> None:

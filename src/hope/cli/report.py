@@ -10,7 +10,7 @@ from typing import Any
 from hope.cli import models
 from hope.report.accuracies import InvalidAccuracies, read_accuracies
 from hope.report.page import write_page
-from hope.surgery.store import Run, read_run
+from hope.storage.run import Run, read_run
 
 PAGE = "report.html"
 

@@ -2,7 +2,7 @@
 
 The paper sets weights from slack to core to zero, so a core neuron loses all that slack told it. Here the
 slack signals that a weight reads are first projected on the span of 1 and the core signals that it reads,
-under the propagated surrogate: d = C_cc⁻¹C_cs, W_core,core += W_core,slack·d as in `geometry.absorb`. Only
+under the propagated surrogate: d = C_cc⁻¹C_cs, W_core,core += W_core,slack·d as in `signals.projection`. Only
 rows of core outputs are rewritten: slack outputs listen to everything, as before. The constant leaves the
 mean of the BN behind the weight, or goes into its bias, and the BN's variance is repaired. All of this is
 done once, before anything is frozen.
@@ -23,10 +23,10 @@ from torch import Tensor, nn
 from hope.deft.groups import Group
 from hope.deft.masks import in_head, owned
 from hope.deft.partition import Partition
-from hope.encoder.state import View
+from hope.methods.state import View
+from hope.signals.views import propagated_views
 from hope.surgery.absorb import settle, take_over
-from hope.surgery.slice import get
-from hope.surrogate.views import propagated_views
+from hope.surgery.resize import get
 
 
 @dataclass(frozen=True)

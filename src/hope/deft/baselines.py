@@ -13,14 +13,14 @@ from collections.abc import Callable, Iterable, Mapping
 import torch
 from torch import Tensor, nn
 
+from hope._util.calls import duplicate
 from hope.deft.checks import check_weights
 from hope.deft.fisher import Loss, fisher
 from hope.deft.heads import InvalidHead, new_head
 from hope.deft.masks import in_head
 from hope.deft.partition import Partition
 from hope.deft.tuning import InvalidPenalty, Penalty, Tuning
-from hope.surgery.operate import duplicate
-from hope.surgery.store import fingerprint
+from hope.storage.run import fingerprint
 
 
 def full(model: nn.Module, at: Partition | str, *, head: int | nn.Module | None = None) -> Tuning:

@@ -28,9 +28,9 @@ from hope.anatomy.anatomy import Anatomy
 from hope.deft.capacities import Energies, add_by_unit
 from hope.deft.groups import Group, Places
 from hope.deft.masks import in_head
-from hope.encoder.state import LayerState
-from hope.geometry.kernels import exact
-from hope.surrogate.pairwise import warped_correlation
+from hope.methods.state import LayerState
+from hope.signals.kernels import exact
+from hope.signals.pairwise import warped_correlation
 
 
 @dataclass(frozen=True)

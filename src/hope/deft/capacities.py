@@ -15,9 +15,9 @@ from torch import Tensor
 
 from hope.anatomy.anatomy import Anatomy
 from hope.deft.groups import Group, NotSeparable, Places
-from hope.encoder.state import LayerState
-from hope.surrogate.propagated import Propagated
-from hope.surrogate.signals import layer_state, read_bn, signal_energies
+from hope.methods.signals import layer_state, read_bn, signal_energies
+from hope.methods.state import LayerState
+from hope.signals.propagate import Propagated
 
 
 @dataclass(frozen=True, eq=False)

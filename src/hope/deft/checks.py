@@ -11,7 +11,7 @@ from hope.anatomy.anatomy import Anatomy
 from hope.deft.groups import find_groups, matches
 from hope.deft.statistics import NAMES
 from hope.errors import CheckpointMismatch, HopeError
-from hope.surgery.store import fingerprint
+from hope.storage.run import fingerprint
 
 
 class InvalidPartition(HopeError, ValueError):

@@ -23,9 +23,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from hope.encoder.actions import Merge
-from hope.encoder.path import LayerPath, Move
-from hope.encoder.state import LayerState
+from hope.anatomy.steps import Merge
+from hope.methods.path import LayerPath, Move
+from hope.methods.state import LayerState
 
 EPSILON = 1e-12
 

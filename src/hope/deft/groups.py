@@ -14,7 +14,7 @@ import numpy as np
 
 from hope.anatomy.anatomy import Anatomy
 from hope.anatomy.labels import Ids
-from hope.anatomy.neurons import NeuronLayer, Skipped, Stream
+from hope.anatomy.units import NeuronLayer, Skipped, Stream
 from hope.errors import HopeError
 
 OUTPUT = "it is an output of the model"

@@ -12,9 +12,10 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
+from hope._util.calls import Example, duplicate
+from hope._util.tables import grid, text
 from hope.anatomy.anatomy import Anatomy, read_model
-from hope.anatomy.graph import Example
-from hope.anatomy.table import grid, text
+from hope.anatomy.steps import Merge
 from hope.deft import masks
 from hope.deft.bounds import Bounds, find_bounds
 from hope.deft.capacities import Energies, capacities, group_state
@@ -22,10 +23,8 @@ from hope.deft.checks import InvalidPartition, check_finite, check_patterns, che
 from hope.deft.elasticity import Lock, by_capacity, by_prune_cost, lock_threshold, prune_costs, walk
 from hope.deft.groups import Group, NotSeparable, check_separable, find_groups, find_head, matches
 from hope.deft.vessels import consolidate
-from hope.encoder.actions import Merge
-from hope.encoder.state import LayerState
-from hope.surgery.operate import duplicate
-from hope.surgery.store import fingerprint
+from hope.methods.state import LayerState
+from hope.storage.run import fingerprint
 
 BY = ("prune-cost", "capacity")
 MERGES: dict[bool | str, str | None] = {True: "sum", "sum": "sum", "pair": "pair", False: None}

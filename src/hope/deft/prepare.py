@@ -10,7 +10,7 @@ from hope.deft.checks import InvalidPartition, check_weights
 from hope.deft.heads import new_head
 from hope.deft.partition import Partition
 from hope.deft.tuning import Tuning
-from hope.surgery.slice import get
+from hope.surgery.resize import get
 
 SEVER = ("mask", "absorb")
 

@@ -22,14 +22,14 @@ import torch
 from safetensors.torch import save as to_bytes
 from torch import Tensor, nn
 
+from hope._util.calls import duplicate
 from hope.deft.heads import PLAIN, InvalidHead, build, new_head, recipe
 from hope.deft.masks import in_head
 from hope.deft.tuning import Penalty, Tuning
 from hope.errors import CheckpointMismatch, DamagedFolder
-from hope.files import write_file
-from hope.surgery.operate import duplicate
-from hope.surgery.slice import get
-from hope.surgery.store import digest_of, fingerprint, read_plan, read_tensors
+from hope.storage.files import write_file
+from hope.storage.run import digest_of, fingerprint, read_plan, read_tensors
+from hope.surgery.resize import get
 
 FORMAT = "hope-deft"
 VERSION = 1

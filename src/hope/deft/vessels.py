@@ -8,10 +8,10 @@ import torch
 from torch import nn
 
 from hope.anatomy.anatomy import Anatomy
-from hope.anatomy.neurons import NeuronLayer
-from hope.encoder.actions import Merge
+from hope.anatomy.steps import Merge
+from hope.anatomy.units import NeuronLayer
 from hope.surgery import merge
-from hope.surgery.slice import get, owner
+from hope.surgery.resize import get, owner
 
 
 def consolidate(

@@ -17,11 +17,11 @@ from typing import Any
 
 from hope._version import __version__
 from hope.anatomy.anatomy import Anatomy
-from hope.criteria.scores import SCORES
-from hope.encoder.actions import Absorb, Action, Evict, Merge, Prune
-from hope.files import write_file
+from hope.anatomy.steps import Absorb, Action, Evict, Merge, Prune
+from hope.methods.scores import SCORES
 from hope.report.takers import takers
-from hope.surgery.store import BY_HAND, Run
+from hope.storage.files import write_file
+from hope.storage.run import BY_HAND, Run
 
 SCRIPTS = ("run.js", "charts.js", "page.js")  # in one scope, in this order
 KINDS = {"prune": "p", "merge": "m", "absorb": "a", "evict": "e"}

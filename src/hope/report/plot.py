@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from hope.errors import HopeError
-from hope.files import write_file
 from hope.report.page import labels, scales
-from hope.surgery.store import Run
+from hope.storage.files import write_file
+from hope.storage.run import Run
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

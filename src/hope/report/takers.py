@@ -7,10 +7,10 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from hope.anatomy.neurons import NeuronLayer
-from hope.encoder.state import View
-from hope.geometry.absorb import ridged
-from hope.surrogate.views import channels_of
+from hope.anatomy.units import NeuronLayer
+from hope.methods.state import View
+from hope.signals.projection import ridged
+from hope.signals.views import channels_of
 
 WIDEST = 1024  # neurons; the inverse is followed step by step, which is cubic
 MOST = 2  # takers that are named
@@ -22,7 +22,7 @@ def takers(
     """For each neuron that goes, in order, the survivors that take over most of it, with their shares.
 
     The best linear stand-in for neuron i among the survivors S is `C_SS⁻¹ C_Si`, which is `−[C⁻¹]_Si /
-    [C⁻¹]_ii` (see `geometry.absorb`). It is that of the layer's first consumer.
+    [C⁻¹]_ii` (see `signals.projection`). It is that of the layer's first consumer.
 
     Returns:
         None where the moments are not known, or the layer is too wide for a page's sake.

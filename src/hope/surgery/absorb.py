@@ -7,12 +7,12 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor, nn
 
-from hope.anatomy.neurons import NeuronLayer
-from hope.encoder.state import View
+from hope.anatomy.units import NeuronLayer
 from hope.errors import InvalidAction
-from hope.geometry.absorb import ridged, takeover, variances
-from hope.surgery.slice import get
-from hope.surrogate.views import channels_of
+from hope.methods.state import View
+from hope.signals.projection import ridged, takeover, variances
+from hope.signals.views import channels_of
+from hope.surgery.resize import get
 
 
 @torch.no_grad()

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from hope.anatomy.blocks import Block, Replace, Silence
+from hope.graph.blocks import Block, Replace, Silence
 
 
 class Skip(nn.Module):

@@ -5,10 +5,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from hope.anatomy.neurons import NeuronLayer
-from hope.encoder.actions import Merge
+from hope.anatomy.steps import Merge
+from hope.anatomy.units import NeuronLayer
 from hope.errors import InvalidAction
-from hope.surgery.slice import get, owner
+from hope.surgery.resize import get, owner
 
 
 def check(action: Merge, layer: NeuronLayer, model: nn.Module) -> None:

@@ -8,9 +8,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from hope.anatomy.graph import as_call, mode
+from hope._util.calls import as_call, duplicate, mode
 from hope.errors import InvalidExample
-from hope.surgery.operate import duplicate
 
 
 def recalibrate_bn(model: nn.Module, batches: Iterable[Any]) -> nn.Module:

@@ -1,1 +1,0 @@
-"""The greedy loop over layer states: it runs without the model."""

@@ -1,0 +1,1 @@
+"""A network as the one description that everything else reads."""

@@ -1,0 +1,161 @@
+"""Capture: a module and an example become an operator graph with concrete shapes (`torch.export`).
+
+The graph is for reading only. Nothing here knows what a neuron is.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.export import ExportedProgram
+from torch.fx import Node
+from torch.nn.parameter import is_lazy
+
+from hope._util.calls import Example, as_call, mode
+from hope._util.progress import busy
+from hope.errors import InvalidExample, UnsupportedModel, first_line
+
+
+@dataclass(frozen=True)
+class Graph:
+    """A captured forward pass.
+
+    Attributes:
+        nodes: every node in order of execution.
+        tensors: placeholder name -> name of the parameter or buffer it stands for.
+        inputs: names of the placeholders that carry the example.
+        training: whether the pass was captured in training mode.
+    """
+
+    nodes: tuple[Node, ...]
+    tensors: Mapping[str, str]
+    inputs: frozenset[str]
+    training: bool
+
+
+def check_readable(model: nn.Module) -> None:
+    """Refuse models whose weights cannot be read or cut, in one line that says what to do."""
+    if not isinstance(model, nn.Module):
+        raise UnsupportedModel(f"expected a torch.nn.Module, got {type(model).__name__}")
+    for wrapper, inner in (
+        ("DistributedDataParallel", "module"),
+        ("DataParallel", "module"),
+        ("OptimizedModule", "_orig_mod"),
+    ):
+        if type(model).__name__ == wrapper:
+            raise UnsupportedModel(f"the model is wrapped in {wrapper}: pass model.{inner} instead")
+    if isinstance(model, torch.jit.ScriptModule):
+        raise UnsupportedModel("the model is a TorchScript module: pass the nn.Module it was made from")
+    for name, tensor in [*model.named_parameters(), *model.named_buffers()]:
+        if is_lazy(tensor):
+            raise UnsupportedModel(
+                f"{name} is not initialised yet (a lazy module): run the model once on an example first"
+            )
+        if tensor.is_meta:
+            raise UnsupportedModel(
+                f"{name} has no data (meta device): load the weights first (to_empty, then load_state_dict)"
+            )
+        if tensor.layout is not torch.strided:
+            raise UnsupportedModel(
+                f"{name} is a sparse tensor ({tensor.layout}): call .to_dense() on it first"
+            )
+        if tensor.is_quantized:
+            raise UnsupportedModel(
+                f"{name} is quantised: compress the float model first, then quantise the result"
+            )
+    for name, module in model.named_modules():
+        if "quantized" in type(module).__module__.split("."):
+            raise UnsupportedModel(
+                f"{name or type(module).__name__} is a quantised module: "
+                "compress the float model first, then quantise the result"
+            )
+
+
+def capture(
+    model: nn.Module, example: Example | None, *, training: bool = False, progress: bool | None = None
+) -> Graph:
+    """Export the model on the example and return its graph.
+
+    The model is run in evaluation mode (or training mode on request) and put back as it was.
+
+    Raises:
+        InvalidExample: the model itself fails on the example.
+        UnsupportedModel: the model runs, but `torch.export` cannot capture it.
+    """
+    args, kwargs = as_call(example)
+    with mode(model, training), busy(f"reading {type(model).__name__}", progress):
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                program = torch.export.export(model, args, kwargs, strict=False)
+        except Exception as error:  # torch.export raises many kinds; all mean the same to the caller
+            raise _explain(model, args, kwargs, error) from error
+    return _graph(model, program, training)
+
+
+def _explain(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], error: Exception) -> Exception:
+    """Was it the example or the model? Running the model tells."""
+    name = type(model).__name__
+    if any(module.training for module in model.modules()):
+        return UnsupportedModel(f"{name} cannot be captured in training mode: {first_line(error)}")
+    try:
+        with torch.no_grad():
+            model(*args, **kwargs)
+    except Exception as failure:  # whatever the user's forward raises
+        return InvalidExample(
+            f"{name} cannot run on this example ({_shapes(args, kwargs)}): {first_line(failure)}; "
+            "pass an example of the shape, dtype and device that the model takes"
+        )
+    return UnsupportedModel(
+        f"{name} runs but torch.export cannot capture it: {first_line(error)}; "
+        "replace data-dependent Python in forward(), or pass the sub-module that does the work"
+    )
+
+
+def _shapes(args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
+    def one(value: Any) -> str:
+        return "x".join(map(str, value.shape)) if isinstance(value, Tensor) else type(value).__name__
+
+    return (
+        ", ".join([*map(one, args), *(f"{key}={one(value)}" for key, value in kwargs.items())]) or "no inputs"
+    )
+
+
+def _graph(model: nn.Module, program: ExportedProgram, training: bool) -> Graph:
+    signature = program.graph_signature
+    first: dict[int, str] = {}  # what goes by several names is called by the first
+    every = [*model.named_parameters(remove_duplicate=False), *model.named_buffers(remove_duplicate=False)]
+    called = {name: first.setdefault(id(tensor), name) for name, tensor in every}
+    named = {**signature.inputs_to_parameters, **signature.inputs_to_buffers}
+    tensors = {placeholder: called.get(name, name) for placeholder, name in named.items()}
+    return Graph(
+        nodes=tuple(program.graph.nodes),
+        tensors=tensors,
+        inputs=frozenset(name for name in signature.user_inputs if isinstance(name, str)),
+        training=training,
+    )
+
+
+def module_path(node: Node) -> str:
+    """The path of the module whose code ran this node ("" for the model itself)."""
+    stack = node.meta.get("nn_module_stack") or {}
+    return str(next(reversed(stack.values()))[0]) if stack else ""
+
+
+def module_stack(node: Node) -> tuple[str, ...]:
+    """The paths of all modules that were being run, outermost first."""
+    return tuple(str(path) for path, _ in (node.meta.get("nn_module_stack") or {}).values())
+
+
+def shape_of(node: Node) -> tuple[int, ...] | None:
+    """The shape of a node's value, None if it is not one tensor of known shape."""
+    value = node.meta.get("val")
+    if not isinstance(value, Tensor):
+        return None
+    sizes = tuple(value.shape)
+    return sizes if all(isinstance(size, int) for size in sizes) else None

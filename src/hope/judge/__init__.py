@@ -1,0 +1,1 @@
+"""Whatever must run the model to decide."""

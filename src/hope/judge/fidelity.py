@@ -1,0 +1,106 @@
+"""A judge without data: how much of a network's answer is left, on inputs made of noise.
+
+Both networks see the same probes (`probes.py`). What is compared is the answers' direction, what they have in
+common over all inputs removed: it does not matter by how much an answer is scaled, and a constant answer
+counts for nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from hope._util.calls import Example, mode
+from hope.errors import InvalidExample
+from hope.graph.program import Op
+from hope.signals.dream import probes
+
+IMAGES = 32
+LEAST_IMAGES, WORK = 8, 6.4e10  # fewer images for large networks: so many multiply-accumulates a look
+
+
+def images_for(macs: int) -> int:
+    """How many probes a network of this size is looked at with.
+
+    >>> images_for(40_000_000), images_for(4_100_000_000)
+    (32, 15)
+    """
+    return int(min(IMAGES, max(LEAST_IMAGES, WORK / max(1, macs))))
+
+
+class Judge:
+    """Compares networks with one original on the same probes.
+
+    Args:
+        model: the original.
+        example: an input it runs on; its shape is what the probes take.
+        program: the original's order of operations, for the scale of its input.
+    """
+
+    def __init__(
+        self, model: nn.Module, example: Example | None, program: Sequence[Op] = (), count: int = IMAGES
+    ) -> None:
+        self._args, self._kwargs = probes(model, example, program, count=count)
+        self._answers = _centred(self._run(model))
+
+    def _run(self, model: nn.Module) -> Tensor:
+        with mode(model, training=False), torch.no_grad():
+            return _first_tensor(model(*self._args, **self._kwargs)).double().cpu()
+
+    def __call__(self, model: nn.Module) -> float:
+        """Mean cosine between the original's answers and this network's, at most 1."""
+        answers, known = _centred(self._run(model)), self._answers
+        if answers.shape != known.shape:
+            raise InvalidExample(
+                f"the two networks answer differently: {tuple(known.shape)} and {tuple(answers.shape)}; "
+                "compare a network with its own compressed form"
+            )
+        bottom = answers.norm(dim=1) * known.norm(dim=1)
+        cosine = (answers * known).sum(dim=1) / bottom.clamp(min=1e-300)
+        cosine[(answers == known).all(dim=1)] = 1.0
+        return float(cosine.nan_to_num(0.0).mean())
+
+
+def _first_tensor(answer: Any) -> Tensor:
+    if isinstance(answer, Tensor):
+        return answer
+    parts: Any = answer.values() if isinstance(answer, Mapping) else answer
+    for part in parts:
+        if isinstance(part, Tensor) and part.is_floating_point():
+            return part
+    raise InvalidExample("the model returns no tensor that could be compared")
+
+
+def _centred(answers: Tensor) -> Tensor:
+    """Answers without what all classes and all inputs have in common."""
+    flat = answers.flatten(1)
+    if flat.shape[1] > 1:
+        flat = flat - flat.mean(dim=1, keepdim=True)
+    return flat - flat.mean(dim=0) if len(flat) > 1 else flat
+
+
+def fidelity(
+    original: nn.Module, compressed: nn.Module, example: Example | None = None, *, count: int = IMAGES
+) -> float:
+    """How much of a network's answers its compressed form keeps, without data: 1 is all of it.
+
+    Both run on the same noise, which takes the example's shape and is brought to what the original's BN
+    statistics describe. The figure ranks compressed forms of one network much as their accuracy does; it is
+    no accuracy. The same networks give the same figure.
+
+    Example:
+        >>> import torch, hope
+        >>> net = torch.nn.Sequential(
+        ...     torch.nn.Conv2d(3, 8, 3), torch.nn.BatchNorm2d(8), torch.nn.ReLU(), torch.nn.Conv2d(8, 4, 3)
+        ... ).eval()
+        >>> hope.fidelity(net, net, torch.zeros(1, 3, 8, 8))
+        1.0
+    """
+    from hope.graph.capture import capture
+    from hope.graph.program import read_program
+
+    program = read_program(capture(original, example))
+    return Judge(original, example, program, count)(compressed)

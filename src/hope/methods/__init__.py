@@ -1,0 +1,1 @@
+"""One object per method: which units it can work on, their states, paths and prices."""

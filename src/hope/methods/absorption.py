@@ -1,0 +1,119 @@
+"""One layer's path under absorption: which neuron goes next, and what its leaving costs.
+
+Everything follows from C⁻¹ and H (see `signals.projection`): neuron i costs tr(S_i H_ii) with S_i the inverse of
+its block of C⁻¹ (1/[C⁻¹]_ii for a neuron of one channel), and removing it is a rank-one downdate of both.
+The losses of one path add up exactly, each being orthogonal to the next. Fractions multiply along a network,
+so the cost is in their logarithm: −log of what is left of what was left, times the share of its stream that
+the layer's branch writes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from hope.methods.path import TIE, Move
+from hope.methods.state import AbsorbState
+
+Array = NDArray[np.float64]
+LEFT = 1e-6  # the least fraction of signal that a logarithm is taken of
+
+
+class _Side:
+    """One consumer's C⁻¹ and H. Rows of neurons that are gone are zero, and dropped when half of all are."""
+
+    def __init__(self, moments: Tensor, outer: Tensor, channels: int) -> None:
+        self._inverse = torch.linalg.inv(moments)
+        self._outer = outer.clone()
+        self._at = np.arange(len(outer) // channels)  # where the neurons that are left stand
+        self.channels = channels
+        self.left = 1.0
+
+    def losses(self) -> Array:
+        """What each neuron's leaving would lose, as a fraction of the outputs' variance."""
+        p, at = self.channels, torch.from_numpy(self._at)
+        if p == 1:
+            found = self._outer.diagonal()[at] / self._inverse.diagonal()[at]
+        else:
+            inverse, outer = (
+                t.unflatten(0, (-1, p)).unflatten(2, (-1, p)) for t in (self._inverse, self._outer)
+            )
+            found = torch.einsum("nij,nji->n", torch.linalg.inv(inverse[at, :, at]), outer[at, :, at])
+        return np.asarray(found.numpy(), dtype=np.float64)
+
+    def remove(self, i: int) -> None:
+        """Downdate C⁻¹ and H: the neuron at place i is projected on the others."""
+        own = slice(int(self._at[i]) * self.channels, (int(self._at[i]) + 1) * self.channels)
+        column, toward = self._inverse[:, own].clone(), self._outer[:, own].clone()
+        share = -column @ torch.linalg.inv(column[own])  # d
+        share[own] = 0
+        self._inverse.addmm_(share, column.T)
+        half = toward + share @ toward[own] / 2
+        self._outer.addmm_(share, half.T).addmm_(half, share.T)
+        for tensor in (self._inverse, self._outer):
+            tensor[own] = 0
+            tensor[:, own] = 0
+        self._at = np.delete(self._at, i)
+        if 2 * len(self._at) * self.channels <= len(self._outer):
+            self._inverse, self._outer = self._dense(self._inverse), self._dense(self._outer)
+            self._at = np.arange(len(self._at))
+
+    def _dense(self, matrix: Tensor) -> Tensor:
+        """A matrix without the rows of those that are gone."""
+        places = torch.from_numpy(self._at)[:, None] * self.channels + torch.arange(self.channels)
+        return matrix[places.flatten()][:, places.flatten()]
+
+    @property
+    def inverse(self) -> Tensor:
+        """C⁻¹ of the neurons that are left."""
+        return self._dense(self._inverse)
+
+
+class AbsorbPath:
+    """A layer on its way down to one neuron."""
+
+    def __init__(self, state: AbsorbState) -> None:
+        self.state = state
+        self.alive = list(range(state.neurons))
+        pairs = zip(state.moments, state.outer, strict=True)
+        self._sides = [_Side(c, h, len(c) // state.neurons) for c, h in pairs]
+
+    def moves(self) -> Iterator[Move]:
+        """All moves down to one neuron."""
+        while len(self.alive) > 1:
+            yield self.step()
+
+    def follow(self, neuron: int, other: int) -> None:
+        """Do what an earlier run has found to be the cheapest move, without looking for it."""
+        self._remove(self.alive.index(neuron), [side.losses() for side in self._sides])
+
+    def step(self) -> Move:
+        """Remove the neuron that costs least."""
+        lost = [side.losses().clip(min=0) for side in self._sides]
+        cost = np.zeros(len(self.alive))
+        for side, loss in zip(self._sides, lost, strict=True):
+            cost -= np.log((side.left - loss).clip(min=LEFT) / max(side.left, LEFT))
+        cost *= self.state.share
+        position = int(np.flatnonzero(cost <= cost.min() * (1 + TIE))[0])
+        neuron = self._remove(position, lost)
+        return Move(float(cost[position]), neuron, -1, len(self.alive), self.capacity, None)
+
+    def _remove(self, position: int, lost: list[Array]) -> int:
+        for side, loss in zip(self._sides, lost, strict=True):
+            side.left = max(side.left - max(0.0, float(loss[position])), LEFT)
+            side.remove(position)
+        return self.alive.pop(position)
+
+    @property
+    def count(self) -> int:
+        """Neurons that are left."""
+        return len(self.alive)
+
+    @property
+    def capacity(self) -> float:
+        """The least fraction of signal that is left in front of a consumer."""
+        return min(side.left for side in self._sides)

@@ -1,1 +1,0 @@
-"""Whatever must run the model to decide. Above surgery."""

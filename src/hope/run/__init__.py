@@ -1,0 +1,1 @@
+"""The merge of all paths into one trajectory."""

@@ -1,0 +1,49 @@
+"""Widths that hardware likes: a layer's removals wait until they come to a multiple."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from hope.anatomy.anatomy import Anatomy
+from hope.anatomy.steps import Action, Evict, Prune
+
+
+def aligned(
+    anatomy: Anatomy, actions: Sequence[Action], multiple_of: int
+) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Order actions so that surviving widths are multiples, leaving out those that would only break it.
+
+    A layer's actions are held back until its width is a multiple again, and are then done in one go; what
+    never comes to a multiple is not done. Within a layer the order stays.
+
+    Returns:
+        Positions of the actions that are done, in order; and after how many of them every width is a multiple
+        (or the layer is untouched).
+
+    Example:
+        >>> import torch, hope
+        >>> net = torch.nn.Sequential(torch.nn.Linear(4, 6), torch.nn.ReLU(), torch.nn.Linear(6, 2))
+        >>> anatomy = hope.inspect(net, torch.zeros(1, 4))
+        >>> aligned(anatomy, [hope.Prune("0", i) for i in range(5)], 4)
+        ((0, 1), (0, 2))
+    """
+    width = {layer.name: layer.neurons * layer.channels for layer in anatomy.layers}
+    size = {layer.name: layer.channels for layer in anatomy.layers}
+    inside = {block.name: block.layers for block in anatomy.blocks}
+    waiting: dict[str, list[int]] = {}
+    order: list[int] = []
+    stops = [0]
+    for position, action in enumerate(actions):
+        if isinstance(action, Evict):
+            for name in inside[action.block]:
+                waiting.pop(name, None)
+            order.append(position)
+        else:
+            count = len(action.neurons) if isinstance(action, Prune) else 1
+            width[action.layer] -= count * size[action.layer]
+            waiting.setdefault(action.layer, []).append(position)
+            if width[action.layer] % multiple_of:
+                continue
+            order += waiting.pop(action.layer)
+        stops.append(len(order))
+    return tuple(order), tuple(stops)

@@ -1,0 +1,1 @@
+"""What signals look like: from BN numbers, propagated, or measured."""

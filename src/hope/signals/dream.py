@@ -1,0 +1,214 @@
+"""Inputs made without data: coloured noise, brought to what a network's BN statistics describe.
+
+Natural images have an amplitude spectrum of about 1/f and related colours. Noise of that kind gets the scale
+that the first BN expects, and is then changed by a few gradient steps until what reaches the BNs has the
+means and deviations that they remember from training.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from hope._util.calls import Example, as_call, mode
+from hope._util.progress import busy
+from hope.graph.program import Op
+
+COLOURS = 0.9  # correlation between the channels of the noise
+STEPS = 10  # from noise to what the BNs describe: more brings little to the judge
+RATE = 0.1  # of the input's deviation, per step
+
+
+def coloured_noise(count: int, channels: int, sizes: Sequence[int], seed: int = 0) -> Tensor:
+    """Noise with the amplitude spectrum 1/f over the last dimensions, unit deviation, related channels.
+
+    >>> coloured_noise(2, 3, (8, 8)).shape
+    torch.Size([2, 3, 8, 8])
+    """
+    generator = torch.Generator().manual_seed(seed)
+    white = torch.randn(count, channels, *sizes, generator=generator)
+    if not sizes:
+        return white
+    common = torch.randn(count, 1, *sizes, generator=generator)
+    white = COLOURS**0.5 * common + (1 - COLOURS) ** 0.5 * white
+    square = torch.zeros(tuple(sizes))
+    for dim, size in enumerate(sizes):
+        shape = [1] * len(sizes)
+        shape[dim] = size
+        square = square + (torch.fft.fftfreq(size) ** 2).reshape(shape)
+    amplitude = 1 / torch.sqrt(square).clamp(min=1 / max(sizes))
+    over = tuple(range(-len(sizes), 0))
+    noise: Tensor = torch.fft.ifftn(torch.fft.fftn(white, dim=over) * amplitude, dim=over).real
+    return noise / noise.std().clamp(min=1e-12)
+
+
+def probes(
+    model: nn.Module,
+    example: Example | None,
+    program: Sequence[Op],
+    *,
+    count: int,
+    steps: int = STEPS,
+    seed: int = 0,
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """So many inputs for a network, in the example's shape, as positional and keyword arguments."""
+    args, kwargs = as_call(example)
+    names = sorted(kwargs)
+    values = [*args, *(kwargs[name] for name in names)]
+    made = [_noise(value, count, seed + 1000 * k) for k, value in enumerate(values)]
+    images = [k for k, v in enumerate(made) if isinstance(v, Tensor) and v.is_floating_point() and v.ndim > 1]
+    if len(images) == 1:
+        (k,) = images
+
+        def call(x: Tensor) -> Any:
+            some = _fitted(model, [*made[:k], x, *made[k + 1 :]])
+            return model(*some[: len(args)], **dict(zip(names, some[len(args) :], strict=True)))
+
+        made[k] = _settled(model, program, made[k], call)
+        made[k] = _dreamed(model, made[k], call, steps)
+    made = _fitted(model, made)
+    return tuple(made[: len(args)]), dict(zip(names, made[len(args) :], strict=True))
+
+
+def dream(
+    model: nn.Module,
+    example: Example | None = None,
+    *,
+    count: int = 32,
+    steps: int = 40,
+    seed: int = 0,
+    progress: bool | None = None,
+) -> list[tuple[Any, ...] | dict[str, Any]]:
+    """Batches of inputs as the network's BN statistics describe them, made from noise: a stand-in for data.
+
+    They can be given to `hope.encode(..., calibration=...)` where there is no real input at hand. Making them
+    takes `steps` passes forward and back.
+
+    Example:
+        >>> import torch, hope
+        >>> net = torch.nn.Sequential(torch.nn.Conv2d(3, 4, 3), torch.nn.BatchNorm2d(4), torch.nn.ReLU())
+        >>> [batch[0].shape for batch in hope.dream(net, torch.zeros(1, 3, 8, 8), count=40, steps=2)]
+        [torch.Size([32, 3, 8, 8]), torch.Size([8, 3, 8, 8])]
+    """
+    from hope.graph.capture import capture
+    from hope.graph.program import read_program
+
+    program = read_program(capture(model, example, progress=progress))
+    with busy("dreaming up inputs", progress):
+        args, kwargs = probes(model, example, program, count=count, steps=steps, seed=seed)
+    batches: list[tuple[Any, ...] | dict[str, Any]] = []
+    for start in range(0, count, 32):
+        some = slice(start, start + 32)
+        if kwargs:
+            batches.append({name: v[some] if isinstance(v, Tensor) else v for name, v in kwargs.items()})
+        else:
+            batches.append(tuple(v[some] if isinstance(v, Tensor) else v for v in args))
+    return batches
+
+
+def _noise(value: Any, count: int, seed: int) -> Any:
+    """Noise in the shape of an input, `count` of them; what is no tensor stays."""
+    if not isinstance(value, Tensor) or value.ndim == 0:
+        return value
+    generator = torch.Generator().manual_seed(seed)
+    if not value.is_floating_point():
+        high = max(2, int(value.max()) + 1)
+        return torch.randint(0, high, (count, *value.shape[1:]), generator=generator).to(value.dtype)
+    if value.ndim == 1:
+        return torch.randn(count, generator=generator)
+    return coloured_noise(count, value.shape[1], value.shape[2:], seed)
+
+
+def _fitted(model: nn.Module, values: Sequence[Any]) -> list[Any]:
+    """On the model's device, floating numbers in its type."""
+    like = next((p for p in model.parameters() if p.is_floating_point()), torch.zeros(()))
+    return [
+        v.to(like.device, like.dtype if v.is_floating_point() else v.dtype) if isinstance(v, Tensor) else v
+        for v in values
+    ]
+
+
+@contextmanager
+def _listening(model: nn.Module) -> Iterator[list[tuple[nn.Module, Tensor]]]:
+    """Collect what reaches every BN that keeps statistics."""
+    heard: list[tuple[nn.Module, Tensor]] = []
+    handles = [
+        module.register_forward_pre_hook(lambda one, inputs: heard.append((one, inputs[0])))
+        for module in model.modules()
+        if isinstance(module, nn.modules.batchnorm._BatchNorm) and module.running_var is not None
+    ]
+    try:
+        yield heard
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def _settled(model: nn.Module, program: Sequence[Op], x: Tensor, call: Any) -> Tensor:
+    """Give images the deviation and mean that the first BN's statistics imply."""
+    first = next((k for k, op in enumerate(program) if op.kind == "conv" and op.inputs == (0,)), None)
+    behind = next((op for op in program if op.kind == "bn" and op.inputs == (first,)), None)
+    if first is None or behind is None:
+        return x
+    bn = model.get_submodule(behind.tensors[0])
+    weight = dict(model.named_parameters()).get(program[first].tensors[0])
+    with mode(model, training=False), torch.no_grad(), _listening(model) as heard:
+        call(x)
+    reached = next((z.double().cpu() for one, z in heard if one is bn), None)
+    mean, variance = bn.running_mean, bn.running_var
+    if reached is None or weight is None or not isinstance(mean, Tensor) or not isinstance(variance, Tensor):
+        return x
+    found = reached.transpose(0, 1).flatten(1).var(dim=1)
+    wanted = variance.double().cpu()
+    moving = (wanted > 1e-6 * wanted.mean()) & (found > 0)
+    if not moving.any():
+        return x
+    scale = float(torch.sqrt((wanted[moving] / found[moving]).median()))
+    sums = weight.detach().double().cpu().flatten(2).sum(dim=2)
+    if sums.shape[1] != x.shape[1]:
+        return x * scale
+    offset = torch.linalg.lstsq(sums, mean.double().cpu()[:, None], driver="gelsd").solution[:, 0]
+    offset = offset.clamp(-3 * scale, 3 * scale).to(x.dtype)
+    shifted: Tensor = x * scale + offset.reshape(-1, *(1 for _ in x.shape[2:]))
+    return shifted
+
+
+def _dreamed(model: nn.Module, x: Tensor, call: Any, steps: int) -> Tensor:
+    """A few steps of gradient descent towards the BNs' means and deviations."""
+    scale = float(x.std())
+    x = x.clone().requires_grad_(True)
+    optimizer = torch.optim.Adam([x], lr=RATE * scale)
+    frozen = [(p, p.requires_grad) for p in model.parameters()]
+    try:
+        for p, _ in frozen:
+            p.requires_grad_(False)
+        with mode(model, training=False), torch.inference_mode(False), torch.enable_grad():
+            for _ in range(steps):
+                with _listening(model) as heard:
+                    call(x)
+                terms = [_distance(bn, z) for bn, z in heard]
+                if not terms:
+                    break
+                optimizer.zero_grad()
+                torch.stack(terms).mean().backward()  # type: ignore[no-untyped-call]
+                optimizer.step()
+    finally:
+        for p, needed in frozen:
+            p.requires_grad_(needed)
+    return x.detach()
+
+
+def _distance(bn: nn.Module, z: Tensor) -> Tensor:
+    """How far a batch is from what a BN remembers, in units of its deviations."""
+    assert isinstance(bn, nn.modules.batchnorm._BatchNorm)
+    assert bn.running_mean is not None
+    assert bn.running_var is not None
+    rows = z.transpose(0, 1).flatten(1)
+    mean, variance = rows.mean(dim=1), rows.var(dim=1)
+    wanted = bn.running_var + bn.eps
+    gaps = (mean - bn.running_mean) ** 2 + (torch.sqrt(variance + bn.eps) - torch.sqrt(wanted)) ** 2
+    return (gaps / wanted).mean()

@@ -1,0 +1,94 @@
+"""Covariances behind an activation, for whole layers at once, by Hermite (Mehler) series.
+
+For standard normal z with correlation ρ and the expansion Ψ(mean + spread·z) = Σ α_n·h_n(z) in normalised
+Hermite polynomials, Cov(Ψ_i, Ψ_j) = Σ_{n ≥ 1} α_n,i·α_n,j·ρ_ij^n. For PH-1 activations the coefficients have
+closed forms. The series is cut after `TERMS`; what the diagonal still lacks is carried by one more power of
+ρ, so that variances are exact, equal signals stay equal, and every matrix made of a positive semidefinite ρ
+is positive semidefinite: all its terms are Hadamard products of such matrices.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from hope.signals import gaussian as moments
+
+TERMS = 24
+ROWS = 64  # at a time: what a processor keeps at hand
+
+
+@dataclass(frozen=True)
+class Bent:
+    """Gaussian signals behind an activation.
+
+    Attributes:
+        mean: E Ψ(y).
+        variance: Var Ψ(y).
+        slope: E Ψ'(y): what a small change of y is multiplied by, on average.
+        terms: (TERMS, N) coefficients α_1, α_2, …
+        rest: the part of the deviation that the terms do not have.
+    """
+
+    mean: Tensor
+    variance: Tensor
+    slope: Tensor
+    terms: Tensor
+    rest: Tensor
+
+
+def bend(mean: Tensor, spread: Tensor, slopes: Tensor) -> Bent:
+    """Signals N(mean, spread²) behind PH-1 activations of these slopes below zero."""
+    still = spread <= 0
+    safe = torch.where(still, torch.ones_like(spread), spread)
+    c = mean / safe
+    average = moments.mean(mean, spread, slopes)
+    variance = (moments.energy(mean, spread, slopes) - average**2).clamp(min=0)
+    variance = torch.where(still, torch.zeros_like(variance), variance)
+    slope = slopes + (1 - slopes) * moments.distribution(c)
+    terms = torch.zeros(TERMS, len(mean), dtype=torch.float64)
+    terms[0] = slope
+    bump = (1 - slopes) * moments.density(c)
+    for k, h in enumerate(_polynomials(-c, TERMS - 1)):
+        n = k + 2
+        terms[n - 1] = bump * h / (n * (n - 1)) ** 0.5
+    return _bent(average, variance, slope, terms * torch.where(still, torch.zeros_like(spread), spread))
+
+
+def bend_with(activation: Callable[[Tensor], Tensor], mean: Tensor, spread: Tensor) -> Bent:
+    """The same for any activation, by quadrature."""
+    nodes, weights = moments.trapezoid()
+    values = activation(mean + spread * nodes[:, None])
+    average = weights @ values
+    variance = weights @ (values - average) ** 2
+    terms = torch.stack([(weights * h) @ values for h in _polynomials(nodes, TERMS + 1)[1:]])
+    safe = torch.where(spread > 0, spread, torch.ones_like(spread))
+    return _bent(average, variance, terms[0] / safe, terms)
+
+
+def _bent(mean: Tensor, variance: Tensor, slope: Tensor, terms: Tensor) -> Bent:
+    rest = (variance - terms.square().sum(dim=0)).clamp(min=0)
+    return Bent(mean, variance, slope, terms, torch.sqrt(rest))
+
+
+def _polynomials(x: Tensor, count: int) -> list[Tensor]:
+    """Normalised Hermite polynomials h_0, h_1, …: E h_m(z)·h_n(z) = δ_mn."""
+    found = [torch.ones_like(x), x]
+    for k in range(1, count - 1):
+        found.append((x * found[k] - k**0.5 * found[k - 1]) / (k + 1) ** 0.5)
+    return found[:count]
+
+
+def covariance(left: Bent, right: Bent, rho: Tensor) -> Tensor:
+    """Cov(Ψ_i, Ψ_j) for all pairs of two sets of signals whose correlations before the activation are ρ."""
+    total = torch.empty_like(rho)
+    for start in range(0, len(rho), ROWS):
+        rows = slice(start, start + ROWS)
+        part = torch.outer(left.rest[rows], right.rest).mul_(rho[rows])
+        for n in reversed(range(TERMS)):  # Horner's rule in ρ
+            part.addr_(left.terms[n, rows], right.terms[n]).mul_(rho[rows])
+        total[rows] = part
+    return total

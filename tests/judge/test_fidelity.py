@@ -1,0 +1,132 @@
+"""The judge, its probes, and what is decided by them."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+import hope
+from hope.errors import InfeasibleBudget, InvalidExample
+from hope.judge.evictions import LEVELS, TRIED, _Weaver, decide
+from hope.judge.fidelity import Judge
+from hope.methods.plan import Plan
+from hope.signals.dream import _distance, _listening, coloured_noise, probes
+from tests.judge.test_absorb_networks import EXAMPLE, network
+
+
+def test_noise_has_the_spectrum_of_images() -> None:
+    noise = coloured_noise(64, 3, (32, 32))
+    power = torch.fft.fft2(noise).abs().square().mean(dim=(0, 1))
+    low, high = float(power[0, 2]), float(power[0, 8])
+    assert low / high == pytest.approx(16, rel=0.3)  # amplitude 1/f: four times the frequency, 1/16 the power
+    rows = noise.transpose(0, 1).flatten(1)
+    assert float(torch.corrcoef(rows)[0, 1]) == pytest.approx(0.9, abs=0.03)
+    assert float(noise.std()) == pytest.approx(1, abs=1e-3)
+
+
+def test_probes_come_closer_to_what_the_bns_remember() -> None:
+    net = network(0)
+    program = hope.inspect(net, EXAMPLE).program
+
+    def far(steps: int) -> float:
+        (x,), _ = probes(net, EXAMPLE, program, count=16, steps=steps)
+        with torch.no_grad(), _listening(net) as heard:
+            net(x)
+        return float(torch.stack([_distance(bn, z) for bn, z in heard]).mean())
+
+    assert far(10) < 0.5 * far(0)
+
+
+def test_fidelity_is_one_for_the_same_and_ignores_scale_and_constants() -> None:
+    net = network(1)
+    assert hope.fidelity(net, net, EXAMPLE) == 1.0
+    scaled = hope.cut(net, hope.inspect(net, EXAMPLE), [])
+    with torch.no_grad():
+        scaled[8].weight *= 0.1  # type: ignore[index, union-attr, operator]
+        scaled[8].bias += 3  # type: ignore[index, union-attr, operator]
+    assert hope.fidelity(net, scaled, EXAMPLE) == pytest.approx(1, abs=1e-5)
+
+
+def test_fidelity_falls_along_a_run_and_repeats() -> None:
+    net = network(2)
+    encoding = hope.encode(net, EXAMPLE, density=0.2, method="absorb", evict=False)
+    found = [value for _, value in encoding.fidelities(4)]
+    assert found[0] == 1.0
+    assert found[1] > found[-1]
+    assert found == [value for _, value in encoding.fidelities(4)]
+
+
+def test_other_networks_are_refused() -> None:
+    net = network(3)
+    with pytest.raises(InvalidExample, match="answer differently"):
+        hope.fidelity(net, nn.Sequential(nn.Flatten(), nn.Linear(432, 7)), EXAMPLE)
+
+
+def test_inputs_that_are_no_images() -> None:
+    net = nn.Sequential(nn.Linear(6, 9), nn.BatchNorm1d(9), nn.ReLU(), nn.Linear(9, 3)).eval()
+    assert hope.fidelity(net, net, torch.zeros(1, 6)) == 1.0
+    words = nn.Sequential(nn.Embedding(11, 4), nn.Flatten(), nn.Linear(20, 3)).eval()
+    assert hope.fidelity(words, words, torch.randint(0, 11, (1, 5))) == 1.0
+
+
+def test_a_fidelity_as_budget_is_the_longest_run_that_holds() -> None:
+    net = network(4)
+    encoding = hope.encode(net, EXAMPLE, fidelity=0.8, method="absorb", evict=False)
+    assert 0 < encoding.steps < len(encoding.trajectory)
+    assert encoding.fidelity >= 0.8
+    assert hope.encode(net, EXAMPLE, fidelity=1.0, method="absorb", evict=False).fidelity == 1.0
+    with pytest.raises(InfeasibleBudget, match="1 is the original"):
+        hope.encode(net, EXAMPLE, fidelity=1.5)
+
+
+def test_evictions_are_decided_within_the_stated_number_of_looks() -> None:
+    net = network(5)
+    plan = Plan(net, hope.inspect(net, EXAMPLE), "absorb")
+    assert [block.name for block in plan.blocks] == ["1", "2"]
+    looks = 0
+
+    class Counting(Judge):
+        def __call__(self, model: nn.Module) -> float:
+            nonlocal looks
+            looks += 1
+            return super().__call__(model)
+
+    woven = decide(net, plan, list(plan.stream()), Counting(net, EXAMPLE, plan.anatomy.program))
+    evicted = sum(choice.move is None for choice in woven)
+    assert looks <= (len(LEVELS) + evicted) * (1 + 2 * TRIED)
+
+
+def test_weaving_leaves_out_what_an_evicted_block_contains() -> None:
+    net = network(6)
+    plan = Plan(net, hope.inspect(net, EXAMPLE), "absorb")
+    sequence = list(plan.stream())
+    woven = _Weaver(plan, sequence).weave([(3, 1)])
+    position = next(k for k, choice in enumerate(woven) if choice.move is None)
+    inside = set(plan.blocks[1].layers)
+    assert position == 3
+    assert not any(choice.target in inside for choice in woven[4:])
+    small = _Weaver(plan, sequence).network(net, woven[:8])
+    with torch.no_grad():
+        assert small(EXAMPLE).shape == (2, 5)
+
+
+def test_an_evicted_branch_leaves_its_mean() -> None:
+    net = network(7)
+    plan = Plan(net, hope.inspect(net, EXAMPLE), "absorb")
+    shift = net[2].bn2.bias.detach()  # type: ignore[index, union-attr]
+    assert plan.blocks[1].bias == pytest.approx(shift.tolist())
+
+
+def test_what_a_dream_is_for() -> None:
+    net = network(8)
+    one, other = hope.dream(net, EXAMPLE, count=8, steps=3), hope.dream(net, EXAMPLE, count=8, steps=3)
+    assert torch.equal(one[0][0], other[0][0])  # type: ignore[index]
+    encoding = hope.encode(net, EXAMPLE, density=0.8, method="absorb", calibration="dream", evict=False)
+    assert encoding.fidelity > 0.5
+    with pytest.raises(ValueError, match="dream"):
+        hope.encode(net, EXAMPLE, density=0.8, method="absorb", calibration="nightmare")
+    with pytest.raises(ValueError, match="absorb"):
+        hope.encode(net, EXAMPLE, density=0.8, calibration="dream")
+    with pytest.raises(InvalidExample, match="no inputs"):
+        hope.encode(net, EXAMPLE, density=0.8, method="absorb", calibration=[])

@@ -1,0 +1,144 @@
+"""Absorption paths against dense solves, and their invariances."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from hope.methods.absorption import LEFT, AbsorbPath
+from hope.methods.state import AbsorbState
+from hope.signals.projection import RIDGE, ridged, takeover
+
+
+def random_state(
+    seed: int, n: int = 10, channels: int = 1, consumers: int = 1, rank: int | None = None
+) -> AbsorbState:
+    generator = torch.Generator().manual_seed(seed)
+    state = AbsorbState("layer", n, 10, 0.6, [], [])
+    for _ in range(consumers):
+        size = n * channels
+        factor = torch.randn(size, rank or 3 * size, generator=generator, dtype=torch.float64)
+        weight = torch.randn(size, 40, generator=generator, dtype=torch.float64)
+        covariance = factor @ factor.T / factor.shape[1]
+        outer = weight @ weight.T
+        state.moments.append(ridged(covariance))
+        state.outer.append(outer / (outer * covariance).sum())
+    return state
+
+
+def loss(state: AbsorbState, gone: list[int], consumer: int) -> float:
+    """What removing neurons loses, by a dense solve on the original matrices."""
+    c, h = state.moments[consumer], state.outer[consumer]
+    p = len(c) // state.neurons
+    out = torch.zeros(state.neurons, dtype=torch.bool)
+    out[gone] = True
+    places = out.repeat_interleave(p)
+    keep, left = (~places).nonzero()[:, 0], places.nonzero()[:, 0]
+    schur = c[left][:, left] - c[left][:, keep] @ torch.linalg.solve(c[keep][:, keep], c[keep][:, left])
+    return float((schur * h[left][:, left]).sum())
+
+
+@pytest.mark.parametrize("channels", [1, 3])
+@pytest.mark.parametrize("consumers", [1, 2])
+@pytest.mark.parametrize("seed", range(3))
+def test_losses_along_a_path_are_those_of_dense_solves(seed: int, channels: int, consumers: int) -> None:
+    state = random_state(seed, channels=channels, consumers=consumers)
+    path = AbsorbPath(state)
+    gone: list[int] = []
+    total = 0.0
+    for move in path.moves():
+        gone.append(move.neuron)
+        total += move.cost
+        left = [max(1 - loss(state, gone, k), LEFT) for k in range(consumers)]
+        assert total == pytest.approx(-state.share * sum(np.log(left)), rel=1e-6)
+        assert move.capacity == pytest.approx(min(left), rel=1e-6)
+    assert len(gone) == state.neurons - 1
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_each_step_is_the_cheapest(seed: int) -> None:
+    state = random_state(seed, n=7)
+    gone: list[int] = []
+    for move in AbsorbPath(state).moves():
+        others = [i for i in range(state.neurons) if i not in gone]
+        losses = {i: loss(state, [*gone, i], 0) for i in others}
+        assert losses[move.neuron] <= min(losses.values()) * (1 + 1e-9)
+        gone.append(move.neuron)
+
+
+def test_downdated_inverses_match_fresh_ones() -> None:
+    state = random_state(1, n=60)
+    path = AbsorbPath(state)
+    for _ in range(50):
+        path.step()
+    alive = torch.tensor(path.alive)
+    fresh = np.linalg.inv(state.moments[0][alive][:, alive].numpy())
+    assert np.allclose(path._sides[0].inverse, fresh, rtol=1e-8, atol=1e-8 * np.abs(fresh).max())
+
+
+def test_one_by_one_equals_all_at_once() -> None:
+    covariance = random_state(2, n=9).moments[0]
+    weight = torch.randn(9, 4, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    keep, step = torch.arange(9), weight.clone()
+    for gone in (4, 0, 7):
+        rest = keep[keep != gone]
+        step[rest] += takeover(covariance, rest, torch.tensor([gone])) @ step[[gone]]
+        keep = rest
+    removed = torch.tensor([0, 4, 7])
+    at_once = weight[keep] + takeover(covariance, keep, removed) @ weight[removed]
+    assert torch.allclose(step[keep], at_once, rtol=1e-10)
+
+
+def test_twins_constants_and_the_dead_go_first_and_cost_nothing() -> None:
+    generator = torch.Generator().manual_seed(3)
+    factor = torch.randn(8, 30, generator=generator, dtype=torch.float64)
+    factor[5] = factor[2]  # a twin
+    factor[7] = 0  # a constant
+    factor[6] = 0.5 * factor[0] - 2 * factor[1]  # a combination
+    weight = torch.randn(8, 5, generator=generator, dtype=torch.float64)
+    covariance = factor @ factor.T / 30
+    outer = weight @ weight.T / float((weight @ weight.T * covariance).sum())
+    moves = list(AbsorbPath(AbsorbState("x", 8, 1, 1.0, [ridged(covariance)], [outer])).moves())
+    first = {move.neuron for move in moves[:3]}
+    assert 7 in first
+    assert first & {2, 5}
+    assert first & {0, 1, 6}
+    assert all(move.cost < 5 * RIDGE for move in moves[:3])
+    assert moves[3].cost > 1e-2
+
+
+@pytest.mark.parametrize("kind", ["rank one", "zero", "indefinite", "near twins"])
+def test_ill_conditioned_covariances_stay_finite(kind: str) -> None:
+    n = 12
+    generator = torch.Generator().manual_seed(4)
+    v = torch.randn(n, 1, generator=generator, dtype=torch.float64)
+    covariance = {
+        "rank one": v @ v.T,
+        "zero": torch.zeros(n, n, dtype=torch.float64),
+        "indefinite": v @ v.T - 0.3 * torch.eye(n, dtype=torch.float64),
+        "near twins": torch.ones(n, n, dtype=torch.float64)
+        + 1e-13 * torch.randn(n, n, generator=generator, dtype=torch.float64),
+    }[kind]
+    state = AbsorbState("x", n, 1, 1.0, [ridged(covariance)], [torch.eye(n, dtype=torch.float64) / n])
+    moves = list(AbsorbPath(state).moves())
+    assert len({move.neuron for move in moves}) == n - 1
+    assert all(np.isfinite([move.cost, move.capacity]).all() for move in moves)
+    shares = takeover(state.moments[0], torch.arange(6), torch.arange(6, n))
+    assert torch.isfinite(shares).all()
+    assert shares.abs().max() < 1 / RIDGE
+
+
+def test_permuting_neurons_permutes_the_path() -> None:
+    state = random_state(5, n=9)
+    order = torch.randperm(9, generator=torch.Generator().manual_seed(1))
+    other = AbsorbState(
+        "layer",
+        9,
+        10,
+        0.6,
+        [c[order][:, order] for c in state.moments],
+        [h[order][:, order] for h in state.outer],
+    )
+    moves, moved = list(AbsorbPath(state).moves()), list(AbsorbPath(other).moves())
+    assert [int(order[m.neuron]) for m in moved] == [m.neuron for m in moves]

@@ -1,0 +1,358 @@
+"""States of layers and blocks read off real networks: capacities, Gram matrices, releases, and what they do
+not depend on.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+import hope
+from hope.methods.path import LayerPath
+from hope.methods.signals import block_state, layer_state
+from hope.methods.state import BlockState, LayerState
+from hope.signals.pairwise import warped_correlation
+from tests.support import assert_same, randomise, run
+
+IMAGES = torch.randn(2, 3, 6, 6, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+VECTORS = torch.randn(4, 6, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+
+
+def conv(activation: nn.Module | None = None, *, bias: bool = True, affine: bool = True) -> nn.Sequential:
+    """The second layer, "3", has 7 neurons, 5·3·3 weights in and 2·2·2 out."""
+    net = nn.Sequential(
+        nn.Conv2d(3, 5, 3, bias=bias), nn.BatchNorm2d(5), nn.ReLU(),
+        nn.Conv2d(5, 7, 3, bias=bias), nn.BatchNorm2d(7, eps=1e-2, affine=affine), activation or nn.ReLU(),
+        nn.Conv2d(7, 2, 2),
+    )  # fmt: skip
+    return randomise(net.double()).eval()  # type: ignore[return-value]
+
+
+def linear(activation: nn.Module | None = None) -> nn.Sequential:
+    net = nn.Sequential(
+        nn.Linear(6, 5), nn.BatchNorm1d(5), nn.ReLU(),
+        nn.Linear(5, 7), nn.BatchNorm1d(7, eps=1e-2), activation or nn.ReLU(), nn.Linear(7, 3),
+    )  # fmt: skip
+    return randomise(net.double()).eval()  # type: ignore[return-value]
+
+
+def tensors_of(net: nn.Module) -> dict[str, Tensor]:
+    return {name: t.detach() for name, t in [*net.named_parameters(), *net.named_buffers()]}
+
+
+def state_of(net: nn.Module, name: str = "3", example: Tensor | None = None) -> LayerState:
+    if example is None:
+        example = VECTORS if isinstance(net, nn.Sequential) and isinstance(net[0], nn.Linear) else IMAGES
+    anatomy = hope.inspect(net, example)
+    state = layer_state(anatomy.layer(name), anatomy, tensors_of(net))
+    assert isinstance(state, LayerState), state
+    return state
+
+
+def energies(bn: nn.Module, activation: Callable[[Tensor], Tensor], draws: int = 200_000) -> Tensor:
+    """E Ψ(y)² by Monte Carlo under the surrogate: y ~ N(β, γ²σ²/(σ² + ε)), one column per neuron."""
+    spread = bn.weight.abs() * (bn.running_var / (bn.running_var + bn.eps)).sqrt()
+    noise = torch.randn(draws, len(spread), dtype=torch.float64, generator=torch.Generator().manual_seed(2))
+    with torch.no_grad():
+        return activation(bn.bias + spread * noise).square().mean(dim=0)
+
+
+def outgoing(*weights: Tensor) -> Tensor:
+    """Outgoing weights of all readers, (neurons, everything)."""
+    return torch.cat([weight.detach().movedim(1, 0).flatten(1) for weight in weights], dim=1)
+
+
+# ---- capacities ----------------------------------------------------------------------------------------
+
+ACTIVATIONS = [
+    nn.ReLU(), nn.LeakyReLU(0.2), nn.LeakyReLU(-0.3), nn.PReLU(7), nn.PReLU(), nn.Identity(),
+    nn.SiLU(), nn.GELU(), nn.ReLU6(), nn.Hardswish(), nn.ELU(),
+    pytest.param(nn.ELU(0.2), id="ELU(0.2)"), pytest.param(nn.CELU(0.3), id="CELU(0.3)"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("activation", ACTIVATIONS, ids=str)
+@pytest.mark.parametrize("make", [conv, linear])
+def test_capacity_is_the_norm_of_the_neurons_function(make: Callable[..., nn.Sequential], activation) -> None:
+    net = make(copy.deepcopy(activation).double())
+    want = (energies(net[4], net[5]) * outgoing(net[6].weight).square().sum(dim=1)).sqrt()
+    assert state_of(net).capacities.numpy() == pytest.approx(want.numpy(), rel=0.01)
+
+
+def test_eps_is_part_of_the_signal() -> None:
+    """With σ² as small as ε the signal is quieter than γ says, by √(σ²/(σ² + ε))."""
+    net = conv()
+    with torch.no_grad():
+        net[4].running_var.fill_(net[4].eps)
+    state = state_of(net)
+    assert torch.allclose(state.spread, net[4].weight.abs().detach() / 2**0.5, rtol=1e-12)
+    want = (energies(net[4], net[5]) * outgoing(net[6].weight).square().sum(dim=1)).sqrt()
+    assert state.capacities.numpy() == pytest.approx(want.numpy(), rel=0.01)
+    net[4].eps = 0.0
+    assert (state_of(net).capacities != state.capacities).all()
+
+
+class Readers(nn.Module):
+    """One layer, three readers: a convolution, a transposed one, and a linear layer behind a flattening."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.filter, self.bn = nn.Conv2d(3, 5, 3, padding=1), nn.BatchNorm2d(5)
+        self.one, self.two, self.three = nn.Conv2d(5, 4, 3), nn.ConvTranspose2d(5, 3, 2), nn.Linear(5 * 36, 2)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, ...]:
+        x = torch.relu(self.bn(self.filter(x)))
+        return self.one(x), self.two(x), self.three(x.flatten(1))
+
+
+def test_outgoing_weights_of_all_readers_count() -> None:
+    net = randomise(Readers().double()).eval()
+    state = state_of(net, "filter", IMAGES)
+    flat = net.three.weight.reshape(2, 5, 36)
+    outs = outgoing(net.one.weight, net.two.weight.transpose(0, 1), flat)
+    assert state.outer.numpy() == pytest.approx((outs @ outs.T).numpy(), abs=1e-12)
+    want = (energies(net.bn, torch.relu) * outs.square().sum(dim=1)).sqrt()
+    assert state.capacities.numpy() == pytest.approx(want.numpy(), rel=0.01)
+    assert state.release == 27 + 1 + 4 + 4 * 9 + 3 * 4 + 2 * 36
+
+
+class Scaled(nn.Module):
+    """A scale per channel between activation and reader."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.filter, self.bn, self.reader = nn.Conv2d(3, 5, 3), nn.BatchNorm2d(5), nn.Conv2d(5, 2, 2)
+        self.scale = nn.Parameter(torch.ones(5, 1, 1))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.reader(torch.relu(self.bn(self.filter(x))) * self.scale)
+
+
+def test_a_scale_behind_the_activation_counts_like_outgoing_weights() -> None:
+    """Moving it into the reader changes no output, so it changes no capacity (if the layer has one)."""
+    net = randomise(Scaled().double()).eval()
+    moved = copy.deepcopy(net)
+    with torch.no_grad():
+        moved.reader.weight *= net.scale[None]
+        moved.scale.fill_(1)
+    assert_same(run(moved, IMAGES), run(net, IMAGES), 1e-12)
+    anatomy = hope.inspect(net, IMAGES)
+    one, two = (layer_state(anatomy.layers[0], anatomy, tensors_of(x)) for x in (net, moved))
+    if isinstance(one, LayerState) and isinstance(two, LayerState):
+        assert torch.allclose(one.capacities, two.capacities, rtol=1e-9)
+    else:
+        assert isinstance(one, str)
+        assert isinstance(two, str)
+
+
+# ---- pair geometry -------------------------------------------------------------------------------------
+
+
+def effective(net: nn.Sequential) -> Tensor:
+    """(N, n + 1): what the activation sees is rows·[x, 1], the filter's own bias included."""
+    layer, bn = net[3], net[4]
+    gain = bn.weight / (bn.running_var + bn.eps).sqrt()
+    bias = bn.bias - gain * (bn.running_mean - (layer.bias if layer.bias is not None else 0))
+    return torch.cat([gain[:, None] * layer.weight.flatten(1), bias[:, None]], dim=1).detach()
+
+
+@pytest.mark.parametrize("make", [conv, linear, lambda: conv(bias=False)], ids=["conv", "linear", "no bias"])
+def test_gram_matrices_are_those_of_explicit_vectors(make: Callable[[], nn.Sequential]) -> None:
+    net = make()
+    state, rows = state_of(net), effective(net)
+    outs = outgoing(net[6].weight)
+    biases = torch.outer(rows[:, -1], rows[:, -1])
+    assert state.inner.numpy() == pytest.approx((rows @ rows.T).numpy(), abs=1e-12)
+    assert state.outer.numpy() == pytest.approx((outs @ outs.T).numpy(), abs=1e-12)
+    filters = rows[:, :-1]
+    assert (state.inner - biases).numpy() == pytest.approx((filters @ filters.T).numpy(), abs=1e-12)
+    assert state.bias.numpy() == pytest.approx(rows[:, -1].numpy(), rel=1e-12)
+    assert state.mean.numpy() == pytest.approx(net[4].bias.detach().numpy(), rel=1e-12)
+    assert (state.energy * state.outer.diagonal()).sqrt().numpy() == pytest.approx(state.capacities.numpy())
+
+
+def test_effective_rows_are_what_the_activation_sees() -> None:
+    net = linear()
+    with torch.no_grad():
+        inputs, seen = net[:3](VECTORS), net[:5](VECTORS)
+    ones = torch.ones(len(inputs), 1, dtype=torch.float64)
+    assert_same([torch.cat([inputs, ones], dim=1) @ effective(net).T], [seen], 1e-12)
+
+
+def test_a_bias_in_front_of_the_bn_is_part_of_the_signal() -> None:
+    """It shifts b; shifted along, the running mean takes it back, and nothing has changed."""
+    net = conv()
+    before = state_of(net)
+    with torch.no_grad():
+        net[3].bias += torch.linspace(-1, 1, 7, dtype=torch.float64)
+    shifted = state_of(net)
+    gain = (net[4].weight / (net[4].running_var + net[4].eps).sqrt()).detach()
+    assert torch.allclose(shifted.bias - before.bias, gain * torch.linspace(-1, 1, 7, dtype=torch.float64))
+    assert torch.allclose(shifted.capacities, before.capacities, rtol=1e-12)  # the BN still says mean = β
+    with torch.no_grad():
+        net[4].running_mean += torch.linspace(-1, 1, 7, dtype=torch.float64)
+    again = state_of(net)
+    assert torch.allclose(again.bias, before.bias, rtol=1e-9)
+    assert torch.allclose(again.inner, before.inner, rtol=1e-9)
+
+
+@pytest.mark.parametrize("activation", [nn.ReLU(), nn.LeakyReLU(0.1), nn.PReLU(7), nn.PReLU(), nn.Identity()])
+def test_slopes_of_positively_homogeneous_activations_are_read(activation: nn.Module) -> None:
+    net = conv(copy.deepcopy(activation).double())
+    if isinstance(activation, nn.PReLU):
+        with torch.no_grad():
+            net[5].weight.copy_(torch.linspace(0.1, 0.7, activation.num_parameters, dtype=torch.float64))
+    below = -net[5](-torch.ones(1, 7, 1, 1, dtype=torch.float64)).detach().flatten()
+    assert torch.allclose(state_of(net).slope, below, rtol=1e-12)
+
+
+def test_only_single_filters_behind_one_bn_are_merged() -> None:
+    assert state_of(conv()).mergeable
+    assert state_of(linear(nn.LeakyReLU(0.1))).mergeable
+    assert not state_of(conv(nn.SiLU())).mergeable
+    assert not state_of(conv(affine=False)).mergeable
+
+
+# ---- releases ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("net", "release"),
+    [
+        (conv(), 5 * 9 + 1 + 4 + 2 * 4),
+        (conv(bias=False), 5 * 9 + 4 + 2 * 4),
+        (linear(), 5 + 1 + 4 + 3),
+        (conv(nn.PReLU(7)), 5 * 9 + 1 + 4 + 2 * 4 + 1),
+        (conv(nn.PReLU()), 5 * 9 + 1 + 4 + 2 * 4),
+    ],
+    ids=["conv", "no bias", "linear", "slopes", "one slope"],
+)
+def test_release_is_weights_in_and_out_the_bias_and_four_bn_numbers(net: nn.Sequential, release: int) -> None:
+    assert state_of(net.double()).release == release
+
+
+# ---- symmetries ----------------------------------------------------------------------------------------
+
+SCALE = torch.tensor([2.0, 0.3, 1.0, 5.0, 0.7, 1.1, 0.9], dtype=torch.float64)
+
+
+def rescaled_filters(net: nn.Sequential) -> None:
+    """All filters by 3, with the statistics and ε that follow."""
+    net[3].weight *= 3
+    net[3].bias *= 3
+    net[4].running_mean *= 3
+    net[4].running_var *= 9
+    net[4].eps *= 9
+
+
+def mirrored_filters(net: nn.Sequential) -> None:
+    """γ, w and μ change sign."""
+    for tensor in (net[3].weight, net[3].bias, net[4].running_mean, net[4].weight):
+        tensor[[1, 4, 5]] *= -1
+
+
+def rescaled_across(net: nn.Sequential) -> None:
+    """λ in front of the activation, 1/λ behind it."""
+    net[4].weight *= SCALE
+    net[4].bias *= SCALE
+    net[6].weight /= SCALE.reshape(1, -1, *[1] * (net[6].weight.ndim - 2))
+
+
+def rescaled_outputs(net: nn.Sequential) -> None:
+    """All outgoing weights by one factor: not the same function, but the same layer up to its size."""
+    net[6].weight *= 40
+
+
+@pytest.mark.parametrize("change", [rescaled_filters, mirrored_filters, rescaled_across, rescaled_outputs])
+@pytest.mark.parametrize("make", [conv, linear])
+def test_what_only_looks_different_is_the_same(
+    make: Callable[..., nn.Sequential], change: Callable[[nn.Sequential], None]
+) -> None:
+    """Capacities, prune costs, and alignments and distances of all pairs, by both merges and both kernels."""
+    net = make(nn.LeakyReLU(0.05))
+    other = copy.deepcopy(net)
+    with torch.no_grad():
+        change(other)
+    size = 40.0 if change is rescaled_outputs else 1.0
+    example = VECTORS if make is linear else IMAGES
+    if size == 1:
+        assert_same(run(other, example), run(net, example), 1e-9)
+    one, two = state_of(net), state_of(other)
+    assert (two.capacities / size).numpy() == pytest.approx(one.capacities.numpy(), rel=1e-9)
+    for merge, kernel in ((None, "exact"), ("pair", "zero-bias"), ("pair", "exact"), ("sum", "exact")):
+        first, second = (LayerPath(state, merge=merge, kernel=kernel) for state in (one, two))
+        if merge is not None:
+            unit = first.capacities.max()
+            assert second.alignment / size == pytest.approx(first.alignment, abs=1e-9 * unit)
+            assert second.distance / size == pytest.approx(first.distance, abs=1e-7 * unit)
+        moves, others = list(first.moves()), list(second.moves())
+        assert [(m.neuron, m.other) for m in others] == [(m.neuron, m.other) for m in moves]
+        assert [m.cost for m in others] == pytest.approx([m.cost for m in moves], rel=1e-6)
+
+
+def test_the_isotropic_prior_feels_a_rescaling_of_the_layer_before() -> None:
+    """λ on a neuron before and 1/λ on the weights that read it change no output and no capacity here, but ρ̂
+    and with it the pairs: the warp takes the inputs as isotropic.
+    """
+    net = conv()
+    other = copy.deepcopy(net)
+    with torch.no_grad():
+        other[1].weight[0] *= 5
+        other[1].bias[0] *= 5
+        other[3].weight[:, 0] /= 5
+    assert_same(run(other, IMAGES), run(net, IMAGES), 1e-9)
+    one, two = state_of(net), state_of(other)
+    assert torch.allclose(one.capacities, two.capacities, rtol=1e-10)
+    rho = [warped_correlation(s.inner - torch.outer(s.bias, s.bias), s.spread) for s in (one, two)]
+    assert (rho[0] - rho[1]).abs().max() > 0.01
+    distances = [LayerPath(s, merge="pair", kernel="exact").distance for s in (one, two)]
+    first, second = (distance[np.triu_indices(7, 1)] for distance in distances)
+    assert np.abs(first - second).max() > 1e-3 * first.max()
+
+
+# ---- blocks --------------------------------------------------------------------------------------------
+
+
+class Residual(nn.Module):
+    """A stem and two bottleneck blocks: the skip carries the stem's BN, then the first block's last."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem = nn.Sequential(nn.Conv2d(3, 8, 3, padding=1), nn.BatchNorm2d(8), nn.ReLU())
+        self.blocks = nn.Sequential(Bottleneck(), Bottleneck())
+        self.head = nn.Conv2d(8, 2, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.blocks(self.stem(x)))
+
+
+class Bottleneck(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.branch = nn.Sequential(
+            nn.Conv2d(8, 4, 1, bias=False), nn.BatchNorm2d(4), nn.ReLU(),
+            nn.Conv2d(4, 6, 3, padding=1, bias=False), nn.BatchNorm2d(6), nn.ReLU(),
+            nn.Conv2d(6, 8, 1, bias=False), nn.BatchNorm2d(8),
+        )  # fmt: skip
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.relu(x + self.branch(x))
+
+
+def test_blocks_are_held_against_the_bn_that_wrote_what_their_skip_carries() -> None:
+    net = randomise(Residual().double()).eval()
+    anatomy, tensors = hope.inspect(net, IMAGES), tensors_of(net)
+    states = [layer_state(layer, anatomy, tensors) for layer in anatomy.layers]
+    assert all(isinstance(state, LayerState) for state in states)
+    found = [block_state(block, anatomy, tensors, states) for block in anatomy.blocks]  # type: ignore[arg-type]
+    for number, (state, bn) in enumerate(zip(found, (net.stem[1], net.blocks[0].branch[7]), strict=True)):
+        assert isinstance(state, BlockState)
+        identity = (bn.weight**2 + bn.bias**2).sqrt().sum().item()
+        assert state.anchors == pytest.approx([identity, identity], rel=1e-12)
+        assert [states[p].name for p in state.layers] == [f"blocks.{number}.branch.{k}" for k in (0, 3)]
+        assert state.release == 8 * 4 + 4 * 6 * 9 + 4 * (4 + 6 + 8)  # W₁, W₂, all BN numbers; not W₃
