@@ -12,7 +12,6 @@ import argparse
 import json
 import os
 import platform
-import re
 import warnings
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
@@ -36,45 +35,6 @@ from hope.errors import first_line
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = Path(__file__).with_name("coverage.json")
 TOLERANCE = 1e-4
-
-CATEGORIES = (
-    ("is an output of the model", "output of the model"),
-    ("a stream:", "part of a residual stream"),
-    ("normalises its channels together", "layer, group or softmax normalisation"),
-    ("computed at run time", "weights computed at run time"),
-    ("mixes it by position", "mixed by position (tokens, windows)"),
-    ("splits its channels", "split by position"),
-    ("takes a part of its channels", "split by position"),
-    ("takes one of its channels", "split by position"),
-    ("reorders its channels", "split by position"),
-    ("mixes or reorders channels", "operator without a rule"),
-    ("grouped over channels", "grouped over channels that stay"),
-    ("it is grouped over", "grouped over channels that stay"),
-    ("reads channels that stay", "grouped over channels that stay"),
-    ("not tracked", "combined with untracked values"),
-    ("combines it with channels that stay", "combined with channels that stay"),
-    ("does not accept another width", "width written down in the code"),
-    ("cannot be evicted: its code is interwoven", "block interwoven with other code"),
-    ("cannot be evicted", "block the code does not run without"),
-    ("sums up over its channels", "summed up over channels"),
-    ("shared", "shared weights"),
-    ("not used when the model runs", "not used"),
-    ("no weights read it", "no weights read it"),
-    ("single neuron", "too few neurons"),
-    ("all at once", "channels only go all at once"),
-    ("not alike", "neurons not alike"),
-    ("joins it along", "joined with others in one dimension"),
-    ("folds two kinds", "joined with others in one dimension"),
-    ("looked up by position", "split by position"),
-)
-
-
-def category(reason: str) -> str:
-    """A reason in a few plain words, without the names of modules."""
-    for words, name in CATEGORIES:
-        if words in reason:
-            return name
-    return re.sub(r" in [\w.]+", "", reason)
 
 
 def versions() -> dict[str, str]:
@@ -124,7 +84,7 @@ def measure(entry: Entry) -> dict[str, Any]:
     try:
         anatomy = hope.inspect(model, example, progress=False)
         size, floor = anatomy.size(), anatomy.floor()
-        reasons = Counter(category(one.reason) for one in anatomy.skipped)
+        reasons = Counter(one.reason.cause.short for one in anatomy.skipped)
         record |= {
             "layers": len(anatomy.layers),
             "neurons": size.neurons,

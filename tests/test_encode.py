@@ -13,6 +13,7 @@ import torch
 from torch import nn
 
 import hope
+from hope.anatomy.reasons import Cause
 from hope.bench.networks import CifarResNet, DigitsNet, trained
 from hope.methods import costs
 from hope.methods.path import LayerPath, layer_path
@@ -89,7 +90,7 @@ def test_excluded_modules_keep_their_shapes_in_and_out(model: nn.Module, anatomy
     small = encoding.model
     for name in ("blocks.1.conv1", "blocks.1.conv2", "head"):
         assert small.get_submodule(name).weight.shape == model.get_submodule(name).weight.shape
-    assert encoding.left_alone["squeeze"] == "excluded by 'head'"
+    assert str(encoding.left_alone["squeeze"]) == "excluded by 'head'"
     assert "blocks.1" in encoding.left_alone
 
 
@@ -128,7 +129,7 @@ def test_layers_without_bn_are_left_alone_and_said_so() -> None:
         nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 2)
     )
     encoding = hope.encode(net.eval(), torch.zeros(2, 4), density=0.9)
-    assert encoding.left_alone == {"0": "no BN between it and 2: it needs calibration"}
+    assert encoding.left_alone == {"0": Cause.NO_BN_BEFORE.at("2")}
     assert "needs calibration" in str(encoding)
 
 

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from hope._util.calls import Example, duplicate
 from hope._util.tables import grid, text
 from hope.anatomy.anatomy import Anatomy, Size
+from hope.anatomy.reasons import Reason
 from hope.errors import HopeError, InfeasibleBudget
 from hope.inspection import inspect
 from hope.judge.evictions import decide
@@ -66,7 +67,7 @@ class Encoding:
     trajectory: Trajectory
     steps: int
     method: str
-    left_alone: Mapping[str, str]
+    left_alone: Mapping[str, Reason]
     views: Mapping[str, View] = field(repr=False)
     notes: tuple[str, ...]
     original: nn.Module = field(repr=False)
@@ -156,7 +157,11 @@ class Encoding:
             self.method,
             self.views,
             Details(
-                self.capacities, self.left_alone, source or {}, sorted(self._looked.items()), self._settings
+                self.capacities,
+                {name: str(reason) for name, reason in self.left_alone.items()},
+                source or {},
+                sorted(self._looked.items()),
+                self._settings,
             ),
         )
 
@@ -187,7 +192,7 @@ class Encoding:
         if self.left_alone:
             reasons = grid("Left alone by this method", " what", " why")
             for name, reason in list(self.left_alone.items())[:12]:
-                reasons.add_row(name, reason)
+                reasons.add_row(name, str(reason))
             more = len(self.left_alone) - 12
             parts += ["", reasons, *([f"and {more} more (encoding.left_alone)"] if more > 0 else [])]
         return text(*parts)

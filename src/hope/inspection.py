@@ -34,7 +34,7 @@ def inspect(model: nn.Module, example: Example | None = None, *, progress: bool 
         >>> anatomy = hope.inspect(net, torch.zeros(1, 4))
         >>> [(layer.name, layer.neurons, layer.activation) for layer in anatomy.layers]
         [('0', 8, 'relu')]
-        >>> anatomy.skipped[0].reason
+        >>> str(anatomy.skipped[0].reason)
         'it is an output of the model'
     """
     anatomy, candidates = read_model(model, example, progress=progress)

@@ -26,7 +26,7 @@ def facts(layer: NeuronLayer) -> tuple[Any, ...]:
 
 
 def left_alone(anatomy: hope.Anatomy) -> dict[str, str]:
-    return {one.name: one.reason for one in anatomy.skipped}
+    return {one.name: str(one.reason) for one in anatomy.skipped}
 
 
 def test_mlp() -> None:

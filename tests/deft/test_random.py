@@ -13,9 +13,10 @@ from torch.utils._pytree import tree_leaves
 
 import hope
 from hope.anatomy.anatomy import read_model
+from hope.anatomy.reasons import Cause
 from hope.deft import Bounds, Partition
 from hope.deft.elasticity import Lock
-from hope.deft.groups import OUTPUT, find_groups
+from hope.deft.groups import find_groups
 from hope.storage.run import fingerprint
 from tests.deft.nets import core_entries, slack_entries
 from tests.properties.networks import Net, build, example, networks
@@ -26,7 +27,7 @@ FEW = 25 if os.environ.get("HYPOTHESIS_PROFILE") != "search" else 300
 def random_partition(model: nn.Module, x: torch.Tensor, seed: int) -> Partition | None:
     """Elasticities drawn at random; streams whose channels mix are core as a whole."""
     anatomy, _ = read_model(model, x)
-    heads = [one.name for one in anatomy.skipped if one.kind == "layer" and one.reason == OUTPUT]
+    heads = [one.name for one in anatomy.skipped if one.kind == "layer" and one.reason.cause is Cause.OUTPUT]
     mixed = {stream.name for stream in anatomy.streams if stream.mixed}
     groups = [group for group in find_groups(anatomy) if not heads or heads[0] not in group.modules]
     if not heads or not groups or all(group.name in mixed for group in groups):

@@ -64,7 +64,7 @@ def read(net: nn.Module) -> hope.Anatomy:
 
 
 def reasons(anatomy: hope.Anatomy) -> dict[str, str]:
-    return {one.name: one.reason for one in anatomy.skipped}
+    return {one.name: str(one.reason) for one in anatomy.skipped}
 
 
 def test_basic_blocks_with_identity_and_projection() -> None:

@@ -252,6 +252,6 @@ def test_a_block_in_a_module_that_is_used_in_several_places_is_left_alone() -> N
     shared = nn.Sequential(Inner(), nn.Tanh())
     anatomy = hope.inspect(nn.Sequential(shared, nn.ReLU(), shared), EXAMPLE)
     assert not anatomy.blocks
-    assert {s.reason for s in anatomy.skipped if s.kind == "block"} == {
+    assert {str(s.reason) for s in anatomy.skipped if s.kind == "block"} == {
         "the block cannot be evicted: it lies in a module that is used in several places"
     }

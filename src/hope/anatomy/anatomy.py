@@ -14,6 +14,7 @@ from hope import ops
 from hope._util.calls import Example
 from hope.anatomy.flow import Flow
 from hope.anatomy.labels import Shape
+from hope.anatomy.reasons import Cause
 from hope.anatomy.units import NeuronLayer, Skipped, Stream, read
 from hope.errors import UnsupportedModel
 from hope.graph.blocks import Block, Found, Layout, ending_bn, leaves_bias, preceding_bn, removes
@@ -161,8 +162,7 @@ def read_model(
     shared = _shared(model)
     reading = read(flow, parameters, shared)
     skipped = [
-        Skipped(name, _first(flow.shapes[name]), "not used when the model runs", "parameter")
-        for name in sorted(unused)
+        Skipped(name, _first(flow.shapes[name]), Cause.UNUSED.at(), "parameter") for name in sorted(unused)
     ]
     weights = frozenset(tensor for (tensor, _), role in flow.roles.items() if role in ("out", "through"))
     layout = Layout(graph)

@@ -20,6 +20,7 @@ from torch import Tensor
 from torch.fx import Node
 
 from hope.anatomy.labels import FIXED, Ids, Shape, Ties, dims, pad_left
+from hope.anatomy.reasons import Cause, Reason
 from hope.graph.capture import Graph, module_path, shape_of
 
 
@@ -74,13 +75,13 @@ class Flow:
         self.ties = Ties()
         self.ids: dict[tuple[str, int], Ids] = {}
         self.roles: dict[tuple[str, int], str] = {}
-        self.pins: list[tuple[Ids, str]] = []
-        self.mixed: list[tuple[Ids, str]] = []
+        self.pins: list[tuple[Ids, Reason]] = []
+        self.mixed: list[tuple[Ids, Reason]] = []
         self.added: list[tuple[Ids, str]] = []
         self.reads: dict[str, dict[str, tuple[Step, ...]]] = {}
         self.positions: Counter[str] = Counter()
         self.order: dict[str, int] = {}
-        self.computed: dict[str, tuple[int, str]] = {}
+        self.computed: dict[str, tuple[int, Reason]] = {}
         self.uses: Counter[str] = Counter()
         self._env: dict[Node, Any] = {}
         self._evaluated: dict[Node, Any] = {}
@@ -100,12 +101,12 @@ class Flow:
         self.order.setdefault(tensor, len(self.order))
         return self.tensor_ids(tensor, dim)
 
-    def pin(self, ids: Ids, reason: str, *, mixes: bool = True) -> None:
+    def pin(self, ids: Ids, reason: Reason, *, mixes: bool = True) -> None:
         """Hold ids fast: they can never be removed, for this reason.
 
         Args:
             ids: whom.
-            reason: why, in words.
+            reason: why.
             mixes: whether one channel's signal may reach another's there (False where channels stay apart and
                 only cannot be cut).
         """
@@ -115,7 +116,7 @@ class Flow:
             if mixes:
                 self.mixed.append((ids, reason))
 
-    def pin_all(self, values: Iterable[Value], reason: str, *, mixes: bool = True) -> None:
+    def pin_all(self, values: Iterable[Value], reason: Reason, *, mixes: bool = True) -> None:
         """Hold fast whatever stands in these values."""
         for value in values:
             for label in value.labels:
@@ -144,7 +145,7 @@ class Flow:
                 if is_in_place(node) and isinstance(node.args[0], Node):
                     self._env[node.args[0]] = self._env[node]
             elif node.op == "output":
-                self.pin_all(self.values(node.args), "it is an output of the model", mixes=False)
+                self.pin_all(self.values(node.args), Cause.OUTPUT.at(), mixes=False)
         if graph.training:
             self.positions = positions
         else:
@@ -206,7 +207,7 @@ class Flow:
 
     # ---- the two mechanisms that nearly all operators are made of ------------------------------------------
 
-    def carry(self, value: Value, shape: Shape, touched: Iterable[int], reason: str) -> Value:
+    def carry(self, value: Value, shape: Shape, touched: Iterable[int], reason: Reason) -> Value:
         """An operator that works along some dimensions: labels elsewhere pass, labels there are pinned and
         dropped.
         """
@@ -234,8 +235,7 @@ class Flow:
                 sizes = (1,) * (ndim - len(value.shape)) + tuple(value.shape)
                 if not any(value is holder for holder, _ in holders) and any(sizes[d] != 1 for d in over):
                     for _, other in holders:
-                        words = f"{what} combines it with values whose channels are not tracked"
-                        self.pin(other, words, mixes=False)
+                        self.pin(other, Cause.UNTRACKED.at(what), mixes=False)
             for (first, a), (second, b) in pairwise(holders):
                 self._tie(a, b, what, adds and not first.static and not second.static)
             for _, other in holders[1:]:
@@ -255,7 +255,7 @@ class Flow:
         self.ties.tie(a[differ], b[differ])
         if adds and differ.any():
             self.added.append((a[differ], what))
-        reason = f"{what} combines it with channels that stay"
+        reason = Cause.COMBINED.at(what)
         self.pin(a[(a >= 0) & (b == FIXED)], reason, mixes=False)
         self.pin(b[(b >= 0) & (a == FIXED)], reason, mixes=False)
 

@@ -71,8 +71,7 @@ def render(anatomy: Anatomy) -> str:
         for (kind, reason), count in reasons.items():
             same = [one for one in anatomy.skipped if (one.kind, one.reason) == (kind, reason)]
             name = same[0].name if count == 1 else f"{same[0].name} and {count - 1} more"
-            table.add_row(
-                name if kind == "layer" else f"{kind} {name}", str(sum(one.outputs for one in same)), reason
-            )
+            what = name if kind == "layer" else f"{kind} {name}"
+            table.add_row(what, str(sum(one.outputs for one in same)), str(reason))
         parts += [table]
     return text(*parts)

@@ -6,13 +6,15 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from math import prod
-from typing import TypeAlias
+from typing import TypeAlias, TypeVar
 
 import numpy as np
 
 from hope.anatomy.flow import Flow, Step, module_of
 from hope.anatomy.labels import Ids, Shape
+from hope.anatomy.reasons import Cause, Reason
 
+T = TypeVar("T")
 Key: TypeAlias = tuple[str, int]  # a tensor's name and one of its dimensions
 
 
@@ -116,7 +118,7 @@ class Stream:
         writers, readers: module paths, in order of execution.
         slices: everything that would be cut.
         owners: for each slice, the channel (0 to channels − 1) that each of its places belongs to.
-        mixed: where its channels do not stay apart, in words; "" if they do.
+        mixed: why its channels do not stay apart; None if they do.
     """
 
     name: str
@@ -125,7 +127,7 @@ class Stream:
     readers: tuple[str, ...]
     slices: tuple[Slice, ...]
     owners: tuple[Ids, ...] = ()
-    mixed: str = ""
+    mixed: Reason | None = None
 
 
 @dataclass(frozen=True)
@@ -135,13 +137,13 @@ class Skipped:
     Attributes:
         name: module path.
         outputs: its output channels.
-        reason: in words.
+        reason: why.
         kind: "layer", "block" or "parameter".
     """
 
     name: str
     outputs: int
-    reason: str
+    reason: Reason
     kind: str = "layer"
 
 
@@ -177,8 +179,8 @@ class _Units:
         return list(dict.fromkeys(key for unit in units.tolist() for key in self._homes[unit]))
 
 
-def _first_words(root: Ids, noted: Iterable[tuple[Ids, str]]) -> dict[int, str]:
-    words: dict[int, str] = {}
+def _first_words(root: Ids, noted: Iterable[tuple[Ids, T]]) -> dict[int, T]:
+    words: dict[int, T] = {}
     for ids, text in noted:
         for unit in np.unique(root[ids]).tolist():
             words.setdefault(unit, text)
@@ -195,9 +197,9 @@ def read(flow: Flow, parameters: frozenset[str], shared: Mapping[str, tuple[str,
     """
     for (tensor, _), ids in flow.ids.items():
         if tensor in shared:
-            flow.pin(ids, f"its weight is shared by {' and '.join(shared[tensor])}")
+            flow.pin(ids, Cause.SHARED_WEIGHT.at(" and ".join(shared[tensor])))
         elif flow.uses[tensor] > 1:
-            flow.pin(ids, f"{tensor} is used {flow.uses[tensor]} times in one pass (a shared module)")
+            flow.pin(ids, Cause.USED_AGAIN.at(tensor, str(flow.uses[tensor])))
     units = _Units(flow)
     writers = [key for key, role in flow.roles.items() if role == "out"]
     writers.sort(key=lambda key: flow.order[key[0]])
@@ -209,16 +211,16 @@ def read(flow: Flow, parameters: frozenset[str], shared: Mapping[str, tuple[str,
         touched = units.touched(own)
         tie = next((units.added[unit] for unit in own.tolist() if unit in units.added), None)
         if tie is not None and len(group) > 1:
-            mixed = next((units.mixed[unit] for unit in own.tolist() if unit in units.mixed), "")
+            mixed = next((units.mixed[unit] for unit in own.tolist() if unit in units.mixed), None)
             streams.append(_stream(flow, group, touched, units.places, own, mixed))
         reason = _reason(flow, group, units, own, touched, tie)
         slices = _slices(flow, touched, units.places, own) if reason is None else None
         if slices is not None:
             layers.append(_layer(flow, group, slices, len(own), parameters))
         else:
-            words = reason or "its neurons are not alike: some own more places in the weights that read them"
+            why = reason or Cause.UNLIKE.at()
             skipped += [
-                Skipped(module_of(name), flow.shapes[t][d], words)
+                Skipped(module_of(name), flow.shapes[t][d], why)
                 for t, d in group
                 for name in shared.get(t, (t,))
             ]
@@ -226,28 +228,28 @@ def read(flow: Flow, parameters: frozenset[str], shared: Mapping[str, tuple[str,
     for (tensor, dim), role in flow.roles.items():
         if role == "through" and tensor not in cut:
             held = [units.pinned[unit] for unit in units.places[tensor, dim].tolist() if unit in units.pinned]
-            words = held[0] if held else "it goes with the channels it is grouped over, which stay"
-            skipped.append(Skipped(module_of(tensor), flow.shapes[tensor][dim], words))
-    skipped += [Skipped(name, channels, words) for name, (channels, words) in flow.computed.items()]
+            why = held[0] if held else Cause.GOES_WITH_GROUPS.at()
+            skipped.append(Skipped(module_of(tensor), flow.shapes[tensor][dim], why))
+    skipped += [Skipped(name, channels, why) for name, (channels, why) in flow.computed.items()]
     return Reading(tuple(layers), tuple(streams), tuple(skipped))
 
 
 def _reason(
     flow: Flow, group: list[Key], units: _Units, own: Ids, touched: list[Key], tie: str | None
-) -> str | None:
+) -> Reason | None:
     """Why a group of producers is left alone; None if its neurons can go one by one."""
     pinned = next((units.pinned[unit] for unit in own.tolist() if unit in units.pinned), None)
     if pinned is not None:
         return pinned
     if tie is not None and len(group) > 1:
         names = _others(tuple(module_of(tensor) for tensor, _ in group))
-        return f"a stream: {tie} ties it to {names}; streams are not compressed yet"
+        return Cause.STREAM.at(tie, names)
     if all(len(units.places[key]) == 1 for key in group):
-        return "it has a single neuron"
+        return Cause.SINGLE.at()
     if not any(flow.roles.get(key) == "in" for key in touched):
-        return "no weights read it"
+        return Cause.UNREAD.at()
     if len(own) == 1:
-        return "its channels can only go all at once"
+        return Cause.ALL_AT_ONCE.at()
     return None
 
 
@@ -345,7 +347,7 @@ def _stream(
     touched: list[Key],
     places: Mapping[Key, Ids],
     units: Ids,
-    mixed: str,
+    mixed: Reason | None,
 ) -> Stream:
     readers = sorted(
         (key for key in touched if flow.roles.get(key) == "in"), key=lambda key: flow.order[key[0]]

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from hope.anatomy.anatomy import Anatomy
+from hope.anatomy.reasons import Reason
 from hope.deft.groups import Group, NotSeparable, Places
 from hope.methods.signals import layer_state, read_bn, signal_energies
 from hope.methods.state import LayerState
@@ -59,7 +60,7 @@ class Energies:
         assert layer is not None
         consumer = next(c for c in layer.consumers if c.weight == place.tensor)
         found = signal_energies(layer, consumer, self.tensors)
-        if isinstance(found, str):
+        if isinstance(found, Reason):
             raise NotSeparable(
                 f"what the neurons of {group.name} carry is not known: {found}; "
                 f"freeze the layer as a whole with core=[{group.name!r}]"

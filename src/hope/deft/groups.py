@@ -14,11 +14,11 @@ import numpy as np
 
 from hope.anatomy.anatomy import Anatomy
 from hope.anatomy.labels import Ids
+from hope.anatomy.reasons import Cause
 from hope.anatomy.units import NeuronLayer, Skipped, Stream
 from hope.errors import HopeError
 
-OUTPUT = "it is an output of the model"
-HARMLESS = (OUTPUT, "it has a single neuron", "no weights read it")
+HARMLESS = (Cause.OUTPUT, Cause.SINGLE, Cause.UNREAD)
 
 
 class NotSeparable(HopeError):
@@ -106,7 +106,7 @@ def find_head(anatomy: Anatomy, name: str | None) -> str:
                 "name the layer that ends the model with head="
             )
         return name
-    found = [one.name for one in anatomy.skipped if one.kind == "layer" and one.reason == OUTPUT]
+    found = [one.name for one in anatomy.skipped if one.kind == "layer" and one.reason.cause is Cause.OUTPUT]
     if not found:
         raise NotSeparable(
             f"no layer of {anatomy.model} ends in its outputs as it is (a softmax behind the head is one "
@@ -154,7 +154,7 @@ def check_separable(
     left = [one for one in anatomy.skipped if one.name not in inside and one.name != head]
     reading = {p.tensor.rpartition(".")[0] for g in groups for p in g.places if p.role == "in"}
     for one in left:
-        if one.kind != "layer" or one.reason in HARMLESS or one.name not in reading:
+        if one.kind != "layer" or one.reason.cause in HARMLESS or one.name not in reading:
             continue
         if not matches([one.name], core):
             raise NotSeparable(

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from hope._util.calls import Example, duplicate
 from hope._util.tables import grid, text
 from hope.anatomy.anatomy import Anatomy, read_model
+from hope.anatomy.reasons import Cause, Reason
 from hope.anatomy.steps import Merge
 from hope.deft import masks
 from hope.deft.bounds import Bounds, find_bounds
@@ -76,7 +77,7 @@ class Partition:
     costs: Mapping[str, Tensor] = field(repr=False)
     capacities: Mapping[str, Tensor] = field(repr=False)
     bounds: Bounds = field(repr=False)
-    left_alone: Mapping[str, str] = field(repr=False)
+    left_alone: Mapping[str, Reason] = field(repr=False)
     original: str = field(repr=False)
     seed: int = 0
 
@@ -245,7 +246,7 @@ def partition(
         values = {name: state.capacities for name, state in after.items()}
         threshold, locks = by_capacity(values, freed, percentile)
     whole = {
-        **dict.fromkeys(sorted(locked), "asked for with core="),
+        **dict.fromkeys(sorted(locked), Cause.ASKED.at()),
         **{one.name: one.reason for one in left},
     }
     core_masks = {

@@ -25,6 +25,7 @@ from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_mod
 
 from hope._util.calls import Example, as_call, mode
 from hope.anatomy.anatomy import Anatomy, Candidate
+from hope.anatomy.reasons import Cause
 from hope.anatomy.steps import Action, Evict, Prune
 from hope.anatomy.units import NeuronLayer, Skipped
 from hope.errors import UnsupportedModel, first_line
@@ -177,7 +178,7 @@ def verify(
         Skipped(
             layer.name,
             layer.neurons,
-            f"the model's code does not accept another width: {refused[layer.name]}",
+            Cause.FIXED_WIDTH.at(detail=refused[layer.name]),
         )
         for layer in anatomy.layers
         if layer.name in refused
@@ -224,12 +225,12 @@ def _blocks(
     calls = trial.calls(sorted({path for c in candidates for block in c.ways for path in block.way.paths}))
     chosen: dict[str, Block] = {}
     shared = _shared_modules(trial.model)
-    reasons = {c.name: "its code is interwoven with what surrounds it" for c in candidates}
+    reasons = {c.name: Cause.INTERWOVEN.at() for c in candidates}
     left = []
     for candidate in candidates:
         ways = [block for block in candidate.ways if not any(_within(p, shared) for p in block.way.paths)]
         if len(ways) < len(candidate.ways):
-            reasons[candidate.name] = "it lies in a module that is used in several places"
+            reasons[candidate.name] = Cause.SHARED_MODULE.at()
         left.append((candidate.name, [b for b in (_called(block, calls) for block in ways) if b]))
     while left := [(name, ways) for name, ways in left if ways and name not in chosen]:
         tried = [ways.pop(0) for _, ways in left]
@@ -238,13 +239,11 @@ def _blocks(
             some = [block for block in tried if depth[block.name] == level]
             listed = replace(anatomy, blocks=tuple(some))
             refused = _refused(some, partial(_evicting, trial, listed))
-            reasons |= refused
+            reasons |= {name: Cause.NEEDED.at(detail=words) for name, words in refused.items()}
             chosen |= {block.name: block for block in some if block.name not in refused}
     blocks = tuple(chosen[c.name] for c in candidates if c.name in chosen)
     stuck = [
-        Skipped(c.name, c.channels, f"the block cannot be evicted: {reasons[c.name]}", "block")
-        for c in candidates
-        if c.name not in chosen
+        Skipped(c.name, c.channels, reasons[c.name], "block") for c in candidates if c.name not in chosen
     ]
     return tuple(
         replace(block, inside=block.inside if block.inside in chosen else None) for block in blocks

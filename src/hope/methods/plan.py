@@ -12,6 +12,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from hope.anatomy.anatomy import Anatomy
+from hope.anatomy.reasons import Cause, Reason
 from hope.anatomy.steps import Absorb, Action, Evict, Merge, Prune
 from hope.anatomy.units import NeuronLayer
 from hope.errors import InfeasibleBudget
@@ -53,7 +54,7 @@ class Plan:
         calibration: Iterable[Any] | None = None,
     ) -> None:
         self.anatomy, self.method = anatomy, method
-        self.left_alone: dict[str, str] = {}
+        self.left_alone: dict[str, Reason] = {}
         self.notes: list[str] = []
         self.layers: list[State] = []
         self.blocks: list[BlockState] = []
@@ -68,7 +69,7 @@ class Plan:
             self._read_views(model, calibration)
         for layer in anatomy.layers:
             state = _excluded(layer, exclude) or self._state(layer)
-            if isinstance(state, str):
+            if isinstance(state, Reason):
                 self.left_alone[layer.name] = state
             else:
                 self.layers.append(state)
@@ -88,7 +89,7 @@ class Plan:
                 f"not propagated, taken pair by pair instead: the inputs of {', '.join(names[:3])}{more}"
             )
 
-    def _state(self, layer: NeuronLayer) -> State | str:
+    def _state(self, layer: NeuronLayer) -> State | Reason:
         if self.method == "hope":
             return layer_state(layer, self.anatomy, self._tensors)
         if self.method == "absorb":
@@ -98,7 +99,7 @@ class Plan:
             )
         scores = SCORES[self.method](layer, self._tensors)
         if scores is None:
-            return "it has no BN"
+            return Cause.NO_BN.at()
         return LayerState(layer.name, scores, release(self.anatomy, layer.slices))
 
     def _share(self, name: str) -> float:
@@ -114,24 +115,24 @@ class Plan:
         if self.method != "absorb":
             return {s.name: s.capacities.tolist() for s in self.layers if isinstance(s, LayerState)}
         known = {layer.name: layer_capacities(layer, self._tensors) for layer in self.anatomy.layers}
-        return {name: found.tolist() for name, found in known.items() if not isinstance(found, str)}
+        return {name: found.tolist() for name, found in known.items() if not isinstance(found, Reason)}
 
     # ---- blocks ----------------------------------------------------------------------------------
 
     def _add_blocks(self) -> None:
         for block in self.anatomy.blocks:
             state = _removes_excluded(block, self._exclude, self._tensors) or self._block(block)
-            if isinstance(state, str):
+            if isinstance(state, Reason):
                 self.left_alone[block.name] = state
             else:
                 self.blocks.append(state)
 
-    def _block(self, block: Block) -> BlockState | str:
+    def _block(self, block: Block) -> BlockState | Reason:
         if self.method == "hope":
             known = [state for state in self.layers if isinstance(state, LayerState)]
             return block_state(block, self.anatomy, self._tensors, known)
         if block.inside is not None:
-            return "it lies inside another block"
+            return Cause.NESTED.at()
         known_names = {state.name: position for position, state in enumerate(self.layers)}
         positions = tuple(known_names[name] for name in block.layers if name in known_names)
         return BlockState(
@@ -225,11 +226,11 @@ class Plan:
             )
 
 
-def _excluded(layer: NeuronLayer, patterns: Sequence[str]) -> str | None:
+def _excluded(layer: NeuronLayer, patterns: Sequence[str]) -> Reason | None:
     names = {layer.name, *layer.also, *(consumer.module for consumer in layer.consumers)}
-    return next((f"excluded by {p!r}" for p in patterns for name in names if fnmatchcase(name, p)), None)
+    return next((Cause.EXCLUDED.at(p) for p in patterns for name in names if fnmatchcase(name, p)), None)
 
 
-def _removes_excluded(block: Block, patterns: Sequence[str], tensors: Mapping[str, Tensor]) -> str | None:
+def _removes_excluded(block: Block, patterns: Sequence[str], tensors: Mapping[str, Tensor]) -> Reason | None:
     modules = {name.rpartition(".")[0] for name in tensors if block.removes(name)}
-    return next((f"excluded by {p!r}" for p in patterns for name in modules if fnmatchcase(name, p)), None)
+    return next((Cause.EXCLUDED.at(p) for p in patterns for name in modules if fnmatchcase(name, p)), None)

@@ -13,6 +13,7 @@ from torch.nn import functional
 
 from hope.anatomy.anatomy import Anatomy
 from hope.anatomy.flow import Step
+from hope.anatomy.reasons import Cause, Reason
 from hope.anatomy.units import Consumer, NeuronLayer, Slice
 from hope.graph.blocks import Block
 from hope.methods.costs import identity_capacity
@@ -65,21 +66,21 @@ def read_bn(tensors: Mapping[str, Tensor], name: str, eps: float) -> Bn | None:
     )
 
 
-def layer_capacities(layer: NeuronLayer, tensors: Mapping[str, Tensor]) -> Tensor | str:
-    """‖f_i‖ of a layer's neurons, or the reason in words why they are not known."""
+def layer_capacities(layer: NeuronLayer, tensors: Mapping[str, Tensor]) -> Tensor | Reason:
+    """‖f_i‖ of a layer's neurons, or the reason why they are not known."""
     square = torch.zeros(layer.neurons, dtype=torch.float64)
     for consumer in layer.consumers:
         signal = signal_energies(layer, consumer, tensors)
-        if isinstance(signal, str):
+        if isinstance(signal, Reason):
             return signal
         square += (_outgoing(layer, consumer, tensors, signal.shape[1]) * signal).sum(dim=1)
     return torch.sqrt(square)
 
 
-def layer_state(layer: NeuronLayer, anatomy: Anatomy, tensors: Mapping[str, Tensor]) -> LayerState | str:
-    """A layer's state, or the reason in words why it has none."""
+def layer_state(layer: NeuronLayer, anatomy: Anatomy, tensors: Mapping[str, Tensor]) -> LayerState | Reason:
+    """A layer's state, or the reason why it has none."""
     capacities = layer_capacities(layer, tensors)
-    if isinstance(capacities, str):
+    if isinstance(capacities, Reason):
         return capacities
     state = LayerState(layer.name, capacities, release(anatomy, layer.slices))
     if _mergeable(layer):
@@ -99,25 +100,25 @@ def _slice(layer: NeuronLayer, tensor: str) -> Slice | None:
     return next((part for part in layer.slices if part.tensor == tensor), None)
 
 
-def signal_energies(layer: NeuronLayer, consumer: Consumer, tensors: Mapping[str, Tensor]) -> Tensor | str:
+def signal_energies(layer: NeuronLayer, consumer: Consumer, tensors: Mapping[str, Tensor]) -> Tensor | Reason:
     """Energies E Ψ(y)² of what a consumer sees, (neurons, channels a neuron has there)."""
     step = consumer.last("bn")
     if step is None:
-        return f"no BN between it and {consumer.module}: it needs calibration"
+        return Cause.NO_BN_BEFORE.at(consumer.module)
     if any(other.kind == "norm" for other in consumer.path):
-        return f"another normalisation stands between it and {consumer.module}: it needs calibration"
+        return Cause.OTHER_NORM.at(consumer.module)
     bn = read_bn(tensors, step.name, step.values[0] if step.values else 1e-5)
     places = _slice(layer, f"{step.name}.running_var")
     if bn is None or places is None:
-        return f"{step.name} keeps no running statistics: it needs calibration"
+        return Cause.NO_STATISTICS.at(step.name)
     index = torch.from_numpy(places.index)
     mean, spread = bn.shift[index], bn.spread[index]
     after = consumer.path[max(p for p, s in enumerate(consumer.path) if s.kind == "bn") + 1 :]
     if any(s.kind == "scale" for s in after):
-        return f"a scale stands between it and {consumer.module}: it needs calibration"
+        return Cause.SCALED.at(consumer.module)
     activations = [s for s in after if s.kind == "activation"]
     if len(activations) > 1:
-        return f"several activations in a row between it and {consumer.module}"
+        return Cause.TWO_ACTIVATIONS.at(consumer.module)
     if not activations:
         return moments.energy(mean, spread, torch.ones_like(mean))
     step = activations[0]
@@ -127,7 +128,7 @@ def signal_energies(layer: NeuronLayer, consumer: Consumer, tensors: Mapping[str
     if step.name in SMOOTH:
         alpha = step.values[:1] if step.name in ("elu", "celu") else ()
         return moments.energy_of(lambda y: SMOOTH[step.name](y, *alpha), mean, spread)
-    return f"its activation ({step.name}) has no known moments"
+    return Cause.UNKNOWN_ACTIVATION.at(step.name)
 
 
 def _slopes(layer: NeuronLayer, step: Step | None, tensors: Mapping[str, Tensor]) -> Tensor | None:
@@ -209,13 +210,13 @@ def _add_pairs(state: LayerState, layer: NeuronLayer, tensors: Mapping[str, Tens
 
 def block_state(
     block: Block, anatomy: Anatomy, tensors: Mapping[str, Tensor], states: list[LayerState], eps: float = 1e-5
-) -> BlockState | str:
-    """A block's state, or the reason in words why the paper has no price for its eviction."""
+) -> BlockState | Reason:
+    """A block's state, or the reason why the paper has no price for its eviction."""
     if block.skip != "identity":
-        return "its skip has weights: the paper evicts identity skips only"
+        return Cause.PROJECTION.at()
     known = {state.name: position for position, state in enumerate(states)}
     if not block.layers or any(name not in known for name in block.layers):
-        return "a layer in its branch has no capacity"
+        return Cause.NO_CAPACITY.at()
     positions = tuple(known[name] for name in block.layers)
     bn = read_bn(tensors, block.skip_bn, eps) if block.skip_bn is not None else None
     if bn is not None:

@@ -10,6 +10,7 @@ from torch.fx import Node
 
 from hope.anatomy.flow import Flow, Step, Value, describe, module_of, operator, output_shape
 from hope.anatomy.labels import along, dims
+from hope.anatomy.reasons import Cause
 from hope.ops.registry import rule
 
 
@@ -69,7 +70,7 @@ def _normalised(flow: Flow, node: Node, x: Value, over: set[int]) -> Value:
     """Channels normalised together depend on one another; the labels stay, so that streams remain visible."""
     for label in x.labels:
         if over & set(dims(label)):
-            flow.pin(label, f"{describe(node)} normalises its channels together")
+            flow.pin(label, Cause.NORMALISED.at(describe(node)))
     return replace(x, tensor=None).then(Step("norm", describe(node)))
 
 
@@ -147,9 +148,7 @@ def _pool(flow: Flow, node: Node, args: dict[str, Any]) -> Any:
     name = operator(node)
     ndim = len(x.shape)
     n = int(name[name.index("d", name.index("pool")) - 1])
-    result = flow.carry(
-        x, output_shape(node), range(ndim - n, ndim), f"{describe(node)} pools over its channels"
-    )
+    result = flow.carry(x, output_shape(node), range(ndim - n, ndim), Cause.POOLED.at(describe(node)))
     result = result.then(Step("pool", "max" if "max" in name else "average"))
     return [result, Value(result.shape)] if isinstance(node.meta.get("val"), (list, tuple)) else result
 
@@ -159,9 +158,9 @@ def _resize(flow: Flow, node: Node, args: dict[str, Any]) -> Value | None:
     x = flow.value(node.args[0])
     if x is None:
         return None
-    return flow.carry(
-        x, output_shape(node), range(2, len(x.shape)), f"{describe(node)} resizes along its channels"
-    ).then(Step("resize", operator(node)))
+    return flow.carry(x, output_shape(node), range(2, len(x.shape)), Cause.RESIZED.at(describe(node))).then(
+        Step("resize", operator(node))
+    )
 
 
 @rule(
@@ -191,7 +190,7 @@ def _reduction(flow: Flow, node: Node, args: dict[str, Any]) -> Any:
         if over is None or over == []
         else [d % ndim for d in ([over] if isinstance(over, int) else over)]
     )
-    result = flow.carry(x, x.shape, reduced, f"{describe(node)} sums up over its channels")
+    result = flow.carry(x, x.shape, reduced, Cause.SUMMED.at(describe(node)))
     if not args.get("keepdim"):
         gone = tuple(reduced)
         result = replace(result, labels=tuple(label.squeeze(gone) for label in result.labels))

@@ -13,6 +13,7 @@ import torch
 from torch.fx import Node
 
 from hope.anatomy.flow import Flow, Value, arguments, describe, operator, origins_of, output_shape
+from hope.anatomy.reasons import Cause
 from hope.graph.capture import module_path
 
 Rule: TypeAlias = Callable[[Flow, Node, dict[str, Any]], Any]
@@ -47,7 +48,7 @@ def apply(flow: Flow, node: Node) -> Any:
         result = found(flow, node, arguments(node))
         if result is not None:
             return result
-    reason = f"{describe(node)} mixes or reorders channels in a way that is not analysed"
+    reason = Cause.UNKNOWN_OPERATOR.at(describe(node))
     flow.pin_all(values, reason)
     static = bool(values) and all(value.static for value in values)
     weights = [value for value in values if value.static and len(value.shape) > 1 and value.labels]

@@ -11,6 +11,7 @@ from torch.fx import Node
 
 from hope.anatomy.flow import Flow, Step, Value, describe, operator, output_shape
 from hope.anatomy.labels import FIXED, Ids, along, dims, reshape
+from hope.anatomy.reasons import Cause
 from hope.ops.registry import rule
 
 
@@ -46,7 +47,7 @@ def _view(flow: Flow, node: Node, args: dict[str, Any]) -> Value | None:
     for label in x.labels:
         moved = reshape(label, old, shape)
         if len(dims(moved)) > 1:
-            flow.pin(moved, f"{describe(node)} splits its channels into groups by position")
+            flow.pin(moved, Cause.SPLIT_INTO_GROUPS.at(describe(node)))
         labels.append(moved)
     result = replace(x, shape=shape, tensor=None, labels=_disjoint(flow, node, labels))
     merged = any(
@@ -65,7 +66,7 @@ def _disjoint(flow: Flow, node: Node, labels: list[Ids]) -> tuple[Ids, ...]:
                 clash |= {position, taken[d]}
             taken[d] = position
     for position in clash:
-        flow.pin(labels[position], f"{describe(node)} folds two kinds of channels into one dimension")
+        flow.pin(labels[position], Cause.FOLDED.at(describe(node)))
     return tuple(label for position, label in enumerate(labels) if position not in clash)
 
 
@@ -102,7 +103,7 @@ def _slice(flow: Flow, node: Node, args: dict[str, Any]) -> Value | None:
     labels = []
     for label in x.labels:
         if dim in dims(label) and shape[dim] != x.shape[dim]:
-            flow.pin(label, f"{describe(node)} takes a part of its channels by position")
+            flow.pin(label, Cause.PART_TAKEN.at(describe(node)))
             step = args.get("step") or 1
             start = args.get("start") or 0
             start = start + x.shape[dim] if start < 0 else min(start, x.shape[dim])
@@ -118,7 +119,7 @@ def _select(flow: Flow, node: Node, args: dict[str, Any]) -> Value | None:
     if x is None or not isinstance(base, Node):
         return None
     dim = args["dim"] % len(x.shape)
-    result = flow.carry(x, x.shape, [dim], f"{describe(node)} takes one of its channels by position")
+    result = flow.carry(x, x.shape, [dim], Cause.ONE_TAKEN.at(describe(node)))
     return replace(
         result, shape=output_shape(node), labels=tuple(label.squeeze(dim) for label in result.labels)
     )
@@ -142,7 +143,7 @@ def _split(flow: Flow, node: Node, args: dict[str, Any]) -> Any:
     dim = (args["dim"] or 0) % len(x.shape)
     for label in x.labels:
         if dim in dims(label) and len(parts) > 1:
-            flow.pin(label, f"{describe(node)} splits its channels by position")
+            flow.pin(label, Cause.SPLIT.at(describe(node)))
     values = []
     start = 0
     for part in parts:
@@ -194,7 +195,7 @@ def _cat(flow: Flow, node: Node, args: dict[str, Any]) -> Value | None:
             if dims(label) == (dim,):
                 piece = label.ravel()
             elif dim in dims(label):
-                flow.pin(label, f"{describe(node)} joins it along a dimension it shares with others")
+                flow.pin(label, Cause.JOINED.at(describe(node)))
         pieces.append(piece)
         across.append(replace(part, labels=tuple(label for label in part.labels if dim not in dims(label))))
     joined = np.concatenate(pieces)
@@ -230,7 +231,7 @@ def _pad(flow: Flow, node: Node, args: dict[str, Any]) -> Value | None:
     for label in x.labels:
         padded = {d: before[d] for d in dims(label) if before.get(d, (0, 0)) != (0, 0)}
         if padded and (not constant or len(dims(label)) > 1 or min(min(p) for p in padded.values()) < 0):
-            flow.pin(label, f"{describe(node)} pads along its channels")
+            flow.pin(label, Cause.PADDED.at(describe(node)))
             continue
         width = [padded.get(d, (0, 0)) for d in range(ndim)]
         labels.append(np.pad(label, width, constant_values=FIXED) if padded else label)
@@ -245,7 +246,7 @@ def _reordered(flow: Flow, node: Node, args: dict[str, Any]) -> Value | None:
     if x is None or not args.get("dims"):
         return None
     touched = [d % len(x.shape) for d in args["dims"]]
-    return flow.carry(x, x.shape, touched, f"{describe(node)} reorders its channels by position")
+    return flow.carry(x, x.shape, touched, Cause.REORDERED.at(describe(node)))
 
 
 @rule("new_zeros", "new_ones", "new_full", "new_empty")

@@ -9,6 +9,7 @@ from torch.fx import Node
 
 from hope.anatomy.flow import Flow, Step, Value, describe, module_of, origins_of, output_shape
 from hope.anatomy.labels import FIXED, Ids, along, dims
+from hope.anatomy.reasons import Cause
 from hope.graph.capture import module_path
 from hope.ops.registry import rule
 
@@ -54,15 +55,13 @@ def _read(flow: Flow, node: Node, x: Value, channel: int, reads: Ids) -> tuple[I
         elif channel not in over and all(d < channel for d in over):
             through.append(label)
         else:
-            flow.pin(label, f"{describe(node)} mixes it by position")
+            flow.pin(label, Cause.MIXED.at(describe(node)))
     return tuple(through)
 
 
 def _computed(flow: Flow, node: Node, values: list[Value], channel: int) -> Value:
     """Weights that are not parameters themselves: their rows and columns cannot be cut."""
-    reason = (
-        f"{describe(node)} uses weights that are computed at run time (normalised, standardised or masked)"
-    )
+    reason = Cause.COMPUTED.at(describe(node))
     flow.pin_all(values, reason)
     shape = output_shape(node)
     for name in [module_path(node)] if module_path(node) else origins_of(v for v in values if v.static):
@@ -134,13 +133,13 @@ def _grouped(
             seen = True
             rows = label.reshape(groups, -1)
             flow.ties.tie(np.where(rows >= 0, rows, out[:, :1]), np.broadcast_to(out[:, :1], rows.shape))
-            flow.pin(out[(rows == FIXED).any(axis=1)], f"{describe(node)} reads channels that stay")
+            flow.pin(out[(rows == FIXED).any(axis=1)], Cause.READS_FIXED.at(describe(node)))
         elif channel not in over and all(d < channel for d in over):
             through.append(label)
         else:
-            flow.pin(label, f"{describe(node)} mixes it by position")
+            flow.pin(label, Cause.MIXED.at(describe(node)))
     if not seen:
-        flow.pin(out, f"{describe(node)} is grouped over channels that stay")
+        flow.pin(out, Cause.GROUPED.at(describe(node)))
     labels = (*through, along(writes, channel, len(shape))) if len(writes) > 1 else tuple(through)
     step = Step("depthwise" if x.shape[channel] == groups else "grouped", module_of(weight))
     carried = Value(shape, labels, signals=x.signals if seen else {}).then(step)
@@ -189,6 +188,6 @@ def _embedding(flow: Flow, node: Node, args: dict[str, Any]) -> Value | None:
     shape = output_shape(node)
     if weight is None or weight.tensor is None or shape[-1] == 1:
         return None
-    flow.pin(flow.tensor_ids(weight.tensor, 0), "rows of an embedding are looked up by position")
+    flow.pin(flow.tensor_ids(weight.tensor, 0), Cause.LOOKED_UP.at())
     writes = flow.mark(weight.tensor, 1, "out")
     return Value(shape, (along(writes, len(shape) - 1, len(shape)),), signals={weight.tensor: ()})

@@ -180,8 +180,8 @@ def run_data(
         "macs": sizes[2],
         "accuracy": [list(point) for point in accuracy],
         "fidelity": [list(point) for point in details.fidelities],
-        "skipped": [[one.name, one.kind, one.outputs, one.reason] for one in anatomy.skipped],
-        "leftAlone": [[name, reason] for name, reason in details.left_alone.items()],
+        "skipped": [[one.name, one.kind, one.outputs, str(one.reason)] for one in anatomy.skipped],
+        "leftAlone": [[name, str(reason)] for name, reason in details.left_alone.items()],
         "command": _command(run, source or {}),
     }
 

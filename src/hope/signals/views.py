@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from hope.anatomy.anatomy import Anatomy
+from hope.anatomy.reasons import Cause, Reason
 from hope.anatomy.units import NeuronLayer
 from hope.methods.signals import read_bn, release
 from hope.methods.state import AbsorbState, View
@@ -91,21 +92,21 @@ def absorb_state(
     share: float,
     *,
     measured: bool,
-) -> AbsorbState | str:
-    """A layer's state, or the reason in words why it has none."""
+) -> AbsorbState | Reason:
+    """A layer's state, or the reason why it has none."""
     uses = Counter(op.tensors[0] for op in anatomy.program if op.kind in ("conv", "linear"))
     state = AbsorbState(layer.name, layer.neurons, release(anatomy, layer.slices), share, [], [])
     for consumer in layer.consumers:
         view = views.get(consumer.weight)
         if not measured and consumer.last("bn") is None:
-            return f"no BN between it and {consumer.module}: it needs calibration"
+            return Cause.NO_BN_BEFORE.at(consumer.module)
         if view is None:
-            return f"the moments of what {consumer.module} reads are not known"
+            return Cause.UNKNOWN_MOMENTS.at(consumer.module)
         if uses[consumer.weight] > 1:
-            return f"{consumer.module} is used several times"
+            return Cause.READ_AGAIN.at(consumer.module)
         channels = channels_of(layer, view)
         if channels is None:
-            return f"{consumer.module} reads it in no plain order"
+            return Cause.NO_PLAIN_ORDER.at(consumer.module)
         flat = channels.flatten()
         weight = view.laid(tensors[view.weight])[:, :, flat]
         state.moments.append(ridged(view.moments[flat][:, flat]))

@@ -12,6 +12,7 @@ import numpy as np
 from hope.anatomy.anatomy import Anatomy
 from hope.anatomy.flow import Step
 from hope.anatomy.labels import Ids
+from hope.anatomy.reasons import Cause
 from hope.anatomy.units import Consumer, NeuronLayer, Skipped, Slice, Stream
 from hope.graph.blocks import Block, Replace, Silence
 from hope.graph.program import Op
@@ -29,12 +30,13 @@ def to_plain(anatomy: Anatomy) -> dict[str, Any]:
         "streams": [
             {
                 **_fields(stream),
+                "mixed": str(stream.mixed or ""),
                 "slices": [_slice(s) for s in stream.slices],
                 "owners": [_pack(owner.reshape(-1, 1)) for owner in stream.owners],
             }
             for stream in anatomy.streams
         ],
-        "skipped": [asdict(one) for one in anatomy.skipped],
+        "skipped": [{**vars(one), "reason": str(one.reason)} for one in anatomy.skipped],
         "shapes": {name: list(shape) for name, shape in anatomy.shapes.items()},
         "parameters": sorted(anatomy.parameters),
         "positions": dict(anatomy.positions),
@@ -60,11 +62,14 @@ def from_plain(data: dict[str, Any]) -> Anatomy:
                 tuple(s["readers"]),
                 tuple(_read_slice(p) for p in s["slices"]),
                 tuple(_unpack(owner)[:, 0] for owner in s.get("owners", ())),
-                s.get("mixed", ""),
+                Cause.TOLD.at(detail=s["mixed"]) if s.get("mixed") else None,
             )
             for s in data["streams"]
         ),
-        skipped=tuple(Skipped(**one) for one in data["skipped"]),
+        skipped=tuple(
+            Skipped(one["name"], one["outputs"], Cause.TOLD.at(detail=one["reason"]), one["kind"])
+            for one in data["skipped"]
+        ),
         shapes={name: tuple(shape) for name, shape in data["shapes"].items()},
         parameters=frozenset(data["parameters"]),
         positions=data["positions"],
