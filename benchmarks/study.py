@@ -17,6 +17,7 @@ from typing import Any
 from unittest.mock import patch
 
 import torch
+from hope.signals.views import channels_of
 from rich.progress import track
 from torch.nn import functional
 
@@ -26,7 +27,6 @@ from benchmarks.readme import put
 from hope.bench import datasets
 from hope.bench.compression import known_task, write_results
 from hope.signals.projection import ridged, takeover
-from hope.signals.views import channels_of
 
 RESULTS = Path(__file__).with_name("study.json")
 POINTS = {
@@ -125,7 +125,7 @@ def _exact_borders(encoding: hope.Encoding, small: torch.nn.Module, steps: int) 
     for action in encoding.trajectory.actions[:steps]:
         gone.setdefault(action.layer, []).extend(action.neurons)
     for layer in encoding.anatomy.layers:
-        for consumer in layer.consumers if layer.name in gone else ():
+        for consumer in layer.readers if layer.name in gone else ():
             view = encoding.views[consumer.weight]
             channels = channels_of(layer, view)
             module = small.get_submodule(consumer.module)

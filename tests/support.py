@@ -51,7 +51,7 @@ def masked(model: nn.Module, anatomy: Anatomy, actions: Sequence[Prune]) -> nn.M
     tensors = dict(silent.named_parameters())
     with torch.no_grad():
         for action in actions:
-            for part in anatomy.layer(action.layer).slices:
+            for part in anatomy.layer(action.layer).places:
                 if part.role == "in":
                     places = torch.from_numpy(part.index[list(action.neurons)].ravel())
                     tensors[part.tensor].index_fill_(part.dim, places, 0)

@@ -10,14 +10,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from hope.methods.path import LayerPath, layer_path
+from hope.methods.state import BlockState, LayerState
 from torch import nn
 
 import hope
 from hope.anatomy.reasons import Cause
 from hope.bench.networks import CifarResNet, DigitsNet, trained
 from hope.methods import costs
-from hope.methods.path import LayerPath, layer_path
-from hope.methods.state import BlockState, LayerState
 from hope.run.merge import choices, rounded
 from hope.run.trajectory import sizes
 from hope.surgery.apply import outcome

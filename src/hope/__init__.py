@@ -3,19 +3,23 @@
 from hope import deft
 from hope._version import __version__
 from hope.anatomy.anatomy import Anatomy
-from hope.anatomy.steps import Absorb, Evict, Merge, Prune
-from hope.encoding import Encoding, capacities, encode
+from hope.anatomy.reasons import Cause
+from hope.anatomy.steps import Evict, Merge, Prune
+from hope.api import capacities, encode, inspect
+from hope.encoding import Encoding
 from hope.errors import (
+    CannotWrite,
     CheckpointMismatch,
     DamagedFolder,
     HopeError,
     InfeasibleBudget,
     InvalidAction,
     InvalidExample,
+    UnknownMethod,
     UnsupportedModel,
 )
-from hope.inspection import inspect
 from hope.judge.fidelity import fidelity
+from hope.methods import Absorb, Paper, Score
 from hope.signals.dream import dream
 from hope.storage.run import load
 from hope.storage.run import save_run as save
@@ -25,6 +29,8 @@ from hope.surgery.recalibrate import recalibrate_bn
 __all__ = [
     "Absorb",
     "Anatomy",
+    "CannotWrite",
+    "Cause",
     "CheckpointMismatch",
     "DamagedFolder",
     "Encoding",
@@ -34,7 +40,10 @@ __all__ = [
     "InvalidAction",
     "InvalidExample",
     "Merge",
+    "Paper",
     "Prune",
+    "Score",
+    "UnknownMethod",
     "UnsupportedModel",
     "__version__",
     "capacities",

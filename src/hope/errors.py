@@ -23,6 +23,10 @@ class InfeasibleBudget(HopeError, ValueError):
     """No budget was given, several were, or the one that was cannot be met."""
 
 
+class UnknownMethod(HopeError, ValueError):
+    """There is no method of that name, or it has no such option."""
+
+
 class CheckpointMismatch(HopeError):
     """A saved folder and a model do not belong together."""
 

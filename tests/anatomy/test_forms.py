@@ -232,7 +232,7 @@ def test_cutting_equals_masking_however_it_is_written(name: str) -> None:
     net = randomise(Code(one.forward, **{part: make() for part, make in one.parts.items()})).double()
     anatomy, _ = check_cut(net, torch.randn(one.size, dtype=torch.float64), tolerance=1e-10)
     assert tuple(layer.name for layer in anatomy.layers) == one.layers
-    cut = {part.tensor for layer in anatomy.layers for part in layer.slices if part.role != "in"}
+    cut = {part.tensor for layer in anatomy.layers for part in layer.places if part.role != "in"}
     named = [one.name for one in anatomy.skipped]
     for tensor, parameter in net.named_parameters():
         accounted = tensor in cut or any(tensor == other or tensor.startswith(f"{other}.") for other in named)

@@ -9,19 +9,19 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import hope
-from hope.anatomy.units import NeuronLayer
+from hope.anatomy.units import Unit
 
 
-def owned(layer: NeuronLayer) -> dict[tuple[str, int, str], list[list[int]]]:
+def owned(layer: Unit) -> dict[tuple[str, int, str], list[list[int]]]:
     """(tensor, dim, role) -> the places of each neuron."""
-    return {(s.tensor, s.dim, s.role): s.index.tolist() for s in layer.slices}
+    return {(s.tensor, s.dim, s.role): s.index.tolist() for s in layer.places}
 
 
 def one_each(n: int, start: int = 0) -> list[list[int]]:
     return [[start + i] for i in range(n)]
 
 
-def facts(layer: NeuronLayer) -> tuple[Any, ...]:
+def facts(layer: Unit) -> tuple[Any, ...]:
     return layer.name, layer.neurons, layer.channels, layer.fan_in, layer.fan_out, layer.release
 
 
@@ -41,8 +41,8 @@ def test_mlp() -> None:
     }
     assert facts(second) == ("2", 3, 1, 5, 2, 5 + 2)
     assert (first.activation, second.activation, first.bn) == ("relu", "tanh", None)
-    assert (first.weight, first.also, first.block) == ("0.weight", (), None)
-    assert [consumer.module for consumer in first.consumers] == ["2"]
+    assert (first.weight, first.along, first.block) == ("0.weight", (), None)
+    assert [consumer.module for consumer in first.readers] == ["2"]
     assert left_alone(anatomy) == {"4": "it is an output of the model"}
     assert (anatomy.blocks, anatomy.streams) == ((), ())
     assert anatomy.size() == anatomy.size({"0": 0})
@@ -68,10 +68,10 @@ def test_vgg_flatten_gives_every_neuron_its_49_columns() -> None:
         ("5.weight", 1, "in"): [list(range(49 * n, 49 * n + 49)) for n in range(4)],
     }
     assert (layer.bn, layer.activation) == ("1", "relu")
-    assert [(step.kind, step.name) for step in layer.consumers[0].path] == [
+    assert [(step.kind, step.name) for step in layer.readers[0].path] == [
         ("bn", "1"), ("activation", "relu"), ("pool", "max"), ("flatten", "flatten")
     ]  # fmt: skip
-    assert layer.consumers[0].path[0].values == (1e-5,)
+    assert layer.readers[0].path[0].values == (1e-5,)
 
 
 def test_flatten_with_channels_last_gives_every_neuron_every_fourth_column() -> None:
@@ -103,7 +103,7 @@ def test_several_consumers_are_listed_in_order_of_execution() -> None:
 
     layer = hope.inspect(Net(), torch.zeros(1, 3, 4, 4)).layers[0]
     assert facts(layer) == ("a", 5, 1, 3, 2 + 2 * 9, 3 + 2 + 2 * 9)
-    assert [(c.weight, c.activation) for c in layer.consumers] == [("b.weight", "silu"), ("c.weight", "relu")]
+    assert [(c.weight, c.activation) for c in layer.readers] == [("b.weight", "silu"), ("c.weight", "relu")]
     assert layer.activation == "several"
 
 
@@ -138,7 +138,7 @@ def test_unet_concatenation_shifts_the_second_part() -> None:
         ("up.bias", 0, "along"): one_each(5),
         ("out.weight", 1, "in"): one_each(5),
     }
-    assert "concat" in [step.kind for step in up.consumers[0].path]
+    assert "concat" in [step.kind for step in up.readers[0].path]
 
 
 def test_dense_connections_take_a_part_of_every_later_bn() -> None:
@@ -160,7 +160,7 @@ def test_dense_connections_take_a_part_of_every_later_bn() -> None:
     assert facts(stem) == ("stem", 4, 1, 3, 2 + 3, 3 + 2 + 2 + 2 + 3)
     assert owned(stem)["norm1.running_var", 0, "along"] == one_each(4)
     assert owned(stem)["norm2.running_var", 0, "along"] == one_each(4)
-    assert {c.module: c.last("bn").name for c in stem.consumers} == {"conv1": "norm1", "conv2": "norm2"}
+    assert {c.module: c.last("bn").name for c in stem.readers} == {"conv1": "norm1", "conv2": "norm2"}
     assert stem.bn is None
     assert owned(conv1)["norm2.weight", 0, "along"] == one_each(2, 4)
     assert owned(conv1)["conv2.weight", 1, "in"] == one_each(2, 4)
@@ -175,7 +175,7 @@ def test_a_neuron_in_front_of_a_grouped_convolution_is_a_group_of_channels() -> 
     anatomy = hope.inspect(net, torch.zeros(1, 3, 5, 5))
     (layer,) = anatomy.layers
     assert facts(layer) == ("0", 3, 2, 6, 4 * 2, 2 * 4 + 4 * 2 * 9 + 4 + 4 * 2 + 4 * 2)
-    assert layer.also == ("2",)
+    assert layer.along == ("2",)
     pairs, fours = [[0, 1], [2, 3], [4, 5]], [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9, 10, 11]]
     places = owned(layer)
     assert places["0.weight", 0, "out"] == places["0.bias", 0, "along"] == pairs
@@ -198,8 +198,8 @@ def test_a_depthwise_convolution_goes_with_its_neuron() -> None:
     )  # fmt: skip
     (layer,) = hope.inspect(net, torch.zeros(1, 3, 5, 5)).layers
     assert facts(layer) == ("0", 4, 1, 3, 2, 3 + 2 + 9 + 2 + 2)
-    assert (layer.also, layer.bn, layer.activation) == (("3",), "4", "relu6")
-    kinds = [step.kind for step in layer.consumers[0].path]
+    assert (layer.along, layer.bn, layer.activation) == (("3",), "4", "relu6")
+    kinds = [step.kind for step in layer.readers[0].path]
     assert kinds == ["bn", "activation", "depthwise", "bn", "activation"]
 
 
@@ -232,11 +232,11 @@ def test_squeeze_and_excitation_reads_a_neuron_and_gates_it() -> None:
     anatomy = hope.inspect(Excited(gate), torch.zeros(1, 3, 4, 4))
     conv, squeeze = anatomy.layers
     assert facts(conv) == ("conv", 6, 1, 3, 2 + 2, 3 + 1 + 2 + (2 + 1) + 2)
-    assert conv.also == ("gate.3",)
-    assert [c.weight for c in conv.consumers] == ["gate.1.weight", "out.weight"]
+    assert conv.along == ("gate.3",)
+    assert [c.weight for c in conv.readers] == ["gate.1.weight", "out.weight"]
     assert owned(conv)["gate.3.weight", 0, "out"] == owned(conv)["gate.3.bias", 0, "along"] == one_each(6)
     assert facts(squeeze) == ("gate.1", 2, 1, 6, 6, 6 + 1 + 6)
-    assert [step.kind for step in conv.consumers[1].path] == ["activation", "gate"]
+    assert [step.kind for step in conv.readers[1].path] == ["activation", "gate"]
     assert anatomy.streams == ()
 
 
@@ -246,7 +246,7 @@ def test_a_gate_of_a_single_layer_loses_a_row_and_a_column_and_the_crossing_coun
     anatomy = hope.inspect(net, torch.zeros(1, 3, 4, 4))
     (conv,) = anatomy.layers
     assert facts(conv) == ("conv", 6, 1, 3, 6 + 2, 3 + 1 + (36 - 25) + 1 + 2)
-    assert conv.also == ("gate.1",)
+    assert conv.along == ("gate.1",)
     assert owned(conv)["gate.1.weight", 0, "out"] == owned(conv)["gate.1.weight", 1, "in"] == one_each(6)
     small = hope.cut(net, anatomy, [hope.Prune("conv", [0, 4])])
     assert small.gate[1].weight.shape == (4, 4, 1, 1)

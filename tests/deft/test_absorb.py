@@ -8,13 +8,13 @@ from pathlib import Path
 
 import pytest
 import torch
+from hope.signals.views import propagated_views
 from torch import Tensor, nn
 
 import hope
 from hope.deft import Partition, Tuning
 from hope.deft.partition import InvalidPartition
 from hope.signals.projection import variances
-from hope.signals.views import propagated_views
 from tests.deft.nets import (
     Residual,
     assert_core_kept,

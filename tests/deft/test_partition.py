@@ -8,6 +8,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from hope.methods.path import layer_path
+from hope.methods.plan import Plan
+from hope.methods.state import LayerState
 from torch import Tensor, nn
 
 import hope
@@ -15,9 +18,6 @@ from hope.bench.networks import CifarResNet
 from hope.deft.elasticity import EPSILON
 from hope.deft.groups import NotSeparable
 from hope.deft.vessels import consolidate
-from hope.methods.path import layer_path
-from hope.methods.plan import Plan
-from hope.methods.state import LayerState
 from tests.deft.nets import Residual, chain, images, made
 from tests.support import randomise
 

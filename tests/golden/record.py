@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import hashlib
 import json
+import math
 import os
 import platform
 from collections.abc import Iterable, Iterator
@@ -120,14 +121,21 @@ def weights(model: nn.Module) -> str:
     return digest(part for item in sorted(model.state_dict().items()) for part in item)
 
 
-def _encode(model: nn.Module, example: Any, density: float, options: dict[str, Any]) -> Any:
+def _method(options: dict[str, Any], example: Any) -> hope.methods.Method:
     options = dict(options)
+    name = options.pop("method")
     if options.pop("calibration", None):
         generator = torch.Generator().manual_seed(5)
         options["calibration"] = [torch.randn(8, *example.shape[1:], generator=generator)]
-    if options.pop("release", None) == "live":
-        options["static_release"] = False
-    return hope.encode(model, example, density=density, progress=False, **options)
+    made = {"hope": hope.Paper, "absorb": hope.Absorb}.get(name)
+    return made(**options) if made is not None else hope.Score(name)
+
+
+def _encode(model: nn.Module, example: Any, density: float, options: dict[str, Any]) -> Any:
+    shared = {name: value for name, value in options.items() if name in ("evict", "multiple_of")}
+    own = {name: value for name, value in options.items() if name not in shared}
+    method = _method(own, example)
+    return hope.encode(model, example, density=density, progress=False, method=method, **shared)
 
 
 def run(model: nn.Module, example: Any, density: float, options: dict[str, Any]) -> dict[str, Any]:
@@ -213,6 +221,13 @@ def record(keys: Iterable[str]) -> Iterator[tuple[str, dict[str, Any]]]:
         )
 
 
+def _same(found: Any, wanted: Any) -> bool:
+    """Equal; sums up to the order in which they are added up."""
+    if isinstance(wanted, float) and isinstance(found, float):
+        return math.isclose(found, wanted, rel_tol=1e-12)
+    return bool(found == wanted)
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("keys", nargs="*")
@@ -231,7 +246,7 @@ def main() -> int:
             options.out.write_text(text + "\n")
             print(key, found.get("steps", found.get("merges", "-")), flush=True)
             continue
-        differs = sorted(name for name, value in known.get(key, {}).items() if found.get(name) != value)
+        differs = sorted(n for n, value in known.get(key, {}).items() if not _same(found.get(n), value))
         bad += bool(differs) or key not in known
         print(
             f"{key}: {'differs in ' + ', '.join(differs) if differs else 'same' if key in known else 'new'}",

@@ -105,7 +105,7 @@ def test_streams_list_who_writes_and_who_reads_them() -> None:
     assert narrow.readers == ("blocks.0.conv1", "blocks.1.conv1", "blocks.1.down.0")
     assert (wide.channels, wide.writers) == (6, ("blocks.1.conv2", "blocks.1.down.0"))
     assert wide.readers == ("head",)
-    assert {(s.tensor, s.dim): s.index.ravel().tolist() for s in wide.slices}["head.weight", 1] == list(
+    assert {(s.tensor, s.dim): s.index.ravel().tolist() for s in wide.places}["head.weight", 1] == list(
         range(6)
     )
     why = reasons(anatomy)
@@ -118,7 +118,7 @@ def test_streams_list_who_writes_and_who_reads_them() -> None:
 def test_bottleneck_with_groups_has_one_layer_of_groups() -> None:
     anatomy = read(Tower(4, 4, Bottleneck(4, 6, 3)))
     (layer,) = anatomy.layers
-    assert (layer.name, layer.neurons, layer.channels, layer.also) == (
+    assert (layer.name, layer.neurons, layer.channels, layer.along) == (
         "blocks.0.conv1",
         3,
         2,
@@ -157,7 +157,7 @@ def test_pre_activation_blocks_need_no_activation_behind_the_skip() -> None:
     ]
     (stream,) = anatomy.streams
     assert stream.writers == ("stem", "blocks.0.conv2", "blocks.1.conv2")
-    assert {s.tensor for s in stream.slices if s.role == "along"} >= {
+    assert {s.tensor for s in stream.places if s.role == "along"} >= {
         "blocks.0.bn1.weight",
         "blocks.1.bn1.running_var",
     }
@@ -311,4 +311,4 @@ def test_a_branch_that_is_also_read_elsewhere_is_no_block() -> None:
 
     anatomy = read(Net())
     assert anatomy.blocks == ()
-    assert [(layer.name, len(layer.consumers)) for layer in anatomy.layers] == [("a", 2)]
+    assert [(layer.name, len(layer.readers)) for layer in anatomy.layers] == [("a", 2)]

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 import torch
+from hope.methods.plan import Plan
 from torch import nn
 
 import hope
-from hope.methods.plan import Plan
 from hope.signals.dream import coloured_noise
 from hope.signals.projection import RIDGE
 from tests.support import randomise

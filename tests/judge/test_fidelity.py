@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import pytest
 import torch
+from hope.methods.plan import Plan
 from torch import nn
 
 import hope
 from hope.errors import InfeasibleBudget, InvalidExample
 from hope.judge.evictions import LEVELS, TRIED, _Weaver, decide
 from hope.judge.fidelity import Judge
-from hope.methods.plan import Plan
 from hope.signals.dream import _distance, _listening, coloured_noise, probes
 from tests.judge.test_absorb_networks import EXAMPLE, network
 

@@ -10,11 +10,11 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
+from hope.methods.state import LayerState
 from numpy.typing import NDArray
 from scipy.special import ndtr, owens_t
 
 from hope.methods.parent import PARALLEL, Side
-from hope.methods.state import LayerState
 
 Array = NDArray[np.float64]
 FLOOR = 1e-12  # of E_rem

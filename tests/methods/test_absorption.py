@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
+from hope.methods.state import AbsorbState
 
 from hope.methods.absorption import LEFT, AbsorbPath
-from hope.methods.state import AbsorbState
 from hope.signals.projection import RIDGE, ridged, takeover
 
 
@@ -43,7 +43,7 @@ def loss(state: AbsorbState, gone: list[int], consumer: int) -> float:
 @pytest.mark.parametrize("consumers", [1, 2])
 @pytest.mark.parametrize("seed", range(3))
 def test_losses_along_a_path_are_those_of_dense_solves(seed: int, channels: int, consumers: int) -> None:
-    state = random_state(seed, channels=channels, consumers=consumers)
+    state = random_state(seed, channels=channels, readers=consumers)
     path = AbsorbPath(state)
     gone: list[int] = []
     total = 0.0

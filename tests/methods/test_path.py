@@ -11,12 +11,12 @@ from typing import NamedTuple
 import numpy as np
 import pytest
 import torch
-from torch import nn
-
-import hope
 from hope.methods.path import LayerPath, Move
 from hope.methods.signals import layer_state
 from hope.methods.state import LayerState
+from torch import nn
+
+import hope
 from tests.methods.explicit import FLOOR, Array, Layer, Pair, Parent, random_layer
 from tests.support import randomise
 

@@ -109,7 +109,7 @@ def test_permuting_a_layers_neurons_permutes_nothing_but_indices(net: Net, seed:
     permuted = copy.deepcopy(model)
     tensors = {**dict(permuted.named_parameters()), **dict(permuted.named_buffers())}
     with torch.no_grad():
-        for part in layer.slices:
+        for part in layer.places:
             new, old = torch.from_numpy(part.index.ravel()), torch.from_numpy(part.index[order].ravel())
             tensor = tensors[part.tensor]
             tensor.index_copy_(part.dim, new, tensor.index_select(part.dim, old))

@@ -39,8 +39,8 @@ def summary(anatomy: Anatomy) -> dict[str, Any]:
                 layer.fan_out,
                 layer.release,
                 layer.activation,
-                [original_name(consumer.weight) for consumer in layer.consumers],
-                {(original_name(s.tensor), s.dim, s.role): s.index.tolist() for s in layer.slices},
+                [original_name(consumer.weight) for consumer in layer.readers],
+                {(original_name(s.tensor), s.dim, s.role): s.index.tolist() for s in layer.places},
                 original_name(layer.bn or ""),
                 original_name(layer.block or ""),
             )
@@ -100,7 +100,7 @@ def test_every_producer_is_a_layer_or_goes_with_one_or_has_a_reason(net: Net) ->
     for handle in handles:
         handle.remove()
     anatomy = hope.inspect(model, x)
-    named = {name for layer in anatomy.layers for name in (layer.name, *layer.also)}
+    named = {name for layer in anatomy.layers for name in (layer.name, *layer.along)}
     assert ran <= named | {one.name for one in anatomy.skipped}
     assert not named & {one.name for one in anatomy.skipped}
     assert all(one.reason for one in anatomy.skipped)

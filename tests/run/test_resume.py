@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 import torch
+from hope.methods.plan import Plan
 
 import hope
 from hope.anatomy.steps import to_json
 from hope.bench.networks import DigitsNet
-from hope.methods.plan import Plan
 from hope.run import checkpoint
 from tests.support import randomise
 

@@ -7,9 +7,9 @@ import itertools
 import numpy as np
 import pytest
 import torch
+from hope.methods.signals import SMOOTH
 from torch import Tensor
 
-from hope.methods.signals import SMOOTH
 from hope.signals import gaussian as moments
 
 _NODES, _WEIGHTS = np.polynomial.legendre.leggauss(200)

@@ -2,11 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from rich.console import Console
-from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+from rich.progress import BarColumn, Progress, ProgressColumn, SpinnerColumn, TextColumn, TimeElapsedColumn
+
+
+@contextmanager
+def _shown(*columns: ProgressColumn, show: bool | None) -> Iterator[Progress]:
+    console = Console(stderr=True)
+    if show is None:
+        show = console.is_terminal
+    with Progress(*columns, console=console, transient=True, disable=not show) as progress:
+        yield progress
 
 
 @contextmanager
@@ -17,10 +26,21 @@ def busy(text: str, show: bool | None = None) -> Iterator[None]:
         text: what is being done, in a few words.
         show: True or False to force it; None shows it on a terminal only.
     """
-    console = Console(stderr=True)
-    if show is None:
-        show = console.is_terminal
     columns = (SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn())
-    with Progress(*columns, console=console, transient=True, disable=not show) as progress:
+    with _shown(*columns, show=show) as progress:
         progress.add_task(text, total=None)
         yield
+
+
+@contextmanager
+def bar(text: str, total: float, show: bool | None = None) -> Iterator[Callable[[float], None]]:
+    """Show a bar while the body runs; what is yielded takes how much is done.
+
+    >>> with bar("counting", 3, show=False) as done:
+    ...     done(1)
+    """
+    percent = TextColumn("{task.percentage:.0f}%")
+    columns = (TextColumn("{task.description}"), BarColumn(), percent, TimeElapsedColumn())
+    with _shown(*columns, show=show) as progress:
+        task = progress.add_task(text, total=total)
+        yield lambda completed: progress.update(task, completed=completed)

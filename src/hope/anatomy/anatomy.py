@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from functools import cached_property
 from math import prod
 
 from torch import nn
@@ -15,26 +16,12 @@ from hope._util.calls import Example
 from hope.anatomy.flow import Flow
 from hope.anatomy.labels import Shape
 from hope.anatomy.reasons import Cause
-from hope.anatomy.units import NeuronLayer, Skipped, Stream, read
+from hope.anatomy.sizes import Size, size_after
+from hope.anatomy.units import Skipped, Unit, read
 from hope.errors import UnsupportedModel
 from hope.graph.blocks import Block, Found, Layout, ending_bn, leaves_bias, preceding_bn, removes
 from hope.graph.capture import capture, check_readable, module_path, shape_of
 from hope.graph.program import Op, read_program
-
-
-@dataclass(frozen=True)
-class Size:
-    """How large a network is.
-
-    Attributes:
-        neurons: neurons in compressible layers.
-        parameters: `nn.Parameter` entries (buffers are not parameters).
-        macs: multiply-accumulates of convolutions and linear layers on the example.
-    """
-
-    neurons: int
-    parameters: int
-    macs: int
 
 
 @dataclass(frozen=True, eq=False)
@@ -43,46 +30,60 @@ class Anatomy:
 
     Attributes:
         model: the model's class name.
-        layers: neuron layers, in order of execution.
+        units: layers of neurons in order of execution, then streams.
         blocks: residual blocks that can be evicted.
-        streams: channels tied together by adds, with all writers and readers.
         skipped: everything left alone, with the reason.
         shapes: shapes of all parameters and buffers.
         parameters: the names that count as parameters.
         positions: weight -> how many times the example uses each of its entries (for MACs).
         aliases: parameter -> all the names it goes by, for those with several.
-        program: the order of operations, for surrogates that follow signals.
+        eps: BN -> its ε.
+        program: the order of operations, for surrogates that follow signals; not saved with a run.
 
     Example:
         >>> import torch, hope
         >>> net = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.ReLU(), torch.nn.Linear(8, 2))
         >>> anatomy = hope.inspect(net, torch.zeros(1, 4))
-        >>> anatomy.layer("0").neurons, anatomy.size().parameters, anatomy.floor().parameters
+        >>> anatomy.unit("0").neurons, anatomy.size().parameters, anatomy.floor().parameters
         (8, 58, 9)
     """
 
     model: str
-    layers: tuple[NeuronLayer, ...]
+    units: tuple[Unit, ...]
     blocks: tuple[Block, ...]
-    streams: tuple[Stream, ...]
     skipped: tuple[Skipped, ...]
     shapes: Mapping[str, Shape]
     parameters: frozenset[str]
     positions: Mapping[str, int]
     aliases: Mapping[str, tuple[str, ...]]
-    program: tuple[Op, ...] = ()
+    eps: Mapping[str, float]
+    program: tuple[Op, ...] = field(default=(), repr=False)
+
+    @cached_property
+    def layers(self) -> tuple[Unit, ...]:
+        """Units whose neurons can be removed one by one, in order of execution."""
+        return tuple(unit for unit in self.units if unit.kind == "layer")
+
+    @cached_property
+    def streams(self) -> tuple[Unit, ...]:
+        """Channels tied together by adds, with all writers and readers. Not compressed yet."""
+        return tuple(unit for unit in self.units if unit.kind == "stream")
+
+    @cached_property
+    def _named(self) -> tuple[dict[str, Unit], dict[str, Block]]:
+        return {unit.name: unit for unit in self.units}, {block.name: block for block in self.blocks}
 
     def names(self, tensor: str) -> tuple[str, ...]:
         """All names that a parameter or buffer goes by; it is gone when the last of them is."""
         return self.aliases.get(tensor, (tensor,))
 
-    def layer(self, name: str) -> NeuronLayer:
-        """The neuron layer of that name."""
-        return next(layer for layer in self.layers if layer.name == name)
+    def unit(self, name: str) -> Unit:
+        """The layer or stream of that name."""
+        return self._named[0][name]
 
     def block(self, name: str) -> Block:
         """The block of that name."""
-        return next(block for block in self.blocks if block.name == name)
+        return self._named[1][name]
 
     def size(
         self,
@@ -93,32 +94,11 @@ class Anatomy:
         """The size after a cut, without making it.
 
         Args:
-            removed: layer name -> how many of its neurons go.
+            removed: unit name -> how many of its neurons go.
             evicted: names of evicted blocks.
             biases: those of them that leave a per-channel bias behind.
         """
-        removed = removed or {}
-        gone = [self.block(name) for name in evicted]
-        shapes = {name: list(shape) for name, shape in self.shapes.items()}
-        neurons = 0
-        for layer in self.layers:
-            if any(block.removes(layer.weight) for block in gone):
-                continue
-            count = removed.get(layer.name, 0)
-            neurons += layer.neurons - count
-            for part in layer.slices:
-                shapes[part.tensor][part.dim] -= count * part.index.shape[1]
-        left = {
-            tensor: prod(shape)
-            for tensor, shape in shapes.items()
-            if not all(any(block.removes(name) for block in gone) for name in self.names(tensor))
-        }
-        return Size(
-            neurons=neurons,
-            parameters=sum(size for name, size in left.items() if name in self.parameters)
-            + sum(block.channels for block in gone if block.name in biases),
-            macs=sum(self.positions.get(name, 0) * size for name, size in left.items()),
-        )
+        return size_after(self, removed or {}, evicted, biases)
 
     def floor(self) -> Size:
         """The smallest size within reach: every block evicted, one neuron left in every other layer."""
@@ -160,26 +140,28 @@ def read_model(
         ):  # then they stay as they are, and the trial run tells whether that holds
             unused -= flow.walk(capture(model, example, training=True, progress=progress), ops.apply)
     shared = _shared(model)
-    reading = read(flow, parameters, shared)
-    skipped = [
+    units, skipped = read(flow, parameters, shared)
+    skipped += [
         Skipped(name, _first(flow.shapes[name]), Cause.UNUSED.at(), "parameter") for name in sorted(unused)
     ]
     weights = frozenset(tensor for (tensor, _), role in flow.roles.items() if role in ("out", "through"))
     layout = Layout(graph)
     found = layout.find(weights)
-    candidates = _candidates(layout, found, reading.layers, flow, parameters, shared)
+    layers = [unit for unit in units if unit.kind == "layer"]
+    candidates = _candidates(layout, found, layers, flow, parameters, shared)
     home = _homes(candidates)
+    program = read_program(graph)
     anatomy = Anatomy(
         model=type(model).__name__,
-        layers=tuple(replace(layer, block=home.get(layer.name)) for layer in reading.layers),
+        units=tuple(replace(unit, block=home.get(unit.name)) for unit in units),
         blocks=(),
-        streams=reading.streams,
-        skipped=(*reading.skipped, *skipped),
+        skipped=tuple(skipped),
         shapes=flow.shapes,
         parameters=parameters,
         positions=dict(flow.positions),
         aliases=shared,
-        program=read_program(graph),
+        eps={op.tensors[0]: op.values[0] for op in program if op.kind == "bn"},
+        program=program,
     )
     return anatomy, candidates
 
@@ -199,7 +181,7 @@ def _shared(model: nn.Module) -> dict[str, tuple[str, ...]]:
 def _candidates(
     layout: Layout,
     found: list[Found],
-    layers: Iterable[NeuronLayer],
+    layers: Iterable[Unit],
     flow: Flow,
     parameters: frozenset[str],
     shared: Mapping[str, tuple[str, ...]],

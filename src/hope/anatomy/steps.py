@@ -1,48 +1,82 @@
-"""What can be done to a network. Neurons and blocks go by their numbers and names in the original, whatever
-happened before.
+"""What is done to a network, step by step: the one record of a removal, from a method's path to the page.
+
+Neurons and blocks go by their numbers and names in the original, whatever happened before. A method fills in
+what a step costs; for steps made by hand these fields stay 0.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import ClassVar, cast
 
-from hope.errors import InvalidAction
+import msgspec
+from msgspec.structs import force_setattr
 
 
-@dataclass(frozen=True)
-class Prune:
-    """Remove neurons of a layer.
+class Step(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
+    """One removal.
 
-    >>> Prune("layer1.0.conv1", [3, 1])
-    Prune(layer='layer1.0.conv1', neurons=(3, 1))
+    Attributes:
+        cost: J.
+        release: ΔP by which it was ranked.
+        left: what is left of the unit's capacity after it (of its signal, under absorption); 0 for an
+            eviction.
     """
 
-    layer: str
-    neurons: tuple[int, ...]
+    kind: ClassVar[str]
+    name: str
+    cost: float = 0.0
+    release: int = 0
+    left: float = 0.0
 
-    def __init__(self, layer: str, neurons: Sequence[int] | int) -> None:
-        some = neurons if isinstance(neurons, Iterable) else (neurons,)
-        object.__setattr__(self, "layer", layer)
-        object.__setattr__(self, "neurons", tuple(int(neuron) for neuron in some))
+    @property
+    def gone(self) -> tuple[int, ...]:
+        """The neurons of the unit that go."""
+        return ()
+
+    @property
+    def neurons(self) -> tuple[int, ...]:
+        """The neurons that take part."""
+        return self.gone
 
 
-@dataclass(frozen=True, init=False)
-class Absorb(Prune):
-    """Remove neurons of a layer and let the survivors and a constant take over what they did.
+class Prune(Step, frozen=True, array_like=True, tag="prune"):
+    """Remove neurons of a unit.
 
-    How much each survivor takes over follows from the moments of the layer's signals (`View`), which go with
-    the trajectory.
+    Attributes:
+        name: the unit's name.
+        removed: the neurons that go.
 
-    >>> Absorb("layer1.0.conv1", 3)
-    Absorb(layer='layer1.0.conv1', neurons=(3,))
+    >>> Prune("layer1.0.conv1", [3, 1]).gone
+    (3, 1)
     """
 
+    kind: ClassVar[str] = "prune"
+    name: str
+    removed: Sequence[int] | int
 
-@dataclass(frozen=True)
-class Merge:
-    """Replace two neurons of a layer by one parent, a linear recipe over both as they are at that moment.
+    def __post_init__(self) -> None:
+        some: Iterable[int] = self.removed if isinstance(self.removed, Iterable) else (self.removed,)
+        force_setattr(self, "removed", tuple(int(neuron) for neuron in some))
+
+    @property
+    def gone(self) -> tuple[int, ...]:
+        """The neurons that go."""
+        return cast("tuple[int, ...]", self.removed)
+
+
+class Absorption(Prune, frozen=True, array_like=True, tag="absorb"):
+    """Remove neurons of a unit and let the survivors and a constant take over what they did.
+
+    How much each survivor takes over follows from the moments of what the readers read (`Intake`), which go
+    with the trajectory.
+    """
+
+    kind: ClassVar[str] = "absorb"
+
+
+class Merge(Step, frozen=True, array_like=True, tag="merge"):
+    """Replace two neurons of a unit by one parent, a linear recipe over both as they are at that moment.
 
     In effective coordinates (BN folded into the filter, `y = w·x + b`) the parent's input side is
     `rows[0]·(w, b)_keep + rows[1]·(w, b)_drop`, and its outgoing weights are `outs[0]·out_keep +
@@ -51,74 +85,56 @@ class Merge:
     gives exactly the signal asked for.
 
     Attributes:
-        layer: the layer's name.
+        name: the unit's name.
         keep: the neuron whose place the parent takes.
         drop: the neuron that goes.
         rows: how the parent's input side is made of both.
         outs: how the parent's outgoing weights are made of both.
         spread: deviation of the parent's signal before the activation; needed with a BN, ignored without.
+        distortion: δ, how far the parent is from what it stands for.
 
-    >>> Merge("layer1.0.conv1", keep=1, drop=3, rows=(0.5, 0.5), outs=(1.0, 1.0), spread=0.9).drop
-    3
+    >>> Merge("layer1.0.conv1", keep=1, drop=3, rows=(0.5, 0.5), outs=(1.0, 1.0), spread=0.9).gone
+    (3,)
     """
 
-    layer: str
+    kind: ClassVar[str] = "merge"
+    name: str
     keep: int
     drop: int
     rows: tuple[float, float]
     outs: tuple[float, float]
     spread: float | None = None
+    distortion: float = 0.0
+
+    @property
+    def gone(self) -> tuple[int, ...]:
+        """The neuron that goes."""
+        return (self.drop,)
+
+    @property
+    def neurons(self) -> tuple[int, ...]:
+        """The neuron that stays as the parent, and the one that goes."""
+        return (self.keep, self.drop)
 
 
-@dataclass(frozen=True)
-class Evict:
+class Evict(Step, frozen=True, array_like=True, tag="evict"):
     """Remove the branch of a residual block, leaving its skip and, if given, a bias per channel.
 
     Attributes:
-        block: the block's name.
+        name: the block's name.
         bias: what stays behind in place of the branch, one number per channel.
 
-    >>> Evict("layer1.0", [0, 0.5])
-    Evict(block='layer1.0', bias=(0.0, 0.5))
+    >>> Evict("layer1.0", [0, 0.5]).bias
+    (0.0, 0.5)
     """
 
-    block: str
-    bias: tuple[float, ...] | None = None
+    kind: ClassVar[str] = "evict"
+    name: str
+    bias: Sequence[float] | None = None
 
-    def __init__(self, block: str, bias: Sequence[float] | None = None) -> None:
-        object.__setattr__(self, "block", block)
-        object.__setattr__(self, "bias", None if bias is None else tuple(float(b) for b in bias))
-
-
-Action: TypeAlias = Prune | Merge | Evict
+    def __post_init__(self) -> None:
+        if self.bias is not None:
+            force_setattr(self, "bias", tuple(float(number) for number in self.bias))
 
 
-def to_json(action: Action) -> dict[str, Any]:
-    """An action as plain data."""
-    if isinstance(action, Prune):
-        return {"kind": type(action).__name__.lower(), "layer": action.layer, "neurons": list(action.neurons)}
-    if isinstance(action, Evict):
-        return {
-            "kind": "evict",
-            "block": action.block,
-            "bias": None if action.bias is None else list(action.bias),
-        }
-    return {
-        "kind": "merge", "layer": action.layer, "keep": action.keep, "drop": action.drop,
-        "rows": list(action.rows), "outs": list(action.outs), "spread": action.spread,
-    }  # fmt: skip
-
-
-def from_json(data: dict[str, Any]) -> Action:
-    """The reverse of `to_json`."""
-    match data.get("kind"):
-        case "prune":
-            return Prune(data["layer"], data["neurons"])
-        case "absorb":
-            return Absorb(data["layer"], data["neurons"])
-        case "evict":
-            return Evict(data["block"], data["bias"])
-        case "merge":
-            (a, b), (c, d) = data["rows"], data["outs"]
-            return Merge(data["layer"], data["keep"], data["drop"], (a, b), (c, d), data["spread"])
-    raise InvalidAction(f"unknown kind of action: {data.get('kind')!r}")
+AnyStep = Prune | Absorption | Merge | Evict

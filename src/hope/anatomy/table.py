@@ -35,7 +35,7 @@ def render(anatomy: Anatomy) -> str:
         )
         for layer in anatomy.layers:
             neurons = f"{layer.neurons}×{layer.channels}" if layer.channels > 1 else str(layer.neurons)
-            bn = layer.bn or ("several" if any(c.last("bn") for c in layer.consumers) else "none")
+            bn = layer.bn or ("several" if any(c.last("bn") for c in layer.readers) else "none")
             table.add_row(
                 layer.name,
                 neurons,
@@ -44,7 +44,7 @@ def render(anatomy: Anatomy) -> str:
                 layer.activation,
                 bn,
                 str(layer.release),
-                ", ".join(layer.also),
+                ", ".join(layer.along),
             )
         parts += [table, ""]
     else:

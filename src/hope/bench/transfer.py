@@ -17,12 +17,12 @@ from typing import Any
 
 from safetensors.torch import load_file, save
 
+from hope._util.files import write_file
 from hope.bench.datasets import MissingData
 from hope.bench.transfer_data import data_files, source_task, target_task
 from hope.bench.transfer_scale import Point, Scale, grid_points
 from hope.bench.transfer_training import Vgg8, pretrain, sweep, tune_and_test
 from hope.errors import HopeError
-from hope.storage.files import write_file
 
 
 class UnknownMethod(HopeError, ValueError):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -10,14 +11,20 @@ import numpy as np
 import torch
 
 from hope._util.progress import busy
+from hope.api import encode
 from hope.cli import models
 from hope.cli.report import PAGE
-from hope.encoding import encode
-from hope.errors import CannotWrite, DamagedFolder, InfeasibleBudget, InvalidExample, first_line
-from hope.methods.plan import METHODS
+from hope.errors import (
+    CannotWrite,
+    DamagedFolder,
+    InfeasibleBudget,
+    InvalidExample,
+    UnknownMethod,
+    first_line,
+)
+from hope.methods import METHODS, Absorb, Method, Paper, named
 from hope.report.page import write_page
-from hope.run.checkpoint import settings
-from hope.run.trajectory import UNITS
+from hope.run.budget import UNITS
 from hope.storage.run import fingerprint, read_run
 
 
@@ -63,13 +70,15 @@ def register(commands: Any) -> None:
     add_budgets(parser, required=True)
     parser.add_argument("--out", metavar="FOLDER", required=True, help="where to save the run")
     parser.add_argument(
-        "--method", choices=METHODS, default="hope", help="how to choose (default: %(default)s)"
+        "--method", choices=METHODS, default="absorb", help="how to choose (default: %(default)s)"
     )
     parser.add_argument(
-        "--merge", choices=("pair", "sum", "none"), default="pair", help="default: %(default)s"
+        "--merge",
+        choices=("pair", "sum", "none"),
+        help="of two neurons (hope only; default: pair)",
     )
     parser.add_argument(
-        "--kernel", choices=("zero-bias", "exact"), default="zero-bias", help="default: %(default)s"
+        "--kernel", choices=("zero-bias", "exact"), help="of two neurons (hope only; default: zero-bias)"
     )
     parser.add_argument("--no-evict", action="store_true", help="leave residual blocks in place")
     parser.add_argument(
@@ -149,13 +158,26 @@ def _calibration(what: str | None) -> Any:
     return torch.split(array, 32)
 
 
+def _method(options: argparse.Namespace) -> Method:
+    """The method that was asked for, with its options."""
+    given = {name: getattr(options, name) for name in ("merge", "kernel", "calibration")}
+    asked = {name: value for name, value in given.items() if value is not None}
+    takes = {"hope": ("merge", "kernel"), "absorb": ("calibration",)}.get(options.method, ())
+    for name in asked:
+        if name not in takes:
+            raise UnknownMethod(f"--{name} is no option of {options.method}: leave it out")
+    if options.method == "hope":
+        merge, kernel = asked.get("merge", "pair"), asked.get("kernel", "zero-bias")
+        return Paper(merge=None if merge == "none" else merge, kernel=kernel)
+    if options.method == "absorb":
+        return Absorb(calibration=_calibration(options.calibration))
+    return named(options.method)
+
+
 def _given(options: argparse.Namespace) -> dict[str, Any]:
     """What was asked for besides the budget, as keywords."""
     return {
-        "method": options.method,
-        "calibration": _calibration(options.calibration),
-        "merge": None if options.merge == "none" else options.merge,
-        "kernel": options.kernel,
+        "method": _method(options),
         "evict": not options.no_evict,
         "exclude": options.exclude,
         "multiple_of": options.multiple_of,
@@ -168,9 +190,7 @@ def _differs(folder: Path, model: Any, budget: dict[str, Any], given: dict[str, 
         saved = read_run(folder)
     except DamagedFolder:
         return None
-    told, multiple = saved.details.settings, given["multiple_of"]
-    wanted = settings(**{name: value for name, value in given.items() if name != "multiple_of"})
-    wanted["multiple_of"] = multiple
+    told, wanted = _flat(saved.details.settings), _flat({**given, "method": given["method"].told()})
     found = [
         f"{name} was {_word(told[name])}, not {_word(value)}"
         for name, value in wanted.items()
@@ -186,6 +206,17 @@ def _differs(folder: Path, model: Any, budget: dict[str, Any], given: dict[str, 
     except InfeasibleBudget:
         same = False
     return found if same else [*found, "another budget"]
+
+
+def _flat(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Settings with the method's options beside them.
+
+    >>> _flat({"evict": True, "method": {"name": "hope", "merge": None}})
+    {'evict': True, 'method': 'hope', 'merge': None}
+    """
+    found = {name: value for name, value in settings.items() if name != "method"}
+    method = dict(settings.get("method", {}))
+    return {**found, **({"method": method.pop("name")} if method else {}), **method}
 
 
 def _word(value: Any) -> str:

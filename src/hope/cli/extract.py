@@ -8,10 +8,10 @@ from typing import Any
 
 from safetensors.torch import save
 
+from hope._util.files import write_file
 from hope.cli import models
 from hope.cli.encode import add_budgets, budget_of
 from hope.errors import CannotWrite
-from hope.storage.files import write_file
 from hope.storage.run import load, read_run
 from hope.surgery.export import to_onnx
 

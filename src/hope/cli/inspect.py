@@ -5,8 +5,8 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
+from hope.api import inspect
 from hope.cli import models
-from hope.inspection import inspect
 
 
 def register(commands: Any) -> None:

@@ -20,11 +20,11 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor, nn
 
-from hope.deft.groups import Group
+from hope.anatomy.units import Unit
 from hope.deft.masks import in_head, owned
 from hope.deft.partition import Partition
-from hope.methods.state import View
-from hope.signals.views import propagated_views
+from hope.signals.bn import Numbers
+from hope.signals.intake import Intake, propagated_intakes
 from hope.surgery.absorb import settle, take_over
 from hope.surgery.resize import get
 
@@ -51,9 +51,8 @@ def absorb(model: nn.Module, partition: Partition) -> Absorbed:
         partition: of the model.
     """
     anatomy = partition.anatomy
-    dims = {p.tensor: p.dim for group in partition.groups for p in group.places if p.role == "in"}
-    tensors = {name: t.detach().cpu() for name, t in [*model.named_parameters(), *model.named_buffers()]}
-    views, _ = propagated_views(anatomy, tensors, dims=dims)
+    dims = {p.tensor: p.dim for group in partition.units for p in group.places if p.role == "in"}
+    intakes, _ = propagated_intakes(anatomy, Numbers.of(model, anatomy), dims=dims)
     uses = Counter(op.tensors[0] for op in anatomy.program if op.kind in ("conv", "linear", "bn"))
     head = model.get_submodule(partition.head)
     before = {name: value.clone() for name, value in head.state_dict().items()}
@@ -62,10 +61,10 @@ def absorb(model: nn.Module, partition: Partition) -> Absorbed:
         last = in_head(weight, partition.head)
         if not bool((partition.head_columns if last else partition.severed)[weight].any()):
             continue
-        view = views.get(weight)
-        if view is not None and last:
-            view = replace(view, bn="")  # a BN behind the head is not the head's to change
-        found = _channels(view, weight, partition, uses)
+        intake = intakes.get(weight)
+        if intake is not None and last:
+            intake = replace(intake, bn="")  # a BN behind the head is not the head's to change
+        found = _channels(intake, weight, partition, uses)
         if isinstance(found, str):
             notes.append(f"{weight}: what it reads from slack is masked, not absorbed: {found}")
             continue
@@ -76,46 +75,46 @@ def absorb(model: nn.Module, partition: Partition) -> Absorbed:
     return Absorbed({n: v for n, v in after.items() if not torch.equal(v, before[n])}, tuple(notes))
 
 
-def _rewrite(model: nn.Module, view: View, channels: Tensor, gone: Tensor, frozen: Tensor) -> None:
+def _rewrite(model: nn.Module, intake: Intake, channels: Tensor, gone: Tensor, frozen: Tensor) -> None:
     """Rewrite the core outputs of one weight."""
-    rows = view.laid(frozen).flatten(1).bool().any(dim=1)
-    weight = view.laid(get(model, view.weight).cpu())
+    rows = intake.laid(frozen).flatten(1).bool().any(dim=1)
+    weight = intake.laid(get(model, intake.weight).cpu())
     core = weight[rows]
     shift = torch.zeros(len(weight), dtype=torch.float64)
-    shift[rows] = take_over(view, core, channels, gone)
+    shift[rows] = take_over(intake, core, channels, gone)
     weight[rows] = core
-    settle(model, view, weight, shift, rows)
+    settle(model, intake, weight, shift, rows)
 
 
 def _channels(
-    view: View | None, weight: str, partition: Partition, uses: Mapping[str, int]
-) -> tuple[View, Tensor, Tensor] | str:
+    intake: Intake | None, weight: str, partition: Partition, uses: Mapping[str, int]
+) -> tuple[Intake, Tensor, Tensor] | str:
     """What a weight reads, the channels with known moments, and which of them are slack; or why not."""
-    if view is None:
+    if intake is None:
         return "the moments of what it reads are not known"
-    if uses[weight] > 1 or uses.get(view.bn, 0) > 1:
+    if uses[weight] > 1 or uses.get(intake.bn, 0) > 1:
         return "it, or the BN behind it, is used several times"
-    size = partition.anatomy.shapes[weight][view.dim]
-    if size != len(view.mean) * view.repeat:
+    size = partition.anatomy.shapes[weight][intake.dim]
+    if size != len(intake.mean) * intake.repeat:
         return "it reads its inputs in groups"
     known, slack = torch.zeros(2, size, dtype=torch.bool)
-    for group in partition.groups:
+    for group in partition.units:
         for place in group.places:
             if place.role == "in" and place.tensor == weight:
                 slack |= owned(place, ~partition.core[group.name])
                 if _normalised(group, weight):
-                    known |= owned(place, torch.ones(group.units, dtype=torch.bool))
+                    known |= owned(place, torch.ones(group.neurons, dtype=torch.bool))
     if bool((slack & ~known).any()):
         return "no BN stands in front of what it reads"
-    known, slack = (mask.reshape(-1, view.repeat) for mask in (known, slack))
+    known, slack = (mask.reshape(-1, intake.repeat) for mask in (known, slack))
     if not all(torch.equal(mask.any(dim=1), mask.all(dim=1)) for mask in (known, slack)):
         return "it reads its inputs in no plain order"
     channels = known.any(dim=1).nonzero()[:, 0]
-    return view, channels, slack.any(dim=1)[channels]
+    return intake, channels, slack.any(dim=1)[channels]
 
 
-def _normalised(group: Group, weight: str) -> bool:
+def _normalised(group: Unit, weight: str) -> bool:
     """Whether a BN says how large a group's signals are: without one, their moments rest on a guess."""
-    if group.layer is not None:
-        return all(c.last("bn") is not None for c in group.layer.consumers if c.weight == weight)
+    if group.kind == "layer":
+        return all(reader.last("bn") is not None for reader in group.readers if reader.weight == weight)
     return any(place.tensor.endswith(".running_var") for place in group.places)

@@ -25,10 +25,10 @@ import torch
 from torch import Tensor
 
 from hope.anatomy.anatomy import Anatomy
+from hope.anatomy.units import Places, Unit
 from hope.deft.capacities import Energies, add_by_unit
-from hope.deft.groups import Group, Places
 from hope.deft.masks import in_head
-from hope.methods.state import LayerState
+from hope.methods.pairs import PaperState
 from hope.signals.kernels import exact
 from hope.signals.pairwise import warped_correlation
 
@@ -127,8 +127,8 @@ def _over(distortion: float, capacity: float | None) -> float:
 def find_bounds(
     anatomy: Anatomy,
     energies: Energies,
-    groups: Sequence[Group],
-    states: Mapping[str, LayerState],
+    units: Sequence[Unit],
+    states: Mapping[str, PaperState],
     totals: Mapping[str, float],
     core: Mapping[str, Tensor],
     freed: Mapping[str, Sequence[int]],
@@ -143,7 +143,7 @@ def find_bounds(
     Args:
         anatomy: the network.
         energies: second moments of its signals.
-        groups: what has an elasticity.
+        units: what has an elasticity.
         states: capacities and, where known, the geometry of pairs, of the groups that have slack.
         totals: E_core of every group whose capacities are known.
         core, freed, merging: of each group: core units, freed vessels, Σ δ.
@@ -152,18 +152,18 @@ def find_bounds(
         tau: the capacity threshold, if there is one.
         proven: whether δ is that of sum merges.
     """
-    writes = {p.tensor: group.name for group in groups for p in group.places if p.role == "out"}
+    writes = {p.tensor: unit.name for unit in units for p in unit.places if p.role == "out"}
     found, left_out = [], []
-    for group in groups:
+    for group in units:
         if group.name not in states:
             continue
         slack = ~core[group.name]
         slack[list(freed.get(group.name, ()))] = False
-        directed = torch.zeros(group.units, dtype=torch.float64)
-        last = torch.zeros(group.units, dtype=torch.float64)
+        directed = torch.zeros(group.neurons, dtype=torch.float64)
+        last = torch.zeros(group.neurons, dtype=torch.float64)
         outer: list[Tensor] = []
         behind: set[str] = set()
-        for reader in energies.readers(group):
+        for reader in energies.listeners(group):
             tensor = reader.places.tensor
             if in_head(tensor, head):
                 add_by_unit(last, reader.places, reader.energy * reader.squares.flatten(1).sum(dim=1))
@@ -172,8 +172,8 @@ def find_bounds(
             rows = frozen[tensor].expand(anatomy.shapes[tensor]).movedim(reader.places.dim, 0)
             squares = (reader.squares * rows).flatten(1).sum(dim=1)
             add_by_unit(directed, reader.places, reader.energy * squares)
-            outer.append(_gram(energies.tensors[tensor], reader.places, rows, group.units))
-        known = [totals[name] for name in behind if name in totals]
+            outer.append(_gram(energies.numbers[tensor], reader.places, rows, group.neurons))
+        known = [totals[name] for name in sorted(behind) if name in totals]
         if behind and not known:
             left_out.append(group.name)
         severed = float(states[group.name].capacities[slack].sum())
@@ -206,7 +206,7 @@ def _gram(weight: Tensor, place: Places, rows: Tensor, units: int) -> Tensor:
     return sent @ sent.T
 
 
-def _shock(state: LayerState, outer: Sequence[Tensor], slack: Tensor) -> float | None:
+def _shock(state: PaperState, outer: Sequence[Tensor], slack: Tensor) -> float | None:
     """√(Σ_jk K(j,k)·⟨w_core,j, w_core,k⟩) over slack units, by the exact kernel of the pairwise surrogate."""
     if not state.mergeable or any(not gram.numel() for gram in outer):
         return None

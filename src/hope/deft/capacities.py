@@ -7,7 +7,7 @@ propagated surrogate (everything that was added to the channel so far, behind th
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
@@ -15,15 +15,18 @@ from torch import Tensor
 
 from hope.anatomy.anatomy import Anatomy
 from hope.anatomy.reasons import Reason
-from hope.deft.groups import Group, NotSeparable, Places
-from hope.methods.signals import layer_state, read_bn, signal_energies
-from hope.methods.state import LayerState
+from hope.anatomy.units import Places, Unit
+from hope.deft.groups import NotSeparable
+from hope.methods.pairs import PaperState
+from hope.methods.paper import paper_state
+from hope.signals.bn import Numbers
+from hope.signals.energy import signal_energies
 from hope.signals.propagate import Propagated
 
 
 @dataclass(frozen=True, eq=False)
-class Reader:
-    """A weight that reads a group.
+class Listener:
+    """A weight that reads a unit.
 
     Attributes:
         places: where.
@@ -39,46 +42,43 @@ class Reader:
 class Energies:
     """Second moments of what weights read, from a checkpoint alone."""
 
-    def __init__(self, anatomy: Anatomy, tensors: Mapping[str, Tensor]) -> None:
-        self.anatomy, self.tensors = anatomy, tensors
+    def __init__(self, anatomy: Anatomy, numbers: Numbers) -> None:
+        self.anatomy, self.numbers = anatomy, numbers
         self._surrogate: Propagated | None = None
 
-    def readers(self, group: Group) -> Iterator[Reader]:
+    def listeners(self, unit: Unit) -> Iterator[Listener]:
         """All weights that read a group's units.
 
         Raises:
             NotSeparable: the checkpoint does not say what the units carry.
         """
-        for place in group.places:
+        for place in unit.places:
             if place.role == "in":
-                energy = self._layer(group, place) if group.layer is not None else self._stream(group, place)
-                squares = self.tensors[place.tensor].double().square().movedim(place.dim, 0)
-                yield Reader(place, energy, squares)
+                energy = self._layer(unit, place) if unit.kind == "layer" else self._stream(unit, place)
+                squares = self.numbers[place.tensor].double().square().movedim(place.dim, 0)
+                yield Listener(place, energy, squares)
 
-    def _layer(self, group: Group, place: Places) -> Tensor:
-        layer = group.layer
-        assert layer is not None
-        consumer = next(c for c in layer.consumers if c.weight == place.tensor)
-        found = signal_energies(layer, consumer, self.tensors)
+    def _layer(self, unit: Unit, place: Places) -> Tensor:
+        reader = next(reader for reader in unit.readers if reader.weight == place.tensor)
+        found = signal_energies(unit, reader, self.numbers)
         if isinstance(found, Reason):
             raise NotSeparable(
-                f"what the neurons of {group.name} carry is not known: {found}; "
-                f"freeze the layer as a whole with core=[{group.name!r}]"
+                f"what the neurons of {unit.name} carry is not known: {found}; "
+                f"freeze the layer as a whole with core=[{unit.name!r}]"
             )
-        part = next(p for p in layer.slices if p.tensor == place.tensor and p.role == "in")
-        per, channels = part.index.shape[1], found.shape[1]
+        per, channels = place.each, found.shape[1]
         spread = (
             found.repeat_interleave(per // channels, dim=1)
             if per % channels == 0
             else found.mean(dim=1, keepdim=True).expand(-1, per)
         )
         energy = torch.zeros(len(place.owner), dtype=torch.float64)
-        energy[torch.from_numpy(part.index)] = spread
+        energy[torch.from_numpy(place.index)] = spread
         return energy
 
-    def _stream(self, group: Group, place: Places) -> Tensor:
+    def _stream(self, unit: Unit, place: Places) -> Tensor:
         if self._surrogate is None:
-            self._surrogate = Propagated(self.anatomy.program, self.tensors, crosses=False)
+            self._surrogate = Propagated(self.anatomy.program, self.numbers.tensors, crosses=False)
         reading = self._surrogate.readings.get(place.tensor)
         if reading is not None and not reading.signal.guess:
             signal = reading.signal
@@ -86,15 +86,15 @@ class Energies:
             if len(energy) == len(place.owner):
                 return energy
         owner = torch.from_numpy(place.owner)
-        return torch.where(owner >= 0, self._written(group)[owner.clamp(min=0)], 0.0)
+        return torch.where(owner >= 0, self._written(unit)[owner.clamp(min=0)], 0.0)
 
-    def _written(self, group: Group) -> Tensor:
+    def _written(self, unit: Unit) -> Tensor:
         """Without a surrogate: what the BNs write into each channel, Σ γ² + β² (see E_identity)."""
-        energy = torch.zeros(group.units, dtype=torch.float64)
+        energy = torch.zeros(unit.neurons, dtype=torch.float64)
         known = False
-        for place in group.places:
+        for place in unit.places:
             name, _, attribute = place.tensor.rpartition(".")
-            bn = read_bn(self.tensors, name, 1e-5) if attribute == "running_var" else None
+            bn = self.numbers.bn(name) if attribute == "running_var" else None
             if bn is not None:
                 known = True
                 here = torch.from_numpy(place.owner)
@@ -102,17 +102,17 @@ class Energies:
                 energy.index_add_(0, here[own], (bn.spread**2 + bn.shift**2)[own])
         if not known:
             raise NotSeparable(
-                f"what the stream of {group.name} carries is not known: no BN writes into it; "
-                f"freeze it as a whole with core=[{group.name!r}]"
+                f"what the stream of {unit.name} carries is not known: no BN writes into it; "
+                f"freeze it as a whole with core=[{unit.name!r}]"
             )
         return energy
 
 
-def capacities(group: Group, energies: Energies) -> Tensor:
-    """‖f_i‖ of every unit of a group."""
-    square = torch.zeros(group.units, dtype=torch.float64)
-    for reader in energies.readers(group):
-        add_by_unit(square, reader.places, reader.energy * reader.squares.flatten(1).sum(dim=1))
+def capacities(unit: Unit, energies: Energies) -> Tensor:
+    """‖f_i‖ of every unit of a unit."""
+    square = torch.zeros(unit.neurons, dtype=torch.float64)
+    for listener in energies.listeners(unit):
+        add_by_unit(square, listener.places, listener.energy * listener.squares.flatten(1).sum(dim=1))
     return square.sqrt()
 
 
@@ -123,10 +123,10 @@ def add_by_unit(total: Tensor, place: Places, values: Tensor) -> None:
     total.index_add_(0, owner[own], values[own])
 
 
-def group_state(group: Group, anatomy: Anatomy, energies: Energies) -> LayerState:
-    """A group as the encoder sees it; a stream's channels can only be pruned."""
-    if group.layer is not None:
-        state = layer_state(group.layer, anatomy, energies.tensors)
-        if isinstance(state, LayerState):
+def unit_state(unit: Unit, energies: Energies) -> PaperState:
+    """A unit as the paper's method sees it; a stream's channels can only be pruned."""
+    if unit.kind == "layer":
+        state = paper_state(unit, energies.numbers, 1)
+        if isinstance(state, PaperState):
             return state
-    return LayerState(group.name, capacities(group, energies), 1)
+    return PaperState(unit.name, capacities(unit, energies), 1)

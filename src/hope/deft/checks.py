@@ -8,7 +8,7 @@ from numbers import Real
 from torch import Tensor, nn
 
 from hope.anatomy.anatomy import Anatomy
-from hope.deft.groups import find_groups, matches
+from hope.deft.groups import find_units, matches
 from hope.deft.statistics import NAMES
 from hope.errors import CheckpointMismatch, HopeError
 from hope.storage.run import fingerprint
@@ -48,7 +48,7 @@ def check_same(anatomy: Anatomy, tensors: Mapping[str, Tensor]) -> None:
 
 def check_patterns(anatomy: Anatomy, patterns: Sequence[str]) -> None:
     """Patterns that fit something."""
-    names = [name for group in find_groups(anatomy) for name in group.modules]
+    names = [name for unit in find_units(anatomy) for name in unit.modules]
     names += [one.name for one in anatomy.skipped]
     names += [name for stream in anatomy.streams for name in stream.writers]
     for pattern in patterns:

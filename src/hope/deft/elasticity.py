@@ -16,63 +16,23 @@ are ever pruned: the percentile of those few costs is so high that nearly everyt
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import torch
+from msgspec.structs import replace
 from torch import Tensor
 
-from hope.anatomy.steps import Merge
-from hope.methods.path import LayerPath, Move
-from hope.methods.state import LayerState
+from hope.anatomy.steps import Merge, Step
+from hope.methods.pairs import PairPath, PaperState
 
 EPSILON = 1e-12
 
 
-@dataclass(frozen=True)
-class Step:
-    """One move of a path.
-
-    Attributes:
-        move: what was done.
-        distortion: δ of a merge, 0 for a prune.
-    """
-
-    move: Move
-    distortion: float = 0.0
-
-
-class _Path(LayerPath):
-    """A layer's path that also tells how far each parent is from what it stands for."""
-
-    def steps(self) -> Iterable[Step]:
-        """All moves down to one neuron."""
-        while self.count > 1:
-            before = self.capacities.copy()
-            move = self.step()
-            if move.other < 0:
-                yield Step(move)
-                continue
-            i, j = move.neuron, move.other
-            scale = float(self.capacities[i])
-            yield Step(move, self._distortion(before[i] ** 2 + before[j] ** 2, scale))
-
-    def _merge(self, cost: float, i: int, j: int) -> Move:
-        self._overlap = float(self.alignment[i, j]), float(self.distance[i, j])
-        return super()._merge(cost, i, j)
-
-    def _distortion(self, squares: float, scale: float) -> float:
-        """‖f_i + f_j − f_p‖ of a sum; √(‖f_i − f_p‖² + ‖f_j − f_p‖²) of a pair, as the paper has it."""
-        alignment, distance = self._overlap
-        if self.merge == "sum":
-            return distance
-        return math.sqrt(max(squares - 2 * scale * alignment + 2 * scale**2, 0.0))
-
-
-def walk(state: LayerState) -> list[Step]:
+def walk(state: PaperState) -> list[Step]:
     """A layer's whole path, prunes only."""
-    return list(_Path(state, merge=None, kernel="zero-bias").steps())
+    return list(PairPath(state, merge=None, kernel="zero-bias").steps())
 
 
 @dataclass(frozen=True)
@@ -107,7 +67,7 @@ def lock_threshold(costs: Sequence[float], percentile: float) -> Lock:
 
 def prune_costs(steps: Sequence[Step]) -> list[float]:
     """𝒞 of the paper: the costs of all prunes, those that leave a layer without capacity left out."""
-    return [s.move.cost for s in steps if s.move.capacity > EPSILON]
+    return [step.cost for step in steps if step.left > EPSILON]
 
 
 @dataclass(frozen=True)
@@ -116,27 +76,27 @@ class Fate:
 
     Attributes:
         core: (units,) True where frozen.
-        merges: what is merged, in order, with its δ.
+        merges: what is merged, in order.
         freed: the vessels that merging releases.
         costs: (units,) J_prune when each unit left; infinite for the last one.
     """
 
     core: Tensor
-    merges: tuple[tuple[Merge, float], ...]
+    merges: tuple[Merge, ...]
     freed: tuple[int, ...]
     costs: Tensor
 
 
-def _part(state: LayerState, at: Tensor) -> LayerState:
+def _part(state: PaperState, at: Tensor) -> PaperState:
     """Some neurons of a layer."""
     vectors = ("capacities", "mean", "spread", "slope", "energy", "bias")
     some = {name: getattr(state, name)[at] for name in vectors}
-    return LayerState(
+    return PaperState(
         state.name, release=state.release, inner=state.inner[at][:, at], outer=state.outer[at][:, at], **some
     )
 
 
-def by_prune_cost(state: LayerState, steps: Sequence[Step], lock: float, merge: str | None) -> Fate:
+def by_prune_cost(state: PaperState, steps: Sequence[Step], lock: float, merge: str | None) -> Fate:
     """Slack: J_prune < J_lock; and what merging within the rest releases.
 
     Args:
@@ -147,23 +107,17 @@ def by_prune_cost(state: LayerState, steps: Sequence[Step], lock: float, merge: 
     """
     costs = torch.full((state.neurons,), math.inf, dtype=torch.float64)
     for step in steps:
-        costs[step.move.neuron] = step.move.cost
+        costs[list(step.gone)] = step.cost
     core = ~(costs < lock)  # the last neuron, too
-    merges: list[tuple[Merge, float]] = []
+    merges: list[Merge] = []
     if merge is not None and state.mergeable:
         at = core.nonzero()[:, 0]
-        for step in _Path(_part(state, at), merge=merge, kernel="zero-bias").steps():
-            move = step.move
-            if move.recipe is None or move.cost >= lock:
+        for step in PairPath(_part(state, at), merge=merge, kernel="zero-bias").steps():
+            if not isinstance(step, Merge) or step.cost >= lock:
                 break
-            keep, drop = int(at[move.neuron]), int(at[move.other])
-            recipe = move.recipe
-            merges.append(
-                (Merge(state.name, keep, drop, recipe.rows, recipe.outs, recipe.spread), step.distortion)
-            )
-            core[drop] = False
-    freed = tuple(sorted(one.drop for one, _ in merges))
-    return Fate(core, tuple(merges), freed, costs)
+            merges.append(replace(step, keep=int(at[step.keep]), drop=int(at[step.drop])))
+            core[merges[-1].drop] = False
+    return Fate(core, tuple(merges), tuple(sorted(one.drop for one in merges)), costs)
 
 
 def by_capacity(

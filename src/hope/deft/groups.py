@@ -7,15 +7,11 @@ so that identity paths join equals only (the paper's assumption of bipartite sep
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from fnmatch import fnmatchcase
 
-import numpy as np
-
 from hope.anatomy.anatomy import Anatomy
-from hope.anatomy.labels import Ids
 from hope.anatomy.reasons import Cause
-from hope.anatomy.units import NeuronLayer, Skipped, Stream
+from hope.anatomy.units import Skipped, Unit
 from hope.errors import HopeError
 
 HARMLESS = (Cause.OUTPUT, Cause.SINGLE, Cause.UNREAD)
@@ -25,65 +21,9 @@ class NotSeparable(HopeError):
     """Slack cannot be kept apart from core in this network; the message names the place."""
 
 
-@dataclass(frozen=True, eq=False)
-class Places:
-    """Where the units of a group stand along one dimension of one tensor.
-
-    Attributes:
-        tensor: a parameter or buffer.
-        dim: the dimension.
-        role: "out" (incoming weights of the units), "in" (outgoing weights), "along" (BN numbers, biases, …).
-        owner: (size of the dimension,) the unit at each place, -1 where another group or nothing stands.
-    """
-
-    tensor: str
-    dim: int
-    role: str
-    owner: Ids
-
-
-@dataclass(frozen=True, eq=False)
-class Group:
-    """Units that get an elasticity each: a layer's neurons, or a stream's channels.
-
-    Attributes:
-        name: of the layer or stream (its first writer).
-        units: how many.
-        places: everywhere they stand.
-        layer: the neuron layer; None for a stream.
-        modules: the writers' module paths.
-    """
-
-    name: str
-    units: int
-    places: tuple[Places, ...]
-    layer: NeuronLayer | None
-    modules: tuple[str, ...]
-
-
-def find_groups(anatomy: Anatomy) -> list[Group]:
+def find_units(anatomy: Anatomy) -> list[Unit]:
     """All layers and streams that some weight reads, in order of execution as the anatomy lists them."""
-    found = [_of_layer(layer, anatomy) for layer in anatomy.layers]
-    found += [_of_stream(stream, anatomy) for stream in anatomy.streams]
-    return [group for group in found if any(place.role == "in" for place in group.places)]
-
-
-def _of_layer(layer: NeuronLayer, anatomy: Anatomy) -> Group:
-    places = []
-    for part in layer.slices:
-        owner = np.full(anatomy.shapes[part.tensor][part.dim], -1, dtype=np.int64)
-        owner[part.index] = np.arange(layer.neurons)[:, None]
-        places.append(Places(part.tensor, part.dim, part.role, owner))
-    return Group(layer.name, layer.neurons, tuple(places), layer, (layer.name, *layer.also))
-
-
-def _of_stream(stream: Stream, anatomy: Anatomy) -> Group:
-    places = []
-    for part, channels in zip(stream.slices, stream.owners, strict=True):
-        owner = np.full(anatomy.shapes[part.tensor][part.dim], -1, dtype=np.int64)
-        owner[part.index[:, 0]] = channels
-        places.append(Places(part.tensor, part.dim, part.role, owner))
-    return Group(stream.name, stream.channels, tuple(places), None, stream.writers)
+    return [unit for unit in anatomy.units if unit.readers]
 
 
 def matches(names: Sequence[str], patterns: Sequence[str]) -> bool:
@@ -133,9 +73,7 @@ def _reader(anatomy: Anatomy, module: str) -> str:
     return ""
 
 
-def check_separable(
-    anatomy: Anatomy, groups: Sequence[Group], head: str, core: Sequence[str]
-) -> list[Skipped]:
+def check_separable(anatomy: Anatomy, units: Sequence[Unit], head: str, core: Sequence[str]) -> list[Skipped]:
     """Refuse networks in which slack would reach core other than through a weight that can be severed.
 
     What the anatomy leaves alone is core as a whole. That is right for whatever reads no slack, and for
@@ -150,9 +88,9 @@ def check_separable(
                 f"the stream of {stream.name} cannot be split into core and slack: {stream.mixed}, so slack "
                 f"would reach core; freeze it as a whole with core=[{stream.name!r}]"
             )
-    inside = {module for group in groups for module in group.modules}
+    inside = {module for unit in units for module in unit.modules}
     left = [one for one in anatomy.skipped if one.name not in inside and one.name != head]
-    reading = {p.tensor.rpartition(".")[0] for g in groups for p in g.places if p.role == "in"}
+    reading = {p.tensor.rpartition(".")[0] for unit in units for p in unit.places if p.role == "in"}
     for one in left:
         if one.kind != "layer" or one.reason.cause in HARMLESS or one.name not in reading:
             continue

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from hope.anatomy.anatomy import Anatomy
 from hope.anatomy.labels import Ids
-from hope.deft.groups import Group, Places
+from hope.anatomy.units import Places, Unit
 
 
 def in_head(tensor: str, head: str) -> bool:
@@ -26,7 +26,7 @@ def _along(values: Ids, dim: int, ndim: int) -> Tensor:
 
 
 def frozen_masks(
-    anatomy: Anatomy, groups: Sequence[Group], core: Mapping[str, Tensor], head: str
+    anatomy: Anatomy, groups: Sequence[Unit], core: Mapping[str, Tensor], head: str
 ) -> dict[str, Tensor]:
     """Tensor -> a mask that broadcasts to its shape, True where it must not move.
 
@@ -55,7 +55,7 @@ def frozen_masks(
     return masks
 
 
-def slack_inputs(groups: Sequence[Group], core: Mapping[str, Tensor]) -> dict[tuple[str, int], Tensor]:
+def slack_inputs(groups: Sequence[Unit], core: Mapping[str, Tensor]) -> dict[tuple[str, int], Tensor]:
     """(weight, dim) -> (places,) True where the weight reads slack."""
     found: dict[tuple[str, int], Tensor] = {}
     for group in groups:
@@ -76,7 +76,7 @@ def owned(place: Places, which: Tensor) -> Tensor:
 
 def severed_masks(
     anatomy: Anatomy,
-    groups: Sequence[Group],
+    groups: Sequence[Unit],
     core: Mapping[str, Tensor],
     frozen: Mapping[str, Tensor],
     head: str,
@@ -94,7 +94,7 @@ def severed_masks(
 
 
 def head_columns(
-    anatomy: Anatomy, groups: Sequence[Group], core: Mapping[str, Tensor], head: str
+    anatomy: Anatomy, groups: Sequence[Unit], core: Mapping[str, Tensor], head: str
 ) -> dict[str, Tensor]:
     """The head's weights -> a mask that broadcasts to their shape, True where they read slack."""
     masks: dict[str, Tensor] = {}

@@ -17,14 +17,16 @@ from hope._util.tables import grid, text
 from hope.anatomy.anatomy import Anatomy, read_model
 from hope.anatomy.reasons import Cause, Reason
 from hope.anatomy.steps import Merge
+from hope.anatomy.units import Unit
 from hope.deft import masks
 from hope.deft.bounds import Bounds, find_bounds
-from hope.deft.capacities import Energies, capacities, group_state
+from hope.deft.capacities import Energies, capacities, unit_state
 from hope.deft.checks import InvalidPartition, check_finite, check_patterns, check_percentile, check_same
 from hope.deft.elasticity import Lock, by_capacity, by_prune_cost, lock_threshold, prune_costs, walk
-from hope.deft.groups import Group, NotSeparable, check_separable, find_groups, find_head, matches
+from hope.deft.groups import NotSeparable, check_separable, find_head, find_units, matches
 from hope.deft.vessels import consolidate
-from hope.methods.state import LayerState
+from hope.methods.pairs import PaperState
+from hope.signals.bn import Numbers
 from hope.storage.run import fingerprint
 
 BY = ("prune-cost", "capacity")
@@ -82,24 +84,24 @@ class Partition:
     seed: int = 0
 
     @cached_property
-    def groups(self) -> list[Group]:
+    def units(self) -> list[Unit]:
         """Layers and streams with all their places."""
-        return [group for group in find_groups(self.anatomy) if group.name in self.core]
+        return [group for group in find_units(self.anatomy) if group.name in self.core]
 
     @cached_property
     def frozen(self) -> dict[str, Tensor]:
         """Tensor -> a mask that broadcasts to it, True where it must not move."""
-        return masks.frozen_masks(self.anatomy, self.groups, self.core, self.head)
+        return masks.frozen_masks(self.anatomy, self.units, self.core, self.head)
 
     @cached_property
     def severed(self) -> dict[str, Tensor]:
         """Weight -> a mask that broadcasts to it, True where it leads from slack to core."""
-        return masks.severed_masks(self.anatomy, self.groups, self.core, self.frozen, self.head)
+        return masks.severed_masks(self.anatomy, self.units, self.core, self.frozen, self.head)
 
     @cached_property
     def head_columns(self) -> dict[str, Tensor]:
         """The head's weights -> a mask that broadcasts to them, True where they read slack."""
-        return masks.head_columns(self.anatomy, self.groups, self.core, self.head)
+        return masks.head_columns(self.anatomy, self.units, self.core, self.head)
 
     def consolidated(self, model: nn.Module) -> nn.Module:
         """A copy of the model with redundant neurons merged and their vessels emptied, nothing severed."""
@@ -219,9 +221,9 @@ def partition(
     check_finite(_tensors(model), anatomy.parameters)
     check_patterns(anatomy, core)
     found = find_head(anatomy, head)
-    groups = [group for group in find_groups(anatomy) if found not in group.modules]
+    groups = [group for group in find_units(anatomy) if found not in group.modules]
     left = check_separable(anatomy, groups, found, core)
-    energies = Energies(anatomy, _tensors(model))
+    energies = Energies(anatomy, Numbers.of(model, anatomy))
     locked = {group.name for group in groups if matches(group.modules, core)}
     free = [group for group in groups if group.name not in locked]
     if not free:
@@ -229,18 +231,18 @@ def partition(
             f"{anatomy.model} has nothing to split into core and slack: print(hope.inspect(...)) says why"
         )
     mode = MERGES[merge]
-    states = [group_state(group, anatomy, energies) for group in free]
+    states = [unit_state(group, energies) for group in free]
     paths = [walk(state) for state in states]
     lock = lock_threshold([cost for steps in paths for cost in prune_costs(steps)], percentile)
     threshold = lock.threshold
     fates = [by_prune_cost(s, steps, threshold, mode) for s, steps in zip(states, paths, strict=True)]
     known = {group.name: fate for group, fate in zip(free, fates, strict=True)}
-    merges = tuple(merge for fate in fates for merge, _ in fate.merges)
+    merges = tuple(one for fate in fates for one in fate.merges)
     freed = {name: fate.freed for name, fate in known.items() if fate.freed}
     merged = duplicate(model)
     consolidate(merged, anatomy, merges, freed, None)  # what freed vessels will listen to is not settled
-    energies = Energies(anatomy, _tensors(merged))
-    after = {group.name: group_state(group, anatomy, energies) for group in free}
+    energies = Energies(anatomy, Numbers.of(merged, anatomy))
+    after = {group.name: unit_state(group, energies) for group in free}
     locks = {name: fate.core for name, fate in known.items()}
     if by == "capacity":
         values = {name: state.capacities for name, state in after.items()}
@@ -250,7 +252,7 @@ def partition(
         **{one.name: one.reason for one in left},
     }
     core_masks = {
-        group.name: locks.get(group.name, torch.ones(group.units, dtype=torch.bool)) for group in groups
+        group.name: locks.get(group.name, torch.ones(group.neurons, dtype=torch.bool)) for group in groups
     }
     return Partition(
         anatomy=anatomy,
@@ -273,7 +275,7 @@ def partition(
             _totals(groups, after, core_masks, energies),
             core_masks,
             freed,
-            {name: sum(delta for _, delta in fate.merges) for name, fate in known.items()},
+            {name: sum(one.distortion for one in fate.merges) for name, fate in known.items()},
             masks.frozen_masks(anatomy, groups, core_masks, found),
             found,
             threshold if by == "capacity" else None,
@@ -286,7 +288,7 @@ def partition(
 
 
 def _totals(
-    groups: Sequence[Group], states: Mapping[str, LayerState], core: Mapping[str, Tensor], energies: Energies
+    groups: Sequence[Unit], states: Mapping[str, PaperState], core: Mapping[str, Tensor], energies: Energies
 ) -> dict[str, float]:
     """E_core of every group; of one that is core as a whole only if its capacities are known."""
     totals = {}

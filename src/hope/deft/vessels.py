@@ -9,7 +9,7 @@ from torch import nn
 
 from hope.anatomy.anatomy import Anatomy
 from hope.anatomy.steps import Merge
-from hope.anatomy.units import NeuronLayer
+from hope.anatomy.units import Unit
 from hope.surgery import merge
 from hope.surgery.resize import get, owner
 
@@ -28,18 +28,16 @@ def consolidate(
     incoming weights are zero, too: then it does not count among those who hear others.
     """
     for action in merges:
-        merge.apply(model, anatomy.layer(action.layer), action)
+        merge.write_parent(model, anatomy.unit(action.name), action)
     generator = None if seed is None else torch.Generator().manual_seed(seed)
     for name, neurons in freed.items():
         if len(neurons):
-            _empty(model, anatomy.layer(name), neurons, generator)
+            _empty(model, anatomy.unit(name), neurons, generator)
 
 
 @torch.no_grad()
-def _empty(
-    model: nn.Module, layer: NeuronLayer, neurons: Sequence[int], generator: torch.Generator | None
-) -> None:
-    for part in layer.slices:
+def _empty(model: nn.Module, layer: Unit, neurons: Sequence[int], generator: torch.Generator | None) -> None:
+    for part in layer.places:
         tensor = get(model, part.tensor)
         index = torch.from_numpy(part.index[list(neurons)].ravel()).to(tensor.device)
         if part.role == "in" or (part.role == "out" and generator is None):

@@ -10,143 +10,141 @@ that was asked for: it is woven into the one trajectory that answers all budgets
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
-from rich.console import Console
-from rich.progress import Progress
 from torch import nn
 
 from hope._util.calls import duplicate
-from hope.judge.fidelity import Judge
-from hope.methods.plan import Plan
-from hope.run.merge import Choice
-from hope.run.trajectory import sizes
+from hope._util.progress import bar
+from hope.anatomy.sizes import sizes
+from hope.anatomy.steps import Evict, Step
+from hope.run.plan import Plan
 from hope.surgery.apply import operate
 
 LEVELS = (0.9, 0.8, 0.7, 0.6, 0.5, 0.4, 0.3, 0.2, 0.1)  # of the parameters, where plans are compared
 TRIED = 3  # blocks that are tried at a level, the most promising first
-MARGIN = 0.85  # the judge is kind to evictions: one must leave less than this of the loss of fidelity
 
 
 def decide(
-    model: nn.Module, plan: Plan, sequence: Sequence[Choice], judge: Judge, *, progress: bool | None = None
-) -> list[Choice]:
-    """The absorptions of a run with evictions woven in.
+    model: nn.Module,
+    plan: Plan,
+    sequence: Sequence[Step],
+    judge: Callable[[nn.Module], float],
+    *,
+    progress: bool | None = None,
+) -> list[Step]:
+    """The steps of a run with evictions woven in.
 
     At most 1 + 2·TRIED networks are looked at per level, and as many more after each eviction.
 
     Args:
-        sequence: the run's absorptions in order, without evictions.
+        sequence: the run's steps in order, without evictions.
+        judge: a network -> its fidelity.
     """
-    weaver = _Weaver(plan, sequence)
-    evicted: list[tuple[int, int]] = []  # (position in the sequence, block)
-    woven = weaver.weave(evicted)
-    floor = _least(plan)
+    weaver = _Weaver(plan, sequence, lambda steps: 1 - judge(_network(model, plan, steps)))
+    floor = plan.floor().parameters / max(1, plan.anatomy.size().parameters)
     levels = [level for level in LEVELS if level > floor]
-    console = Console(stderr=True)
-    show = console.is_terminal if progress is None else progress
+    with bar("which blocks to evict", len(levels), progress) as show:
+        for done, level in enumerate(levels, start=1):
+            reached = weaver.reach(level)
+            while reached is not None and weaver.evict_at(reached):
+                reached += 1
+            show(done)
+    return weaver.woven
 
-    def loss(steps: Sequence[Choice]) -> float:
-        return 1 - judge(weaver.network(model, steps))
 
-    with Progress(console=console, transient=True, disable=not show) as bar:
-        task = bar.add_task("which blocks to evict", total=len(levels))
-        for level in levels:
-            reached = weaver.reach(woven, level)
-            while reached is not None:
-                here = weaver.position(woven[:reached])
-                before, found, least = loss(woven[:reached]), None, math.inf
-                for block in weaver.candidates(evicted, woven[:reached])[:TRIED]:
-                    trial = [*evicted, (here, block)]
-                    other = weaver.weave(trial)
-                    same = weaver.same_size(other[: reached + 1], woven)
-                    if same is None:
-                        continue
-                    after = loss(other[: reached + 1])
-                    gap = (before + loss(woven[:same])) / 2
-                    if after < MARGIN * gap and after / gap < least:
-                        least, found = after / gap, (trial, other)
-                if found is None:
-                    break
-                (evicted, woven), reached = found, reached + 1
-            bar.advance(task)
-    return woven
+def _network(model: nn.Module, plan: Plan, steps: Sequence[Step]) -> nn.Module:
+    """The network after these steps."""
+    small = duplicate(model)
+    operate(small, plan.anatomy, steps, intakes=plan.known.intakes, rewrite=plan.method.rewrite)
+    return small
 
 
 class _Weaver:
-    """Absorptions and evictions as one sequence."""
+    """Steps and evictions as one sequence.
 
-    def __init__(self, plan: Plan, sequence: Sequence[Choice]) -> None:
-        self.plan, self.sequence = plan, sequence
-        self._order = {id(choice): position for position, choice in enumerate(sequence)}
+    Attributes:
+        evicted: (position in the sequence, branch) of what goes.
+        woven: the sequence with these evictions.
+    """
 
-    def weave(self, evicted: Sequence[tuple[int, int]]) -> list[Choice]:
-        """The sequence with blocks evicted at given positions; what they contain is not absorbed after."""
-        woven: list[Choice] = []
-        gone: set[int] = set()
+    def __init__(
+        self,
+        plan: Plan,
+        sequence: Sequence[Step],
+        loss: Callable[[Sequence[Step]], float],
+    ) -> None:
+        self.plan, self.sequence, self._loss = plan, sequence, loss
+        self._order = {id(step): position for position, step in enumerate(sequence)}
+        self.evicted: list[tuple[int, int]] = []
+        self.woven = list(sequence)
+
+    def weave(self, evicted: Sequence[tuple[int, int]]) -> list[Step]:
+        """The sequence with blocks evicted at given positions; what they contain is not removed after."""
+        woven: list[Step] = []
+        gone: set[str] = set()
         waiting = sorted(evicted)
-        for position, choice in enumerate(self.sequence):
+        for position, step in enumerate(self.sequence):
             while waiting and waiting[0][0] <= position:
                 gone |= self._evict(waiting.pop(0)[1], woven)
-            if choice.target not in gone:
-                woven.append(choice)
-        for _, block in waiting:
-            gone |= self._evict(block, woven)
+            if step.name not in gone:
+                woven.append(step)
+        for _, branch in waiting:
+            gone |= self._evict(branch, woven)
         return woven
 
-    def _evict(self, block: int, woven: list[Choice]) -> set[int]:
-        state = self.plan.blocks[block]
-        price = -math.log(max(1e-6, 1 - state.share))
-        woven.append(Choice("evict", block, price, state.release, None))
-        return set(state.layers)
+    def _evict(self, number: int, woven: list[Step]) -> set[str]:
+        branch = self.plan.branches[number]
+        woven.append(Evict(branch.name, branch.bias, cost=branch.cost((), ()), release=branch.release))
+        return set(branch.layers)
 
-    def reach(self, woven: Sequence[Choice], level: float) -> int | None:
+    def evict_at(self, reached: int) -> bool:
+        """Evict the block that is best evicted after so many steps, if one clearly pays."""
+        here = self._position(self.woven[:reached])
+        before, found, least = self._loss(self.woven[:reached]), None, math.inf
+        for branch in self._candidates(self.woven[:reached])[:TRIED]:
+            trial = [*self.evicted, (here, branch)]
+            other = self.weave(trial)
+            same = self._same_size(other[: reached + 1])
+            if same is None:
+                continue
+            after = self._loss(other[: reached + 1])
+            gap = (before + self._loss(self.woven[:same])) / 2
+            if after < self.plan.method.margin * gap and after / gap < least:
+                least, found = after / gap, (trial, other)
+        if found is not None:
+            self.evicted, self.woven = found
+        return found is not None
+
+    def reach(self, level: float) -> int | None:
         """How many steps come down to a share of the parameters; None if all do not."""
-        table = sizes(self.plan.anatomy, [self.plan.action(choice) for choice in woven])[:, 1]
+        table = sizes(self.plan.anatomy, self.woven)[:, 1]
         met = (table <= level * table[0]).nonzero()[0]
         return int(met[0]) if len(met) else None
 
-    def same_size(self, steps: Sequence[Choice], woven: Sequence[Choice]) -> int | None:
-        """How many steps of a run come to the size of another network; None if it never gets there."""
-        size = int(sizes(self.plan.anatomy, [self.plan.action(choice) for choice in steps])[-1, 1])
-        table = sizes(self.plan.anatomy, [self.plan.action(choice) for choice in woven])[:, 1]
-        met = (table <= size).nonzero()[0]
+    def _same_size(self, steps: Sequence[Step]) -> int | None:
+        """How many steps of the run come to the size of another network; None if it never gets there."""
+        size = int(sizes(self.plan.anatomy, steps)[-1, 1])
+        met = (sizes(self.plan.anatomy, self.woven)[:, 1] <= size).nonzero()[0]
         return int(met[0]) if len(met) else None
 
-    def position(self, woven: Sequence[Choice]) -> int:
-        """Where in the sequence of absorptions a woven run has come to."""
-        return max((self._order[id(choice)] + 1 for choice in woven if choice.move is not None), default=0)
+    def _position(self, woven: Sequence[Step]) -> int:
+        """Where in the sequence without evictions a woven run has come to."""
+        return max((self._order[id(step)] + 1 for step in woven if not isinstance(step, Evict)), default=0)
 
-    def candidates(self, evicted: Sequence[tuple[int, int]], woven: Sequence[Choice]) -> list[int]:
-        """Blocks that are still there, by the share of the stream that they write per parameter they hold."""
-        gone = {block for _, block in evicted}
+    def _candidates(self, woven: Sequence[Step]) -> list[int]:
+        """Branches that are still there, by what they are worth per parameter that they hold now."""
+        gone = {branch for _, branch in self.evicted}
         removed: dict[str, int] = {}
-        for choice in woven:
-            if choice.move is not None:
-                name = self.plan.layers[choice.target].name
-                removed[name] = removed.get(name, 0) + 1
-        now = self.plan.anatomy.size(removed, [self.plan.blocks[b].name for b in gone]).parameters
+        for step in woven:
+            if not isinstance(step, Evict):
+                removed[step.name] = removed.get(step.name, 0) + 1
+        names = [self.plan.branches[number].name for number in gone]
+        now = self.plan.anatomy.size(removed, names).parameters
         ranked = []
-        for number, state in enumerate(self.plan.blocks):
-            if number in gone:
-                continue
-            names = [self.plan.blocks[b].name for b in gone] + [state.name]
-            freed = now - self.plan.anatomy.size(removed, names).parameters
-            if freed > 0:
-                ranked.append((state.share / freed, number))
+        for number, branch in enumerate(self.plan.branches):
+            if number not in gone:
+                freed = now - self.plan.anatomy.size(removed, [*names, branch.name]).parameters
+                if freed > 0:
+                    ranked.append((branch.worth / freed, number))
         return [number for _, number in sorted(ranked)]
-
-    def network(self, model: nn.Module, woven: Sequence[Choice]) -> nn.Module:
-        """The network after these steps."""
-        small = duplicate(model)
-        actions = [self.plan.action(choice) for choice in woven]
-        operate(small, self.plan.anatomy, actions, views=self.plan.views)
-        return small
-
-
-def _least(plan: Plan) -> float:
-    """The smallest share of parameters within reach."""
-    anatomy = plan.anatomy
-    removed = {state.name: state.neurons - 1 for state in plan.layers}
-    least = anatomy.size(removed, [state.name for state in plan.blocks]).parameters
-    return least / max(1, anatomy.size().parameters)

@@ -26,8 +26,8 @@ from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_mod
 from hope._util.calls import Example, as_call, mode
 from hope.anatomy.anatomy import Anatomy, Candidate
 from hope.anatomy.reasons import Cause
-from hope.anatomy.steps import Action, Evict, Prune
-from hope.anatomy.units import NeuronLayer, Skipped
+from hope.anatomy.steps import Evict, Prune, Step
+from hope.anatomy.units import Skipped, Unit
 from hope.errors import UnsupportedModel, first_line
 from hope.graph.blocks import Block, Silence
 from hope.surgery.apply import operate
@@ -119,7 +119,7 @@ class Trial:
             lambda leaf: tuple(leaf.shape) if isinstance(leaf, Tensor) else None, pytree.tree_leaves(out)
         )
 
-    def failure(self, anatomy: Anatomy, actions: Sequence[Action]) -> str | None:
+    def failure(self, anatomy: Anatomy, actions: Sequence[Step]) -> str | None:
         """Why the model does not run after these actions; None if it does."""
         for training in (False, True):
             try:
@@ -183,7 +183,7 @@ def verify(
         for layer in anatomy.layers
         if layer.name in refused
     ]
-    anatomy = replace(anatomy, layers=tuple(layer for layer in anatomy.layers if layer.name not in refused))
+    anatomy = replace(anatomy, units=tuple(unit for unit in anatomy.units if unit.name not in refused))
     blocks, stuck = _blocks(trial, anatomy, candidates)
     return replace(anatomy, blocks=blocks, skipped=(*anatomy.skipped, *fixed, *stuck))
 
@@ -211,7 +211,7 @@ def _refused(items: Sequence[T], failure: Callable[[Sequence[T]], str | None]) -
     return refused
 
 
-def _narrowing(trial: Trial, anatomy: Anatomy, layers: Sequence[NeuronLayer]) -> str | None:
+def _narrowing(trial: Trial, anatomy: Anatomy, layers: Sequence[Unit]) -> str | None:
     """Both ends of what can be asked for: one neuron less, and one neuron left."""
     one_less = [Prune(layer.name, layer.neurons - 1) for layer in layers]
     one_left = [Prune(layer.name, range(1, layer.neurons)) for layer in layers]

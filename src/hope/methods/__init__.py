@@ -1,1 +1,37 @@
 """One object per method: which units it can work on, their states, paths and prices."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+
+from hope.errors import UnknownMethod
+from hope.methods.absorb import Absorb
+from hope.methods.base import Method
+from hope.methods.paper import Paper
+from hope.methods.scores import SCORES, Score
+
+METHODS: dict[str, Callable[[], Method]] = {
+    "absorb": Absorb,
+    "hope": Paper,
+    **{name: partial(Score, name) for name in SCORES},
+}
+
+
+def named(method: Method | str) -> Method:
+    """A method by its name, with its usual options; one that is a method already is returned as it is.
+
+    >>> named("hope")
+    Paper(merge='pair', kernel='zero-bias', release='static')
+    """
+    if isinstance(method, Method):
+        return method
+    if isinstance(method, str) and method in METHODS:
+        return METHODS[method]()
+    raise UnknownMethod(
+        f"there is no method {method!r}: choose from {', '.join(METHODS)}, or give hope.Absorb(...), "
+        "hope.Paper(...) or hope.Score(...)"
+    )
+
+
+__all__ = ["METHODS", "Absorb", "Method", "Paper", "Score", "named"]

@@ -1,4 +1,4 @@
-"""One layer's path under absorption: which neuron goes next, and what its leaving costs.
+"""One layer under absorption: which neuron goes next, and what its leaving costs.
 
 Everything follows from C⁻¹ and H (see `signals.projection`): neuron i costs tr(S_i H_ii) with S_i the inverse
 of its block of C⁻¹ (1/[C⁻¹]_ii for a neuron of one channel); removing it is a rank-one downdate of both.
@@ -10,21 +10,48 @@ the layer's branch writes.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from hope.methods.path import TIE, Move
-from hope.methods.state import AbsorbState
+from hope.anatomy.steps import Absorption, Step
 
 Array = NDArray[np.float64]
 LEFT = 1e-6  # the least fraction of signal that a logarithm is taken of
+TIE = 1e-12
+
+
+@dataclass
+class AbsorbState:
+    """A layer before its first absorption.
+
+    Attributes:
+        name: the layer's name.
+        neurons: how many there are.
+        release: ΔP of one neuron.
+        share: of the stream's variance, what the layer's branch writes; 1 in a plain chain.
+        moments: per reader, (neurons·channels)² ridged covariances of the signals that it reads.
+        outer: per reader, Gram matrices of its weights, in units of its output's variance.
+    """
+
+    name: str
+    neurons: int
+    release: int
+    share: float
+    moments: list[Tensor]
+    outer: list[Tensor]
+
+    @property
+    def capacity(self) -> float:
+        """The fraction of signal that is there before the first step."""
+        return 1.0
 
 
 class _Side:
-    """One consumer's C⁻¹ and H. Rows of neurons that are gone are zero, and dropped when half of all are."""
+    """One reader's C⁻¹ and H. Rows of neurons that are gone are zero, and dropped when half of all are."""
 
     def __init__(self, moments: Tensor, outer: Tensor, channels: int) -> None:
         self._inverse = torch.linalg.inv(moments)
@@ -74,33 +101,50 @@ class _Side:
 
 
 class AbsorbPath:
-    """A layer on its way down to one neuron."""
+    """A layer on its way down to one neuron.
 
-    def __init__(self, state: AbsorbState) -> None:
-        self.state = state
+    Args:
+        state: the layer.
+        linear: add up fractions instead of their logarithms (an ablation).
+    """
+
+    def __init__(self, state: AbsorbState, *, linear: bool = False) -> None:
+        self.state, self._linear = state, linear
         self.alive = list(range(state.neurons))
         pairs = zip(state.moments, state.outer, strict=True)
         self._sides = [_Side(c, h, len(c) // state.neurons) for c, h in pairs]
 
-    def moves(self) -> Iterator[Move]:
-        """All moves down to one neuron."""
+    def steps(self) -> Iterator[Step]:
+        """All steps down to one neuron."""
         while len(self.alive) > 1:
             yield self.step()
 
-    def follow(self, neuron: int, other: int) -> None:
-        """Do what an earlier run has found to be the cheapest move, without looking for it."""
+    def follow(self, step: Step) -> None:
+        """Take a step that an earlier run has found to be the cheapest, without looking for it."""
+        (neuron,) = step.gone
         self._remove(self.alive.index(neuron), [side.losses() for side in self._sides])
 
-    def step(self) -> Move:
+    def step(self) -> Step:
         """Remove the neuron that costs least."""
         lost = [side.losses().clip(min=0) for side in self._sides]
-        cost = np.zeros(len(self.alive))
-        for side, loss in zip(self._sides, lost, strict=True):
-            cost -= np.log((side.left - loss).clip(min=LEFT) / max(side.left, LEFT))
-        cost *= self.state.share
+        cost = self._costs(lost)
         position = int(np.flatnonzero(cost <= cost.min() * (1 + TIE))[0])
         neuron = self._remove(position, lost)
-        return Move(float(cost[position]), neuron, -1, len(self.alive), self.capacity, None)
+        state = self.state
+        return Absorption(
+            state.name, (neuron,), cost=float(cost[position]), release=state.release, left=self.left
+        )
+
+    def _costs(self, lost: list[Array]) -> Array:
+        """J of removing each neuron."""
+        cost = np.zeros(len(self.alive))
+        for side, loss in zip(self._sides, lost, strict=True):
+            if self._linear:
+                cost += loss
+            else:
+                cost -= np.log((side.left - loss).clip(min=LEFT) / max(side.left, LEFT))
+        cost *= self.state.share
+        return cost
 
     def _remove(self, position: int, lost: list[Array]) -> int:
         for side, loss in zip(self._sides, lost, strict=True):
@@ -109,11 +153,11 @@ class AbsorbPath:
         return self.alive.pop(position)
 
     @property
-    def count(self) -> int:
+    def neurons(self) -> int:
         """Neurons that are left."""
         return len(self.alive)
 
     @property
-    def capacity(self) -> float:
-        """The least fraction of signal that is left in front of a consumer."""
+    def left(self) -> float:
+        """The least fraction of signal that is left in front of a reader."""
         return min(side.left for side in self._sides)

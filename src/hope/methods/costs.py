@@ -40,15 +40,15 @@ def best_scale(square_sum: Array, alignment: Array, rest: Array) -> Array:
     return scale
 
 
-def merge_pair(neurons: int, square_sum: Array, alignment: Array, rest: Array) -> Array:
-    """J_merge at s*, as in the paper: N·D_min/√(E_rem² + b·E_rem + a/2) with D_min² = a − b²/2.
+def merge_pair(neurons: int, distance: Array, alignment: Array, rest: Array, square_sum: Array) -> Array:
+    """J_merge at s*, as in the paper: N·D_min/√(E_rem² + b·E_rem + a/2).
 
     Args:
-        square_sum: a = ‖f_i‖² + ‖f_j‖².
+        distance: D_min, with D_min² = a − b²/2.
         alignment: b = ⟨ψ*, f_i + f_j⟩.
         rest: E_rem.
+        square_sum: a = ‖f_i‖² + ‖f_j‖².
     """
-    distance = np.sqrt(np.maximum(square_sum - alignment**2 / 2, 0))
     cost: Array = neurons * distance / np.sqrt(rest**2 + alignment * rest + square_sum / 2)
     return cost
 
@@ -73,13 +73,3 @@ def evict(neurons: Sequence[int], capacities: Sequence[float], anchors: Sequence
 def identity_capacity(scale: Array, shift: Array) -> float:
     """E_identity: the RMS energies of the channels that a skip carries, added up."""
     return float(np.sqrt(scale**2 + shift**2).sum())
-
-
-def capacity_cost(neurons: float, before: float, after: float) -> float:
-    """J_capacity = c·ln(E_a/E_b), the continuous cost along any path on which c = N is constant."""
-    return neurons * math.log(before / after)
-
-
-def bound(neurons: float, distance: float, after: float) -> float:
-    """J_bound = c·D/E(Φ_b) ≥ J_proj (paper, Theorem "Discrete Transition Cost Bound")."""
-    return neurons * distance / after

@@ -1,56 +1,153 @@
-"""Scores of the baselines: the lowest goes first, over the whole network, never the last neuron of a
-layer.
-"""
+"""The baselines: prune by ascending score over the whole network, never the last neuron of a layer."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from hope.anatomy.units import NeuronLayer
+from hope.anatomy.reasons import Cause, Reason
+from hope.anatomy.sizes import Releases
+from hope.anatomy.steps import Prune, Step
+from hope.anatomy.units import Unit
+from hope.methods.base import Known, Method, State
+from hope.signals.bn import Numbers
 
-Tensors = Mapping[str, Tensor]
+
+@dataclass(frozen=True)
+class ScoreState:
+    """A layer as a baseline sees it.
+
+    Attributes:
+        name: the layer's name.
+        scores: (neurons,) the lowest goes first.
+        release: ΔP of one neuron; reported, not ranked by.
+    """
+
+    name: str
+    scores: Tensor
+    release: int
+
+    @property
+    def neurons(self) -> int:
+        """How many there are."""
+        return len(self.scores)
+
+    @property
+    def capacity(self) -> float:
+        """All scores together."""
+        return float(self.scores.sum())
 
 
-def _sums(layer: NeuronLayer, tensors: Tensors, role: str) -> Tensor:
+class ScorePath:
+    """A layer on its way down, by ascending score."""
+
+    def __init__(self, state: ScoreState) -> None:
+        self._state = state
+        scores = state.scores.tolist()
+        self._waiting = sorted(range(len(scores)), key=lambda neuron: (scores[neuron], neuron))
+        self.neurons, self.left = state.neurons, state.capacity
+
+    def steps(self) -> Iterator[Step]:
+        """All steps down to one neuron."""
+        while self.neurons > 1:
+            neuron = self._waiting[0]
+            cost = self._take(neuron)
+            yield Prune(self._state.name, (neuron,), cost=cost, release=self._state.release, left=self.left)
+
+    def follow(self, step: Step) -> None:
+        """Take a step that an earlier run has taken."""
+        self._take(*step.gone)
+
+    def _take(self, neuron: int) -> float:
+        self._waiting.remove(neuron)
+        score = float(self._state.scores[neuron])
+        self.neurons -= 1
+        self.left -= score
+        return score
+
+
+@dataclass(frozen=True)
+class Score(Method):
+    """A baseline.
+
+    Attributes:
+        by: "l1-in" (incoming weights), "l1-joint" (incoming and outgoing), "bn-scale" (|γ|) or "random".
+
+    >>> Score("l1-in").name
+    'l1-in'
+    """
+
+    by: str = "l1-in"
+
+    def __post_init__(self) -> None:
+        self.choose(by=(self.by, tuple(SCORES)))
+
+    @property
+    def name(self) -> str:
+        """The score's name."""
+        return self.by
+
+    def state(self, unit: Unit, known: Known) -> ScoreState | Reason:
+        """The scores of a unit's neurons."""
+        scores = SCORES[self.by](unit, known.numbers)
+        if scores is None:
+            return Cause.NO_BN.at()
+        return ScoreState(unit.name, scores, Releases(known.anatomy).unit(unit.name))
+
+    @property
+    def path(self) -> Callable[[ScoreState], ScorePath]:
+        """Prunes in order of score."""
+        return ScorePath
+
+    def rank(self, cost: float, release: int) -> float:
+        """Raw scores over the whole network."""
+        return cost
+
+    def measures(self, known: Known, states: Sequence[State]) -> dict[str, list[float]]:
+        """The scores."""
+        return {s.name: s.scores.tolist() for s in states if isinstance(s, ScoreState)}
+
+
+def _sums(layer: Unit, numbers: Numbers, role: str) -> Tensor:
     """Sums of absolute weights per neuron over all its places of one role."""
     total = torch.zeros(layer.neurons, dtype=torch.float64)
-    for part in layer.slices:
+    for part in layer.places:
         if part.role == role:
-            weight = tensors[part.tensor].double().abs().movedim(part.dim, 0).flatten(1).sum(dim=1)
+            weight = numbers[part.tensor].double().abs().movedim(part.dim, 0).flatten(1).sum(dim=1)
             total += weight[torch.from_numpy(part.index)].sum(dim=1)
     return total
 
 
-def l1_in(layer: NeuronLayer, tensors: Tensors) -> Tensor | None:
+def l1_in(layer: Unit, numbers: Numbers) -> Tensor | None:
     """L1 norm of the incoming weights."""
-    return _sums(layer, tensors, "out")
+    return _sums(layer, numbers, "out")
 
 
-def l1_joint(layer: NeuronLayer, tensors: Tensors) -> Tensor | None:
+def l1_joint(layer: Unit, numbers: Numbers) -> Tensor | None:
     """L1 norm of incoming and outgoing weights."""
-    return _sums(layer, tensors, "out") + _sums(layer, tensors, "in")
+    return _sums(layer, numbers, "out") + _sums(layer, numbers, "in")
 
 
-def bn_scale(layer: NeuronLayer, tensors: Tensors) -> Tensor | None:
-    """|γ| of the BN that the consumers see; None for layers without one."""
+def bn_scale(layer: Unit, numbers: Numbers) -> Tensor | None:
+    """|γ| of the BN that the readers see; None for layers without one."""
     scales = [
-        tensors[part.tensor].double().abs()[torch.from_numpy(part.index)].sum(dim=1)
-        for part in layer.slices
+        numbers[part.tensor].double().abs()[torch.from_numpy(part.index)].sum(dim=1)
+        for part in layer.places
         if part.tensor == f"{layer.bn}.weight"
     ]
     return scales[0] if scales else None
 
 
-def random(layer: NeuronLayer, tensors: Tensors) -> Tensor | None:
+def random(layer: Unit, numbers: Numbers) -> Tensor | None:
     """Uniform random numbers, the same for the same layer name and size."""
     seed = int.from_bytes(layer.name.encode()[-6:].rjust(6, b"\0"), "big") ^ layer.neurons
     return torch.rand(layer.neurons, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
 
 
-SCORES: dict[str, Callable[[NeuronLayer, Tensors], Tensor | None]] = {
+SCORES: dict[str, Callable[[Unit, Numbers], Tensor | None]] = {
     "l1-in": l1_in,
     "l1-joint": l1_joint,
     "bn-scale": bn_scale,

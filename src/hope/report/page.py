@@ -15,12 +15,12 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
+from hope._util.files import write_file
 from hope._version import __version__
 from hope.anatomy.anatomy import Anatomy
-from hope.anatomy.steps import Absorb, Action, Evict, Merge, Prune
+from hope.anatomy.steps import Absorption, Evict, Merge, Step
 from hope.methods.scores import SCORES
 from hope.report.takers import takers
-from hope.storage.files import write_file
 from hope.storage.run import BY_HAND, Run
 
 SCRIPTS = ("run.js", "charts.js", "page.js")  # in one scope, in this order
@@ -129,7 +129,7 @@ def run_data(
     anatomy, trajectory, details = run.anatomy, run.trajectory, run.details
     layers = {layer.name: n for n, layer in enumerate(anatomy.layers)}
     blocks = {block.name: n for n, block in enumerate(anatomy.blocks)}
-    layer_gone, block_gone = gone(anatomy, trajectory.actions)
+    layer_gone, block_gone = gone(anatomy, trajectory.steps)
     sizes = [[int(column[0]), *(int(d) for d in column[1:] - column[:-1])] for column in trajectory.sizes.T]
     return {
         "model": anatomy.model,
@@ -148,9 +148,9 @@ def run_data(
                 "fanIn": layer.fan_in,
                 "fanOut": layer.fan_out,
                 "activation": layer.activation,
-                "also": list(layer.also),
+                "also": list(layer.along),
                 "gone": layer_gone[layer.name],
-                "capacities": [_short(c) for c in details.capacities.get(layer.name, ())],
+                "capacities": [_short(c) for c in details.measures.get(layer.name, ())],
             }
             for layer in anatomy.layers
         ],
@@ -163,18 +163,15 @@ def run_data(
             }
             for block in anatomy.blocks
         ],
-        "kinds": "".join(KINDS[type(action).__name__.lower()] for action in trajectory.actions),
+        "kinds": "".join(KINDS[step.kind] for step in trajectory),
         "targets": [
-            blocks[action.block] if isinstance(action, Evict) else layers[action.layer]
-            for action in trajectory.actions
+            blocks[step.name] if isinstance(step, Evict) else layers[step.name] for step in trajectory
         ],
-        **_neurons(trajectory.actions),
+        **_neurons(trajectory.steps),
         "takers": _takers(run),
-        "costs": [_short(cost) for cost in trajectory.costs],
-        "releases": _changes(trajectory.actions, trajectory.releases),
-        "left": [_short(value) for value in trajectory.left]
-        if len(trajectory.left) == len(trajectory)
-        else [],
+        "costs": [_short(step.cost) for step in trajectory],
+        "releases": _changes(trajectory.steps),
+        "left": [] if run.method == BY_HAND else [_short(step.left) for step in trajectory],
         "neurons": sizes[0],
         "parameters": sizes[1],
         "macs": sizes[2],
@@ -186,9 +183,9 @@ def run_data(
     }
 
 
-def gone(anatomy: Anatomy, actions: Sequence[Action]) -> tuple[dict[str, int | None], dict[str, int | None]]:
+def gone(anatomy: Anatomy, steps: Sequence[Step]) -> tuple[dict[str, int | None], dict[str, int | None]]:
     """After how many steps each layer and each block is gone with an evicted block; None if it stays."""
-    evicted = {action.block: t for t, action in enumerate(actions, start=1) if isinstance(action, Evict)}
+    evicted = {step.name: t for t, step in enumerate(steps, start=1) if isinstance(step, Evict)}
     times = [(anatomy.block(name), t) for name, t in evicted.items()]
 
     def first(name: str) -> float:
@@ -212,50 +209,42 @@ def gone(anatomy: Anatomy, actions: Sequence[Action]) -> tuple[dict[str, int | N
     return layers, blocks
 
 
-def _neurons(actions: Sequence[Action]) -> dict[str, Any]:
+def _neurons(steps: Sequence[Step]) -> dict[str, Any]:
     """Per step: who goes, into whom (-1 for nobody), and the whole list where several go at once."""
     who, into = [], []
     several: dict[str, list[int]] = {}
-    for t, action in enumerate(actions):
-        if isinstance(action, Prune):
-            who.append(action.neurons[0] if action.neurons else -1)
-            if len(action.neurons) != 1:
-                several[str(t)] = list(action.neurons)
-        else:
-            who.append(action.drop if isinstance(action, Merge) else -1)
-        into.append(action.keep if isinstance(action, Merge) else -1)
+    for t, step in enumerate(steps):
+        who.append(step.gone[0] if step.gone else -1)
+        into.append(step.keep if isinstance(step, Merge) else -1)
+        if len(step.gone) != 1 and not isinstance(step, Evict):
+            several[str(t)] = list(step.gone)
     return {"who": who, "into": into, "several": several}
 
 
 def _takers(run: Run) -> dict[str, list[list[float]]]:
     """Absorbing step -> [survivor, share, survivor, share …], where moments tell."""
-    steps: dict[str, list[int]] = {}
-    for t, action in enumerate(run.trajectory.actions):
-        if isinstance(action, Absorb) and len(action.neurons) == 1:
-            steps.setdefault(action.layer, []).append(t)
+    times: dict[str, list[int]] = {}
+    for t, step in enumerate(run.trajectory):
+        if isinstance(step, Absorption) and len(step.gone) == 1:
+            times.setdefault(step.name, []).append(t)
     found: dict[str, list[list[float]]] = {}
-    views = run.views() if steps else {}
-    for name, times in steps.items():
-        order = [_absorbed(run.trajectory.actions[t]) for t in times]
-        shares = takers(run.anatomy.layer(name), views, order)
-        for t, some in zip(times, shares or (), strict=False):
-            found[str(t)] = [[neuron, round(share, 3)] for neuron, share in some]
+    intakes = run.intakes() if times else {}
+    for name, some in times.items():
+        order = [run.trajectory[t].gone[0] for t in some]
+        shares = takers(run.anatomy.unit(name), intakes, order)
+        for t, taken in zip(some, shares or (), strict=False):
+            found[str(t)] = [[neuron, round(share, 3)] for neuron, share in taken]
     return found
 
 
-def _absorbed(action: Action) -> int:
-    assert isinstance(action, Absorb)
-    return action.neurons[0]
-
-
-def _changes(actions: Sequence[Action], releases: Sequence[int]) -> list[int]:
-    """ΔP of each step less that of the step before in the same layer: mostly zeros."""
-    last: dict[str, int] = {}
+def _changes(steps: Sequence[Step]) -> list[int]:
+    """ΔP of each step less that of the step before in the same unit or block: mostly zeros."""
+    last: dict[tuple[bool, str], int] = {}
     found = []
-    for action, value in zip(actions, releases, strict=True):
-        key = f"block {action.block}" if isinstance(action, Evict) else f"layer {action.layer}"
-        found.append(value - last.get(key, 0))
-        last[key] = value
+    for step in steps:
+        key = (isinstance(step, Evict), step.name)
+        found.append(step.release - last.get(key, 0))
+        last[key] = step.release
     return found
 
 

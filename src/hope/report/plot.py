@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from hope._util.files import write_file
 from hope.errors import HopeError
 from hope.report.page import labels, scales
-from hope.storage.files import write_file
 from hope.storage.run import Run
 
 if TYPE_CHECKING:
@@ -66,7 +66,7 @@ def draw(runs: Sequence[Run], accuracies: Sequence[Sequence[tuple[int, float]]] 
     for number, run in enumerate(runs):
         style: Any = {"color": COLOURS[number % len(COLOURS)], "linestyle": DASHES[number % len(DASHES)]}
         shares = run.trajectory.sizes / np.maximum(run.trajectory.sizes[0], 1)  # (steps + 1, 3)
-        spent = np.concatenate([[0.0], np.cumsum(run.trajectory.costs)])
+        spent = np.concatenate([[0.0], np.cumsum([step.cost for step in run.trajectory])])
         for column in (1,) if several else (0, 1, 2):
             own = {} if several else {"color": COLOURS[column], "linestyle": DASHES[column]}
             axes[0].plot(100 * shares[:, column], **(style | own))

@@ -7,32 +7,31 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from hope.anatomy.units import NeuronLayer
-from hope.methods.state import View
+from hope.anatomy.units import Unit
+from hope.signals.intake import Intake, channels_of
 from hope.signals.projection import ridged
-from hope.signals.views import channels_of
 
 WIDEST = 1024  # neurons; the inverse is followed step by step, which is cubic
 MOST = 2  # takers that are named
 
 
 def takers(
-    layer: NeuronLayer, views: Mapping[str, View], gone: Sequence[int]
+    layer: Unit, intakes: Mapping[str, Intake], gone: Sequence[int]
 ) -> list[list[tuple[int, float]]] | None:
     """For each neuron that goes, in order, the survivors that take over most of it, with their shares.
 
     The best linear stand-in for neuron i among the survivors S is `C_SS⁻¹ C_Si`, which is `−[C⁻¹]_Si /
-    [C⁻¹]_ii` (see `signals.projection`). It is that of the layer's first consumer.
+    [C⁻¹]_ii` (see `signals.projection`). It is that of the layer's first reader.
 
     Returns:
         None where the moments are not known, or the layer is too wide for a page's sake.
     """
-    view = views.get(layer.consumers[0].weight) if layer.consumers else None
-    channels = channels_of(layer, view) if view is not None else None
-    if view is None or channels is None or channels.shape[1] != 1 or layer.neurons > WIDEST:
+    intake = intakes.get(layer.readers[0].weight) if layer.readers else None
+    channels = channels_of(layer, intake) if intake is not None else None
+    if intake is None or channels is None or channels.shape[1] != 1 or layer.neurons > WIDEST:
         return None
     flat = channels.flatten()
-    inverse: NDArray[np.float64] = np.linalg.inv(ridged(view.moments[flat][:, flat]).numpy())
+    inverse: NDArray[np.float64] = np.linalg.inv(ridged(intake.moments[flat][:, flat]).numpy())
     alive = np.ones(layer.neurons, dtype=bool)
     found = []
     for i in gone:

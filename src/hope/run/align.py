@@ -5,19 +5,19 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from hope.anatomy.anatomy import Anatomy
-from hope.anatomy.steps import Action, Evict, Prune
+from hope.anatomy.steps import Evict, Step
 
 
 def aligned(
-    anatomy: Anatomy, actions: Sequence[Action], multiple_of: int
+    anatomy: Anatomy, steps: Sequence[Step], multiple_of: int
 ) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Order actions so that surviving widths are multiples, leaving out those that would only break it.
+    """Order steps so that surviving widths are multiples, leaving out those that would only break it.
 
-    A layer's actions are held back until its width is a multiple again, and are then done in one go; what
+    A layer's steps are held back until its width is a multiple again, and are then done in one go; what
     never comes to a multiple is not done. Within a layer the order stays.
 
     Returns:
-        Positions of the actions that are done, in order; and after how many of them every width is a multiple
+        Positions of the steps that are done, in order; and after how many of them every width is a multiple
         (or the layer is untouched).
 
     Example:
@@ -33,17 +33,16 @@ def aligned(
     waiting: dict[str, list[int]] = {}
     order: list[int] = []
     stops = [0]
-    for position, action in enumerate(actions):
-        if isinstance(action, Evict):
-            for name in inside[action.block]:
+    for position, step in enumerate(steps):
+        if isinstance(step, Evict):
+            for name in inside[step.name]:
                 waiting.pop(name, None)
             order.append(position)
         else:
-            count = len(action.neurons) if isinstance(action, Prune) else 1
-            width[action.layer] -= count * size[action.layer]
-            waiting.setdefault(action.layer, []).append(position)
-            if width[action.layer] % multiple_of:
+            width[step.name] -= len(step.gone) * size[step.name]
+            waiting.setdefault(step.name, []).append(position)
+            if width[step.name] % multiple_of:
                 continue
-            order += waiting.pop(action.layer)
+            order += waiting.pop(step.name)
         stops.append(len(order))
     return tuple(order), tuple(stops)

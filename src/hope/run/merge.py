@@ -1,109 +1,48 @@
 """The greedy loop: a merge of independent paths by J/ΔP, with evictions priced from what the paths recorded.
 
-Costs are intra-layer, so what a layer would do next depends on its own state alone. The global loop is a
-k-way merge of the layers' paths (a heap). A block's eviction is priced anew after each move in one of its
-layers.
+Costs are intra-unit, so what a unit would do next depends on its own state alone. The global loop is a k-way
+merge of the units' paths (a heap). A block's eviction is priced anew after each step in one of its layers.
 """
 
 from __future__ import annotations
 
 import heapq
-import math
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Executor, Future
-from typing import Any, NamedTuple, Protocol, TypeAlias
+from typing import Any, TypeAlias
 
-from hope.methods import costs
-from hope.methods.path import Move
-from hope.methods.state import AbsorbState, BlockState, LayerState
+from msgspec.structs import replace
 
-_ORDER = {"prune": 0, "merge": 1, "evict": 2}
-State: TypeAlias = LayerState | AbsorbState
-Done: TypeAlias = tuple[int, int, int]  # (layer, neuron, other), or (block, -1, -1) for an eviction
-
-
-class Path(Protocol):
-    """One layer on its way down."""
-
-    @property
-    def count(self) -> int:
-        """Neurons that are left."""
-
-    @property
-    def capacity(self) -> float:
-        """Capacity that is left."""
-
-    def moves(self) -> Iterator[Move]:
-        """All moves down to one neuron."""
-
-    def follow(self, neuron: int, other: int) -> None:
-        """Make a move that is known."""
-
+from hope.anatomy.sizes import Releases
+from hope.anatomy.steps import Evict, Merge, Step
+from hope.methods.base import Branch, Path, State
 
 Walk: TypeAlias = Callable[[Any], Path]
+Rank: TypeAlias = Callable[[float, int], float]
 
 
-def _begun(walk: Walk, state: State, done: Sequence[Done]) -> Path:
-    """A layer's path after what an interrupted run has done in it."""
+def _begun(walk: Walk, state: State, done: Sequence[Step]) -> Path:
+    """A unit's path after what an interrupted run has done in it."""
     path = walk(state)
-    for _, neuron, other in done:
-        path.follow(neuron, other)
+    for step in done:
+        path.follow(step)
     return path
 
 
-def _whole(walk: Walk, state: State, done: Sequence[Done]) -> tuple[int, float, list[Move]]:
-    """The rest of a layer's path at once, for a worker elsewhere."""
+def _whole(walk: Walk, state: State, done: Sequence[Step]) -> tuple[int, float, list[Step]]:
+    """The rest of a unit's path at once, for a worker elsewhere."""
     path = _begun(walk, state, done)
-    return path.count, path.capacity, list(path.moves())
-
-
-class LiveRelease(Protocol):
-    """What actions would release in the network as it is now."""
-
-    def layer(self, position: int) -> int:
-        """ΔP of removing one neuron of a layer."""
-
-    def block(self, number: int) -> int:
-        """ΔP of evicting a block."""
-
-    def done(self, choice: Choice) -> None:
-        """Note that an action was carried out."""
-
-
-class Choice(NamedTuple):
-    """One action of the whole network.
-
-    Attributes:
-        kind: "prune", "merge" or "evict".
-        target: position of the layer, or of the block for an eviction.
-        cost: J.
-        release: ΔP by which it was ranked.
-        move: what the layer did; None for an eviction.
-    """
-
-    kind: str
-    target: int
-    cost: float
-    release: int
-    move: Move | None
-
-
-def rounded(value: float, digits: int = 12) -> float:
-    """A cost to so many significant digits: what is equal up to rounding counts as equal.
-
-    >>> rounded(1.00000000000000002e-5) == rounded(1e-5)
-    True
-    """
-    return value if value == 0 or not math.isfinite(value) else float(f"{value:.{digits - 1}e}")
+    return path.neurons, path.left, list(path.steps())
 
 
 class _Walker:
-    """One layer's path, worked out as it is asked for, or elsewhere."""
+    """One unit's path, worked out as it is asked for, or elsewhere; `head` is the step it would take next."""
 
-    def __init__(self, state: State, walk: Walk, done: Sequence[Done], executor: Executor | None) -> None:
+    def __init__(self, state: State, walk: Walk, done: Sequence[Step], executor: Executor | None) -> None:
         self.neurons, self.capacity = state.neurons, state.capacity
-        self._future: Future[tuple[int, float, list[Move]]] | None = None
-        self._moves: Iterator[Move] | None = None
+        self.head: Step | None = None
+        self._future: Future[tuple[int, float, list[Step]]] | None = None
+        self._steps: Iterator[Step] | None = None
         if executor is not None:
             self._future = executor.submit(_whole, walk, state, done)
             if done:
@@ -111,126 +50,138 @@ class _Walker:
             return
         path = _begun(walk, state, done)
         if done:
-            self.neurons, self.capacity = path.count, path.capacity
-        self._moves = path.moves()
+            self.neurons, self.capacity = path.neurons, path.left
+        self._steps = path.steps()
 
-    def next(self) -> Move | None:
-        """The layer's next move, None at its end."""
-        if self._moves is None:
+    def look(self) -> None:
+        """Find the next step, None at the path's end."""
+        if self._steps is None:
             assert self._future is not None
-            self._moves = iter(self._future.result()[2])
-        return next(self._moves, None)
+            self._steps = iter(self._future.result()[2])
+        self.head = next(self._steps, None)
 
-    def done(self, move: Move) -> None:
-        """Note that a move was made."""
-        self.neurons, self.capacity = move.neurons, move.capacity
+    def take(self) -> Step:
+        """Take the step that was found."""
+        step = self.head
+        assert step is not None
+        self.neurons, self.capacity = self.neurons - len(step.gone), step.left
+        return step
 
 
-def choices(
-    layers: Sequence[State],
-    blocks: Sequence[BlockState] = (),
-    *,
-    walk: Walk,
-    executor: Executor | None = None,
-    live: LiveRelease | None = None,
-    done: Sequence[Done] = (),
-) -> Iterator[Choice]:
-    """All actions in the order of the paper's criterion, argmin J/ΔP, one at a time until nothing is left to
-    do.
+class Merger:
+    """All steps in the order of the paper's criterion, argmin J/ΔP, one at a time.
 
     Args:
-        layers: the layers' states; they are not changed.
-        blocks: the blocks that may be evicted.
-        walk: a layer's state -> its path (`path.layer_path`, `absorption.AbsorbPath`).
+        states: of the units; they are not changed.
+        branches: the blocks that may be evicted.
+        walk: a state -> its path (`Method.path`).
+        rank: (J, ΔP) -> what steps are sorted by (`Method.rank`).
         executor: where to work out the paths; in this process, as needed, without one. The result is the
             same.
-        live: rank by what an action would release now instead of in the original network (an ablation).
+        live: rank by what a step would release now instead of in the original network.
         done: what an interrupted run has already done, in order; the rest is as if it had not been stopped.
     """
-    moves: dict[int, list[Done]] = {}
-    for one in done:
-        if one[1] >= 0:
-            moves.setdefault(one[0], []).append(one)
-    walkers = [
-        _Walker(state, walk, moves.get(position, ()), executor) for position, state in enumerate(layers)
-    ]
-    inside: dict[int, list[int]] = {}
-    for number, block in enumerate(blocks):
-        for layer in block.layers:
-            inside.setdefault(layer, []).append(number)
-    heap: list[tuple[float, int, int, int, int, int]] = []
-    heads: dict[int, Move] = {}
-    prices = [math.inf] * len(blocks)
-    versions = [0] * len(blocks)
-    gone_layers: set[int] = set()
-    gone_blocks: set[int] = set()
 
-    def release_of(kind: str, target: int) -> int:
-        if live is not None:
-            return live.layer(target) if kind != "evict" else live.block(target)
-        return layers[target].release if kind != "evict" else blocks[target].release
+    def __init__(
+        self,
+        states: Sequence[State],
+        branches: Sequence[Branch] = (),
+        *,
+        walk: Walk,
+        rank: Rank,
+        executor: Executor | None = None,
+        live: Releases | None = None,
+        done: Sequence[Step] = (),
+    ) -> None:
+        self._branches, self._rank, self._live = branches, rank, live
+        self._number = {state.name: number for number, state in enumerate(states)}
+        begun: dict[str, list[Step]] = {}
+        for step in done:
+            if not isinstance(step, Evict):
+                begun.setdefault(step.name, []).append(step)
+        self._walkers = [_Walker(state, walk, begun.get(state.name, ()), executor) for state in states]
+        self._inside: dict[str, list[int]] = {}
+        for number, branch in enumerate(branches):
+            for layer in branch.layers:
+                self._inside.setdefault(layer, []).append(number)
+        self._heap: list[tuple[float, int, int, tuple[int, ...], int]] = []
+        self._versions = [0] * len(branches)
+        self._gone_units: set[str] = set()
+        self._gone_branches: set[int] = set()
+        for step in done:
+            self._note(step)
 
-    def push_layer(position: int) -> None:
-        move = heads[position]
-        kind = "prune" if move.other < 0 else "merge"
-        ratio = rounded(move.cost / release_of(kind, position))
-        heapq.heappush(heap, (ratio, _ORDER[kind], position, move.neuron, move.other, 0))
+    def __iter__(self) -> Iterator[Step]:
+        for number, walker in enumerate(self._walkers):
+            walker.look()
+            self._queue_unit(number)
+        self._queue_branches()
+        while self._heap:
+            _, order, number, _, version = heapq.heappop(self._heap)
+            if order == _ORDER[Evict]:
+                if number in self._gone_branches or version != self._versions[number]:
+                    continue
+                step: Step = self._eviction(number)
+                self._note(step)
+            else:
+                walker = self._walkers[number]
+                if walker.head is None or walker.head.name in self._gone_units:
+                    continue
+                step = self._priced(walker.take())
+                walker.look()
+                self._note(step)
+                self._queue_unit(number)
+                for inside in self._inside.get(step.name, ()):
+                    self._queue_branch(inside)
+            yield step
+            if self._live is not None:  # every neighbour's release has changed
+                self._heap.clear()
+                for each in range(len(self._walkers)):
+                    self._queue_unit(each)
+                self._queue_branches()
 
-    def queue_layer(position: int) -> None:
-        move = walkers[position].next()
-        if move is not None:
-            heads[position] = move
-            push_layer(position)
+    def _priced(self, step: Step) -> Step:
+        """A step with the ΔP that it has now."""
+        return step if self._live is None else replace(step, release=max(1, self._live.unit(step.name)))
 
-    def queue_block(number: int) -> None:
-        block = blocks[number]
-        left = [walkers[layer] for layer in block.layers]
-        prices[number] = costs.evict([w.neurons for w in left], [w.capacity for w in left], block.anchors)
-        versions[number] += 1
-        ratio = rounded(prices[number] / release_of("evict", number))
-        heapq.heappush(heap, (ratio, _ORDER["evict"], number, 0, 0, versions[number]))
+    def _eviction(self, number: int) -> Evict:
+        """The eviction of a branch, priced from what is left in its layers."""
+        branch = self._branches[number]
+        left = [self._walkers[self._number[name]] for name in branch.layers]
+        price = branch.cost([w.neurons for w in left], [w.capacity for w in left])
+        release = branch.release if self._live is None else max(1, self._live.block(branch.name))
+        return Evict(branch.name, branch.bias, cost=price, release=release)
 
-    def evict(number: int) -> None:
-        gone_blocks.add(number)
-        gone_layers.update(blocks[number].layers)
-        gone_blocks.update(n for n, b in enumerate(blocks) if set(b.layers) <= gone_layers)
+    def _queue_unit(self, number: int) -> None:
+        head = self._walkers[number].head
+        if head is not None and head.name not in self._gone_units:
+            step = self._priced(head)
+            order = _ORDER[Merge] if isinstance(step, Merge) else 0
+            ratio = self._rank(step.cost, step.release)
+            heapq.heappush(self._heap, (ratio, order, number, step.neurons, 0))
 
-    for target, neuron, other in done:
-        if neuron < 0:
-            evict(target)
-        if live is not None:
-            what = "evict" if neuron < 0 else "prune" if other < 0 else "merge"
-            live.done(Choice(what, target, 0.0, 0, None))
-    for position in range(len(layers)):
-        queue_layer(position)
-    for number in range(len(blocks)):
-        if number not in gone_blocks:
-            queue_block(number)
-    while heap:
-        _, kind, target, _, _, version = heapq.heappop(heap)
-        if kind == _ORDER["evict"]:
-            if target in gone_blocks or version != versions[target]:
-                continue
-            evict(target)
-            choice = Choice("evict", target, prices[target], release_of("evict", target), None)
-        elif target not in gone_layers:
-            move = heads.pop(target)
-            kind_name = "prune" if move.other < 0 else "merge"
-            choice = Choice(kind_name, target, move.cost, release_of(kind_name, target), move)
-            walkers[target].done(move)
-            queue_layer(target)
-            for number in inside.get(target, ()):
-                if number not in gone_blocks:
-                    queue_block(number)
-        else:
-            continue
-        yield choice
-        if live is not None:  # every neighbour's release has changed
-            live.done(choice)
-            heap.clear()
-            for position in heads:
-                if position not in gone_layers:
-                    push_layer(position)
-            for number in range(len(blocks)):
-                if number not in gone_blocks:
-                    queue_block(number)
+    def _queue_branch(self, number: int) -> None:
+        if number not in self._gone_branches:
+            step = self._eviction(number)
+            self._versions[number] += 1
+            ratio = self._rank(step.cost, step.release)
+            heapq.heappush(self._heap, (ratio, _ORDER[Evict], number, (), self._versions[number]))
+
+    def _queue_branches(self) -> None:
+        for number in range(len(self._branches)):
+            self._queue_branch(number)
+
+    def _note(self, step: Step) -> None:
+        """What is gone from now on."""
+        if isinstance(step, Evict):
+            number = next(k for k, branch in enumerate(self._branches) if branch.name == step.name)
+            self._gone_branches.add(number)
+            self._gone_units.update(self._branches[number].layers)
+            self._gone_branches.update(
+                k for k, branch in enumerate(self._branches) if set(branch.layers) <= self._gone_units
+            )
+        if self._live is not None:
+            self._live.take(step)
+
+
+_ORDER: dict[type[Step], int] = {Merge: 1, Evict: 2}  # of equal price: prunes first, then these

@@ -12,11 +12,10 @@ from torch import Tensor, nn
 from hope._util.calls import as_call, mode
 from hope.anatomy.anatomy import Anatomy
 from hope.errors import InvalidExample, first_line
-from hope.methods.state import View
+from hope.signals.intake import Intake, behind, stored
 from hope.signals.matrices import tap_distances
 from hope.signals.projection import variances
 from hope.signals.propagate import DEFAULT_DECAY
-from hope.signals.views import behind, stored
 
 
 class _Sums:
@@ -60,14 +59,14 @@ class _Sums:
         return min(0.99, max(0.0, self.near / self.own)) if self.own > 0 else DEFAULT_DECAY
 
 
-def measured_views(
-    model: nn.Module, anatomy: Anatomy, inputs: Iterable[Any], known: Mapping[str, View]
-) -> dict[str, View]:
+def measured_intakes(
+    model: nn.Module, anatomy: Anatomy, inputs: Iterable[Any], known: Mapping[str, Intake]
+) -> dict[str, Intake]:
     """What every weight reads, measured on a few inputs.
 
     Args:
         inputs: batches as `example` takes them; labels are not used.
-        known: views of the propagated surrogate, kept where nothing could be measured.
+        known: intakes of the propagated surrogate, kept where nothing could be measured.
     """
     sums: dict[str, _Sums] = {}
     handles = []
@@ -96,7 +95,7 @@ def measured_views(
     found = dict(known)
     for weight, one in sums.items():
         if one.count:
-            found[weight] = _view(weight, one, model, anatomy, known.get(weight))
+            found[weight] = _intake(weight, one, model, anatomy, known.get(weight))
     return found
 
 
@@ -104,7 +103,7 @@ def _readers(model: nn.Module, anatomy: Anatomy) -> dict[str, tuple[int, int]]:
     """Weights whose modules can be listened to -> (places per channel, spatial dimensions)."""
     found = {}
     for layer in anatomy.layers:
-        for part in layer.slices:
+        for part in layer.places:
             owner, _, attribute = part.tensor.rpartition(".")
             if part.role != "in" or attribute != "weight":
                 continue
@@ -117,8 +116,8 @@ def _readers(model: nn.Module, anatomy: Anatomy) -> dict[str, tuple[int, int]]:
     return found
 
 
-def _view(weight: str, one: _Sums, model: nn.Module, anatomy: Anatomy, known: View | None) -> View:
-    part = next(p for layer in anatomy.layers for p in layer.slices if p.tensor == weight and p.role == "in")
+def _intake(weight: str, one: _Sums, model: nn.Module, anatomy: Anatomy, known: Intake | None) -> Intake:
+    part = next(p for layer in anatomy.layers for p in layer.places if p.tensor == weight and p.role == "in")
     tensor = dict(model.named_parameters())[weight]
     owner = weight.rpartition(".")[0]
     bn, _, bias = behind(anatomy).get(weight, ("", 0.0, ""))
@@ -128,7 +127,9 @@ def _view(weight: str, one: _Sums, model: nn.Module, anatomy: Anatomy, known: Vi
         bn, bias = known.bn, known.bias
     taps = one.decay ** tap_distances(tuple(tensor.shape[2:]) if one.spatial else one.repeat)
     blank = torch.zeros(0)
-    view = View(
+    intake = Intake(
         weight, part.dim, stored(one.mean), stored(one.covariance), stored(taps), blank, one.repeat, bn, bias
     )
-    return replace(view, variance=stored(variances(view.laid(tensor.cpu()), view.taps, view.covariance)))
+    return replace(
+        intake, variance=stored(variances(intake.laid(tensor.cpu()), intake.taps, intake.covariance))
+    )

@@ -18,7 +18,8 @@ from torch import Tensor
 from torch.nn import functional
 
 from hope.graph.program import Op
-from hope.methods.signals import SMOOTH, Bn, read_bn
+from hope.signals.bn import Bn, Numbers
+from hope.signals.energy import SMOOTH
 from hope.signals.hermite import Bent, bend, bend_with, covariance
 from hope.signals.matrices import product, semidefinite, symmetric_product, tap_distances
 from hope.signals.pairwise import warped_correlation
@@ -82,16 +83,15 @@ class Propagated:
     def __post_init__(self) -> None:
         self._bent: dict[int, Bent] = {}
         self._known: dict[tuple[int, int], Tensor | None] = {}
-        self._behind = {
-            op.inputs[0]: read_bn(self.tensors, op.tensors[0], op.values[0])
-            for op in self.program
-            if op.kind == "bn"
-        }
+        self._behind = {op.inputs[0]: self._bn(op) for op in self.program if op.kind == "bn"}
         self._by_op: dict[int, Reading] = {}
         self._gains: dict[int, Tensor] = {}
         self._sources: dict[int, Tensor] = {}
         for position, op in enumerate(self.program):
             self.signals.append(self._follow(position, op))
+
+    def _bn(self, op: Op) -> Bn | None:
+        return Numbers(self.tensors, {op.tensors[0]: op.values[0]}).bn(op.tensors[0])
 
     # ---- one operation ---------------------------------------------------------------------------
 
@@ -235,7 +235,7 @@ class Propagated:
         return best[1], best[1] ** distance
 
     def _normalise(self, position: int, op: Op, x: Signal | None) -> Signal | None:
-        bn = read_bn(self.tensors, op.tensors[0], op.values[0])
+        bn = self._bn(op)
         if bn is None or (x is not None and len(x.mean) != len(bn.shift)):
             return None
         if x is None or x.repeat != 1:

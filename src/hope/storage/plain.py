@@ -4,6 +4,7 @@ network again.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any
 
@@ -11,110 +12,88 @@ import numpy as np
 
 from hope.anatomy.anatomy import Anatomy
 from hope.anatomy.flow import Step
-from hope.anatomy.labels import Ids
+from hope.anatomy.labels import Ids, Shape
 from hope.anatomy.reasons import Cause
-from hope.anatomy.units import Consumer, NeuronLayer, Skipped, Slice, Stream
+from hope.anatomy.units import Places, Reader, Skipped, Unit
 from hope.graph.blocks import Block, Replace, Silence
-from hope.graph.program import Op
 
 
 def to_plain(anatomy: Anatomy) -> dict[str, Any]:
     """JSON types only."""
     return {
         "model": anatomy.model,
-        "layers": [_layer(layer) for layer in anatomy.layers],
+        "units": [_unit(unit) for unit in anatomy.units],
         "blocks": [
             {**asdict(block), "way": {"kind": type(block.way).__name__.lower(), **asdict(block.way)}}
             for block in anatomy.blocks
-        ],
-        "streams": [
-            {
-                **_fields(stream),
-                "mixed": str(stream.mixed or ""),
-                "slices": [_slice(s) for s in stream.slices],
-                "owners": [_pack(owner.reshape(-1, 1)) for owner in stream.owners],
-            }
-            for stream in anatomy.streams
         ],
         "skipped": [{**vars(one), "reason": str(one.reason)} for one in anatomy.skipped],
         "shapes": {name: list(shape) for name, shape in anatomy.shapes.items()},
         "parameters": sorted(anatomy.parameters),
         "positions": dict(anatomy.positions),
         "aliases": {name: list(names) for name, names in anatomy.aliases.items()},
-        "program": [
-            [op.kind, list(op.inputs), list(op.tensors), list(op.values), op.function, op.name]
-            for op in anatomy.program
-        ],
+        "eps": dict(anatomy.eps),
     }
 
 
 def from_plain(data: dict[str, Any]) -> Anatomy:
     """The reverse of `to_plain`."""
+    shapes = {name: tuple(shape) for name, shape in data["shapes"].items()}
     return Anatomy(
         model=data["model"],
-        layers=tuple(_read_layer(layer) for layer in data["layers"]),
+        units=tuple(_read_unit(unit, shapes) for unit in data["units"]),
         blocks=tuple(_read_block(block) for block in data["blocks"]),
-        streams=tuple(
-            Stream(
-                s["name"],
-                s["channels"],
-                tuple(s["writers"]),
-                tuple(s["readers"]),
-                tuple(_read_slice(p) for p in s["slices"]),
-                tuple(_unpack(owner)[:, 0] for owner in s.get("owners", ())),
-                Cause.TOLD.at(detail=s["mixed"]) if s.get("mixed") else None,
-            )
-            for s in data["streams"]
-        ),
         skipped=tuple(
             Skipped(one["name"], one["outputs"], Cause.TOLD.at(detail=one["reason"]), one["kind"])
             for one in data["skipped"]
         ),
-        shapes={name: tuple(shape) for name, shape in data["shapes"].items()},
+        shapes=shapes,
         parameters=frozenset(data["parameters"]),
         positions=data["positions"],
         aliases={name: tuple(names) for name, names in data["aliases"].items()},
-        program=tuple(
-            Op(kind, tuple(inputs), tuple(tensors), tuple(values), function, name)
-            for kind, inputs, tensors, values, function, name in data.get("program", ())
-        ),
+        eps=data["eps"],
     )
 
 
-def _fields(value: Any) -> dict[str, Any]:
+_PLAIN = ("name", "kind", "weight", "neurons", "channels", "fan_in", "fan_out", "release", "block")
+
+
+def _unit(unit: Unit) -> dict[str, Any]:
     return {
-        name: list(v) if isinstance(v, tuple) else v
-        for name, v in vars(value).items()
-        if name not in ("slices", "consumers", "bn", "activation")
+        **{name: getattr(unit, name) for name in _PLAIN},
+        "writers": list(unit.writers),
+        "along": list(unit.along),
+        "mixed": str(unit.mixed or ""),
+        "readers": [
+            {"weight": r.weight, "path": [[s.kind, s.name, list(s.values), s.tensor] for s in r.path]}
+            for r in unit.readers
+        ],
+        "places": [
+            {"tensor": p.tensor, "dim": p.dim, "role": p.role, "index": _pack(p)} for p in unit.places
+        ],
     }
 
 
-def _layer(layer: NeuronLayer) -> dict[str, Any]:
-    consumers = [
-        {
-            "weight": c.weight,
-            "path": [[step.kind, step.name, list(step.values), step.tensor] for step in c.path],
-        }
-        for c in layer.consumers
-    ]
-    return {**_fields(layer), "consumers": consumers, "slices": [_slice(s) for s in layer.slices]}
-
-
-def _read_layer(data: dict[str, Any]) -> NeuronLayer:
-    consumers = tuple(
-        Consumer(
-            c["weight"],
-            tuple(Step(kind, name, tuple(values), tensor) for kind, name, values, tensor in c["path"]),
+def _read_unit(data: dict[str, Any], shapes: Mapping[str, Shape]) -> Unit:
+    readers = tuple(
+        Reader(
+            r["weight"],
+            tuple(Step(kind, name, tuple(values), tensor) for kind, name, values, tensor in r["path"]),
         )
-        for c in data["consumers"]
+        for r in data["readers"]
     )
-    rest = {
-        **data,
-        "also": tuple(data["also"]),
-        "consumers": consumers,
-        "slices": tuple(_read_slice(s) for s in data["slices"]),
-    }
-    return NeuronLayer(**rest)
+    places = tuple(
+        Places(p["tensor"], p["dim"], p["role"], _unpack(p["index"], shapes[p["tensor"]][p["dim"]]))
+        for p in data["places"]
+    )
+    return Unit(
+        **{name: data[name] for name in _PLAIN},
+        writers=tuple(data["writers"]),
+        along=tuple(data["along"]),
+        mixed=Cause.TOLD.at(detail=data["mixed"]) if data["mixed"] else None,
+        readers=readers,
+        places=places,
+    )
 
 
 def _read_block(data: dict[str, Any]) -> Block:
@@ -126,32 +105,29 @@ def _read_block(data: dict[str, Any]) -> Block:
     )
 
 
-def _slice(part: Slice) -> dict[str, Any]:
-    return {"tensor": part.tensor, "dim": part.dim, "role": part.role, "index": _pack(part.index)}
+def _pack(places: Places) -> list[Any]:
+    """Places as [neurons, places, start, step per neuron, step per place], or every owner if irregular.
 
-
-def _read_slice(data: dict[str, Any]) -> Slice:
-    return Slice(data["tensor"], data["dim"], data["role"], _unpack(data["index"]))
-
-
-def _pack(index: Ids) -> list[Any]:
-    """An index as [neurons, places, start, step per neuron, step per place], or in full if irregular.
-
-    >>> _pack(np.array([[4, 5], [6, 7]]))
+    >>> _pack(Places("w", 0, "out", np.array([-1, -1, -1, -1, 0, 0, 1, 1])))
     [2, 2, 4, 2, 1]
     """
-    rows, places = index.shape
-    start = int(index[0, 0])
-    down = int(index[1, 0]) - start if rows > 1 else 0
-    across = int(index[0, 1]) - start if places > 1 else 0
-    packed = [rows, places, start, down, across]
-    return packed if (_unpack(packed) == index).all() else index.tolist()
+    if places.even:
+        index = places.index
+        start = int(index[0, 0])
+        down = int(index[1, 0]) - start if len(index) > 1 else 0
+        across = int(index[0, 1]) - start if index.shape[1] > 1 else 0
+        packed = [*index.shape, start, down, across]
+        if (_unpack(packed, len(places.owner)) == places.owner).all():
+            return packed
+    return [places.owner.tolist()]
 
 
-def _unpack(packed: list[Any]) -> Ids:
-    if packed and isinstance(packed[0], list):
-        return np.array(packed, dtype=np.int64)
-    rows, places, start, down, across = packed
-    return np.asarray(
-        start + down * np.arange(rows)[:, None] + across * np.arange(places)[None, :], dtype=np.int64
-    )
+def _unpack(packed: list[Any], size: int) -> Ids:
+    if isinstance(packed[0], list):
+        return np.array(packed[0], dtype=np.int64)
+    rows, columns, start, down, across = packed
+    owner = np.full(size, -1, dtype=np.int64)
+    index = start + down * np.arange(rows)[:, None] + across * np.arange(columns)[None, :]
+    if index.min() >= 0 and index.max() < size:
+        owner[index] = np.arange(rows)[:, None]
+    return owner

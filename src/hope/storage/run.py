@@ -15,18 +15,22 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save
 from torch import Tensor, nn
 
 from hope._util.calls import duplicate
+from hope._util.files import write_file
 from hope.anatomy.anatomy import Anatomy
-from hope.anatomy.steps import Action, from_json, to_json
+from hope.anatomy.reasons import Cause, Reason
+from hope.anatomy.sizes import sizes
+from hope.anatomy.steps import AnyStep, Step
 from hope.errors import CheckpointMismatch, DamagedFolder, InvalidAction, first_line
-from hope.methods.state import View
-from hope.run.trajectory import Trajectory, one_budget, sizes
-from hope.storage.files import write_file
+from hope.run.budget import one_budget
+from hope.run.trajectory import Trajectory
+from hope.signals.intake import Intake
 from hope.storage.plain import from_plain, to_plain
 from hope.surgery.apply import cut, operate
 
@@ -61,25 +65,25 @@ class Details:
     """What a run tells beyond what replaying it needs, for reports. Older runs have none of it.
 
     Attributes:
-        capacities: layer -> ‖f_i‖ of its neurons in the original network (a baseline's scores).
+        measures: unit -> what each of its neurons counted in the original network: ‖f_i‖, or a score.
         left_alone: layers and blocks that the method could not price, with the reason.
         source: "model", "weights" and "input" as they were named on the command line.
         fidelities: (steps, predicted fidelity) where it was looked at.
         settings: the options that the run was made with (see `run.checkpoint`).
     """
 
-    capacities: Mapping[str, Sequence[float]] = field(default_factory=dict)
-    left_alone: Mapping[str, str] = field(default_factory=dict)
+    measures: Mapping[str, Sequence[float]] = field(default_factory=dict)
+    left_alone: Mapping[str, Reason] = field(default_factory=dict)
     source: Mapping[str, str] = field(default_factory=dict)
     fidelities: Sequence[tuple[int, float]] = ()
     settings: Mapping[str, Any] = field(default_factory=dict)
 
     def to_json(self) -> dict[str, Any]:
         """What there is of it, as plain data."""
-        capacities = {name: [_short(c) for c in some] for name, some in self.capacities.items()}
+        measures = {name: [_short(c) for c in some] for name, some in self.measures.items()}
         entries = {
-            "capacities": capacities,
-            "left_alone": dict(self.left_alone),
+            "measures": measures,
+            "left_alone": {name: str(reason) for name, reason in self.left_alone.items()},
             "source": dict(self.source),
             "fidelities": [[steps, _short(value)] for steps, value in self.fidelities],
             "settings": dict(self.settings),
@@ -89,11 +93,12 @@ class Details:
     @classmethod
     def from_json(cls, plan: Mapping[str, Any]) -> Details:
         """The reverse of `to_json`; whatever is missing is empty."""
-        capacities = {name: tuple(some) for name, some in plan.get("capacities", {}).items()}
+        measures = {name: tuple(some) for name, some in plan.get("measures", {}).items()}
+        left_alone = plan.get("left_alone", {})
         fidelities = [(int(steps), float(value)) for steps, value in plan.get("fidelities", ())]
         return cls(
-            capacities,
-            dict(plan.get("left_alone", {})),
+            measures,
+            {name: Cause.TOLD.at(detail=words) for name, words in left_alone.items()},
             dict(plan.get("source", {})),
             tuple(fidelities),
             dict(plan.get("settings", {})),
@@ -110,7 +115,7 @@ def _short(value: float) -> float:
 
 
 def save_run(
-    folder: str | os.PathLike[str], model: nn.Module, anatomy: Anatomy, actions: Sequence[Action]
+    folder: str | os.PathLike[str], model: nn.Module, anatomy: Anatomy, steps: Sequence[Step]
 ) -> Path:
     """Carry out actions on a copy of a model and save the result.
 
@@ -119,7 +124,7 @@ def save_run(
             then.
         model: the original, uncut model.
         anatomy: what `hope.inspect` returned for it.
-        actions: what to do, in order.
+        steps: what to do, in order.
 
     Returns:
         The folder.
@@ -133,11 +138,8 @@ def save_run(
         >>> hope.load(folder, fresh)[0]
         Linear(in_features=4, out_features=5, bias=True)
     """
-    small = cut(model, anatomy, actions)
-    trajectory = Trajectory(
-        tuple(actions), (0.0,) * len(actions), (0,) * len(actions), sizes(anatomy, actions)
-    )
-    return save_trajectory(folder, model, small, anatomy, trajectory, len(actions), BY_HAND)
+    small = cut(model, anatomy, steps)
+    return save_trajectory(folder, model, small, anatomy, Trajectory.of(anatomy, steps), len(steps), BY_HAND)
 
 
 def save_trajectory(
@@ -148,7 +150,7 @@ def save_trajectory(
     trajectory: Trajectory,
     steps: int,
     method: str,
-    views: Mapping[str, View] | None = None,
+    intakes: Mapping[str, Intake] | None = None,
     details: Details | None = None,
 ) -> Path:
     """Save a whole run: every step, the moments that absorptions need, the weights after the first `steps`
@@ -167,24 +169,20 @@ def save_trajectory(
         "weights": {"file": weights_name, "sha256": weights_hash},
         "method": method,
         "steps": steps,
-        "actions": [to_json(action) for action in trajectory.actions],
-        "costs": list(trajectory.costs),
-        "releases": list(trajectory.releases),
+        "trajectory": msgspec.to_builtins(list(trajectory.steps)),
         "anatomy": to_plain(anatomy),
     }
     plan.update((details or Details()).to_json())
-    if trajectory.left:
-        plan["left"] = [_short(value) for value in trajectory.left]
     if trajectory.stops:
         plan["stops"] = list(trajectory.stops)
-    if views:
-        moments = save(_arrays(views))
+    if intakes:
+        moments = save(_arrays(intakes))
         moments_hash = hashlib.sha256(moments).hexdigest()
         moments_name = f"moments-{moments_hash[:12]}.safetensors"
         plan["moments"] = {
             "file": moments_name,
             "sha256": moments_hash,
-            "views": [[v.weight, v.dim, v.repeat, v.bn, v.bias] for v in views.values()],
+            "intakes": [[v.weight, v.dim, v.repeat, v.bn, v.bias] for v in intakes.values()],
         }
         write_file(folder / moments_name, moments)
         written.add(moments_name)
@@ -197,11 +195,11 @@ def save_trajectory(
     return folder
 
 
-def _arrays(views: Mapping[str, View]) -> dict[str, Tensor]:
+def _arrays(intakes: Mapping[str, Intake]) -> dict[str, Tensor]:
     """Moments as float32, which is what they were rounded to when they were made."""
     return {
         f"{view.weight}/{name}": getattr(view, name).float().contiguous()
-        for view in views.values()
+        for view in intakes.values()
         for name in MOMENTS
     }
 
@@ -237,16 +235,16 @@ class Run:
     moments: dict[str, Any] | None = None
     details: Details = field(default_factory=Details)
 
-    def views(self) -> dict[str, View]:
+    def intakes(self) -> dict[str, Intake]:
         """The moments that absorptions were made with."""
         if self.moments is None:
             return {}
         path = self.folder / Path(self.moments["file"]).name
         arrays = {name: t.double() for name, t in read_tensors(path, self.moments["sha256"]).items()}
         found = {}
-        for weight, dim, repeat, bn, bias in self.moments["views"]:
+        for weight, dim, repeat, bn, bias in self.moments["intakes"]:
             some = {name: arrays[f"{weight}/{name}"] for name in MOMENTS}
-            found[weight] = View(weight, dim, **some, repeat=repeat, bn=bn, bias=bias)
+            found[weight] = Intake(weight, dim, **some, repeat=repeat, bn=bn, bias=bias)
         return found
 
 
@@ -256,15 +254,8 @@ def read_run(folder: str | os.PathLike[str]) -> Run:
     plan = read_plan(folder / PLAN, "run", FORMAT, VERSION)
     try:
         anatomy = from_plain(plan["anatomy"])
-        actions = tuple(from_json(action) for action in plan["actions"])
-        trajectory = Trajectory(
-            actions,
-            tuple(plan["costs"]),
-            tuple(plan["releases"]),
-            sizes(anatomy, actions),
-            tuple(plan.get("left", ())),
-            tuple(plan.get("stops", ())),
-        )
+        done = msgspec.convert(plan["trajectory"], tuple[AnyStep, ...])
+        trajectory = Trajectory(done, sizes(anatomy, done), tuple(plan.get("stops", ())))
         weights = folder / Path(plan["weights"]["file"]).name
         return Run(
             folder,
@@ -325,7 +316,7 @@ def load(
     weights = read_tensors(run.weights, run.weights_hash)
     small = duplicate(model)
     try:
-        operate(small, run.anatomy, run.trajectory.actions[: run.steps], arithmetic=False)
+        operate(small, run.anatomy, run.trajectory.steps[: run.steps], arithmetic=False)
         _fit_dtypes(small, weights)
         small.load_state_dict(weights, strict=True)
     except (InvalidAction, RuntimeError) as error:
@@ -336,14 +327,14 @@ def load(
 
 
 def _replay(run: Run, model: nn.Module, given: dict[str, float | None]) -> nn.Module:
-    unit, budget = one_budget(**given)
+    budget = one_budget(**given)
     if fingerprint(model) != run.original:
         raise CheckpointMismatch(
             f"{run.folder} was made from other weights than this {type(model).__name__} has: "
-            f"load the original checkpoint to get {unit}={budget:g}, or give no budget for the saved one"
+            f"load the original checkpoint to get {budget}, or give no budget for the saved one"
         )
-    actions = run.trajectory.actions[: run.trajectory.steps_to(unit, budget)]
-    return cut(model, run.anatomy, actions, views=run.views())
+    steps = run.trajectory.steps[: run.trajectory.steps_to(budget.unit, budget.value)]
+    return cut(model, run.anatomy, steps, intakes=run.intakes())
 
 
 def read_tensors(path: Path, digest: str) -> dict[str, Tensor]:

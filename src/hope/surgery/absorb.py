@@ -7,89 +7,112 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor, nn
 
-from hope.anatomy.units import NeuronLayer
+from hope.anatomy.units import Unit
 from hope.errors import InvalidAction
-from hope.methods.state import View
+from hope.methods.base import Rewrite
+from hope.signals.intake import Intake, channels_of
 from hope.signals.projection import ridged, takeover, variances
-from hope.signals.views import channels_of
 from hope.surgery.resize import get
+
+LEAST = 1e-4  # of an output's variance: what has less left is without signal
 
 
 @torch.no_grad()
-def apply(
-    model: nn.Module, layers: Sequence[tuple[NeuronLayer, Sequence[int]]], views: Mapping[str, View]
+def hand_over(
+    model: nn.Module,
+    layers: Sequence[tuple[Unit, Sequence[int]]],
+    intakes: Mapping[str, Intake],
+    rewrite: Rewrite,
 ) -> None:
-    """Rewrite every consumer of these layers, in place. What is removed is left for the slicing.
+    """Rewrite every reader of these layers, in place. What is removed is left for the slicing.
 
     Args:
         layers: layers with the neurons that are absorbed, all at once: one by one comes to the same.
-        views: moments of what the consumers read.
+        intakes: moments of what the readers read.
+        rewrite: what is rewritten.
     """
-    read: dict[str, list[tuple[NeuronLayer, Sequence[int]]]] = {}
+    read: dict[str, list[tuple[Unit, Sequence[int]]]] = {}
     for layer, gone in layers:
-        for consumer in layer.consumers:
-            read.setdefault(consumer.weight, []).append((layer, gone))
+        for reader in layer.readers:
+            read.setdefault(reader.weight, []).append((layer, gone))
     for weight, feeding in read.items():
-        if weight not in views:
+        if weight not in intakes:
             raise InvalidAction(f"there are no moments of what {weight} reads: prune instead of absorbing")
-        _rewrite(model, views[weight], feeding)
+        _rewrite(model, intakes[weight], feeding, rewrite)
 
 
-def _rewrite(model: nn.Module, view: View, feeding: Sequence[tuple[NeuronLayer, Sequence[int]]]) -> None:
-    weight = view.laid(get(model, view.weight).cpu())
+def _rewrite(
+    model: nn.Module, intake: Intake, feeding: Sequence[tuple[Unit, Sequence[int]]], rewrite: Rewrite
+) -> None:
+    weight = intake.laid(get(model, intake.weight).cpu())
     shift = torch.zeros(len(weight), dtype=torch.float64)
     for layer, removed in feeding:
-        channels = channels_of(layer, view)
+        channels = channels_of(layer, intake)
         assert channels is not None
         dead = torch.zeros(layer.neurons, dtype=torch.bool)
         dead[list(removed)] = True
-        shift += take_over(view, weight, channels.flatten(), dead.repeat_interleave(channels.shape[1]))
-    settle(model, view, weight, shift)
+        gone = dead.repeat_interleave(channels.shape[1])
+        shift += take_over(intake, weight, channels.flatten(), gone, rewrite.takeover)
+    if intake.bn and not rewrite.constants:
+        shift = torch.zeros_like(shift)
+    settle(model, intake, weight, shift, repair=rewrite.repair)
 
 
-def take_over(view: View, weight: Tensor, channels: Tensor, gone: Tensor) -> Tensor:
+def take_over(
+    intake: Intake, weight: Tensor, channels: Tensor, gone: Tensor, survivors: bool = True
+) -> Tensor:
     """Let channels take over what others said, in place.
 
     Args:
-        view: what the weight reads.
-        weight: (outputs, taps, channels) as `view.laid` lays it, or some of its outputs.
+        intake: what the weight reads.
+        weight: (outputs, taps, channels) as `intake.laid` lays it, or some of its outputs.
         channels: those concerned.
         gone: of them, True where nobody listens from now on; the rest takes over.
+        survivors: False to leave survivors as they are: then a constant is all that stays.
 
     Returns:
-        (outputs,) the constant that is left to add; 0 where the view has no place for it.
+        (outputs,) the constant that is left to add; 0 where the intake has no place for it.
     """
     keep, lost = (~gone).nonzero()[:, 0], gone.nonzero()[:, 0]
-    shares = takeover(ridged(view.moments[channels][:, channels]), keep, lost)  # (S, R)
+    shares = torch.zeros(len(keep), len(lost), dtype=torch.float64)  # (S, R)
+    if survivors:
+        shares = takeover(ridged(intake.moments[channels][:, channels]), keep, lost)
     said = weight[:, :, channels[lost]]
     weight[:, :, channels[keep]] += said @ shares.T
     weight[:, :, channels[lost]] = 0
-    if not view.absorbs_constants:
+    if not intake.absorbs_constants:
         return torch.zeros(len(weight), dtype=torch.float64)
-    return said.sum(dim=1) @ (view.mean[channels[lost]] - view.mean[channels[keep]] @ shares)
+    return said.sum(dim=1) @ (intake.mean[channels[lost]] - intake.mean[channels[keep]] @ shares)
 
 
 @torch.no_grad()
 def settle(
-    model: nn.Module, view: View, weight: Tensor, shift: Tensor, outputs: Tensor | None = None
+    model: nn.Module,
+    intake: Intake,
+    weight: Tensor,
+    shift: Tensor,
+    outputs: Tensor | None = None,
+    *,
+    repair: bool = True,
 ) -> None:
-    """Write a rewritten weight back, put its constant where the view says, and repair the BN behind it.
+    """Write a rewritten weight back, put its constant where the intake says, and repair the BN behind it.
 
     Args:
         weight: (outputs, taps, channels), all of it.
         shift: (outputs,) the constant.
         outputs: True for those that were rewritten, all by default; the others stay as they are, to the bit.
+        repair: whether the BN's variance follows.
     """
     which = torch.ones(len(weight), dtype=torch.bool) if outputs is None else outputs
-    tensor = get(model, view.weight)
-    tensor.copy_(view.back(weight, tensor))
-    if view.bn:
+    tensor = get(model, intake.weight)
+    tensor.copy_(intake.back(weight, tensor))
+    if intake.bn:
         heard = (weight != 0).flatten(0, 1).any(dim=0)
-        after = variances(weight[:, :, heard], view.taps, view.covariance[heard][:, heard])
-        after = torch.where(which, after, view.variance)
-        _repair(model.get_submodule(view.bn), shift, after, view.variance)
-    elif view.bias:
-        bias = get(model, view.bias)
+        after = variances(weight[:, :, heard], intake.taps, intake.covariance[heard][:, heard])
+        after = torch.where(which, after, intake.variance) if repair else intake.variance
+        _repair(model.get_submodule(intake.bn), shift, after, intake.variance)
+    elif intake.bias:
+        bias = get(model, intake.bias)
         bias.copy_((bias.double().cpu() + shift).to(bias.dtype))
 
 
@@ -106,6 +129,3 @@ def _repair(bn: nn.Module, shift: Tensor, after: Tensor, before: Tensor) -> None
     ratio = torch.where(before > 0, after / before.clamp(min=1e-300), torch.ones_like(before))
     ratio = torch.where(ratio > LEAST, ratio, torch.ones_like(ratio))
     variance.copy_((variance.double().cpu() * ratio).to(variance.dtype))
-
-
-LEAST = 1e-4

@@ -1,4 +1,4 @@
-"""Carry out a list of actions on a copy of a model."""
+"""Carry out a list of steps on a copy of a model."""
 
 from __future__ import annotations
 
@@ -10,21 +10,23 @@ import torch
 from torch import nn
 
 from hope._util.calls import duplicate
-from hope.anatomy.anatomy import Anatomy, Size
-from hope.anatomy.steps import Absorb, Action, Evict, Merge, Prune
-from hope.anatomy.units import NeuronLayer
+from hope.anatomy.anatomy import Anatomy
+from hope.anatomy.sizes import Size
+from hope.anatomy.steps import Absorption, Evict, Merge, Step
+from hope.anatomy.units import Unit
 from hope.errors import InvalidAction
-from hope.methods.state import View
-from hope.surgery import absorb, evict, merge
-from hope.surgery import resize as slice
+from hope.graph.blocks import Block
+from hope.methods.base import Rewrite
+from hope.signals.intake import Intake
+from hope.surgery import absorb, evict, merge, resize
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a list of actions comes to.
+    """What a list of steps comes to.
 
     Attributes:
-        removed: layer -> its neurons that go, ascending.
+        removed: unit -> its neurons that go, ascending.
         evicted: block -> the bias it leaves behind, if any; a block within an evicted one is gone with it.
     """
 
@@ -32,62 +34,66 @@ class Outcome:
     evicted: dict[str, tuple[float, ...] | None]
 
     def size(self, anatomy: Anatomy) -> Size:
-        """The size of the network after the actions."""
+        """The size of the network after the steps."""
         biases = [name for name, bias in self.evicted.items() if bias is not None]
         return anatomy.size({name: len(gone) for name, gone in self.removed.items()}, self.evicted, biases)
 
 
-def outcome(anatomy: Anatomy, actions: Sequence[Action]) -> Outcome:
-    """Check a list of actions against the anatomy and sum it up.
+def outcome(anatomy: Anatomy, steps: Sequence[Step]) -> Outcome:
+    """Check a list of steps against the anatomy and sum it up.
 
     Raises:
-        InvalidAction: an action names what is not there, removes something twice, or empties a layer.
+        InvalidAction: a step names what is not there, removes something twice, or empties a layer.
     """
     layers = {layer.name: layer for layer in anatomy.layers}
     blocks = {block.name: block for block in anatomy.blocks}
     gone: dict[str, set[int]] = {}
     evicted: dict[str, tuple[float, ...] | None] = {}
-    for action in actions:
-        if isinstance(action, Evict):
-            block = blocks.get(action.block)
-            if block is None:
-                raise InvalidAction(f"there is no block {action.block!r} to evict{_known(blocks)}")
-            if action.block in evicted:
-                raise InvalidAction(f"block {action.block} is evicted twice")
-            if action.bias is not None and not block.bias:
-                raise InvalidAction(f"block {action.block} cannot leave a bias behind (block.bias is False)")
-            if action.bias is not None and len(action.bias) != block.channels:
-                raise InvalidAction(
-                    f"block {action.block} has {block.channels} channels, its bias {len(action.bias)} numbers"
-                )
-            evicted[action.block] = action.bias
-            continue
-        layer = layers.get(action.layer)
-        if layer is None:
-            raise InvalidAction(f"there is no neuron layer {action.layer!r}{_known(layers)}")
-        dead = gone.setdefault(action.layer, set())
-        named = action.neurons if isinstance(action, Prune) else (action.keep, action.drop)
-        for neuron in named:
-            if not 0 <= neuron < layer.neurons:
-                raise InvalidAction(f"layer {layer.name} has neurons 0 to {layer.neurons - 1}, not {neuron}")
-            if neuron in dead:
-                raise InvalidAction(f"neuron {neuron} of layer {layer.name} is already removed")
-            if isinstance(action, Prune):
-                dead.add(neuron)
-        if isinstance(action, Merge):
-            if action.keep == action.drop:
-                raise InvalidAction(f"layer {layer.name}: neuron {action.keep} cannot be merged with itself")
-            dead.add(action.drop)
-        if len(dead) == layer.neurons:
-            raise InvalidAction(
-                f"layer {layer.name} would lose its last neuron; evict its block instead, or keep one"
-            )
+    for step in steps:
+        if isinstance(step, Evict):
+            _check_eviction(step, blocks, evicted)
+            evicted[step.name] = None if step.bias is None else tuple(step.bias)
+        elif step.name not in layers:
+            raise InvalidAction(f"there is no neuron layer {step.name!r}{_known(layers)}")
+        else:
+            _remove(step, layers[step.name], gone.setdefault(step.name, set()))
     whole = {
         name: bias
         for name, bias in evicted.items()
         if not any(blocks[o].removes(blocks[name].place) for o in evicted if o != name)
     }
     return Outcome({name: tuple(sorted(dead)) for name, dead in gone.items() if dead}, whole)
+
+
+def _check_eviction(step: Evict, blocks: Mapping[str, Block], evicted: Iterable[str]) -> None:
+    block = blocks.get(step.name)
+    if block is None:
+        raise InvalidAction(f"there is no block {step.name!r} to evict{_known(blocks)}")
+    if step.name in evicted:
+        raise InvalidAction(f"block {step.name} is evicted twice")
+    if step.bias is not None and not block.bias:
+        raise InvalidAction(f"block {step.name} cannot leave a bias behind (block.bias is False)")
+    if step.bias is not None and len(step.bias) != block.channels:
+        raise InvalidAction(
+            f"block {step.name} has {block.channels} channels, its bias {len(step.bias)} numbers"
+        )
+
+
+def _remove(step: Step, layer: Unit, dead: set[int]) -> None:
+    """Note the neurons of a layer that a step removes."""
+    if isinstance(step, Merge) and step.keep == step.drop:
+        raise InvalidAction(f"layer {layer.name}: neuron {step.keep} cannot be merged with itself")
+    for neuron in step.neurons:
+        if not 0 <= neuron < layer.neurons:
+            raise InvalidAction(f"layer {layer.name} has neurons 0 to {layer.neurons - 1}, not {neuron}")
+        if neuron in dead:
+            raise InvalidAction(f"neuron {neuron} of layer {layer.name} is already removed")
+        if neuron in step.gone:
+            dead.add(neuron)
+    if len(dead) == layer.neurons:
+        raise InvalidAction(
+            f"layer {layer.name} would lose its last neuron; evict its block instead, or keep one"
+        )
 
 
 def _known(names: Iterable[str]) -> str:
@@ -102,30 +108,32 @@ def _known(names: Iterable[str]) -> str:
 def operate(
     model: nn.Module,
     anatomy: Anatomy,
-    actions: Sequence[Action],
+    steps: Sequence[Step],
     *,
-    views: Mapping[str, View] | None = None,
+    intakes: Mapping[str, Intake] | None = None,
+    rewrite: Rewrite | None = None,
     arithmetic: bool = True,
 ) -> Outcome:
-    """Carry out actions on a model in place.
+    """Carry out steps on a model in place.
 
     Args:
-        views: moments of what weights read, for absorptions.
+        intakes: moments of what weights read, for absorptions.
+        rewrite: what absorptions rewrite; all of it by default.
         arithmetic: False to change shapes only (merges write nothing), for weights that are loaded
             afterwards.
     """
-    done = outcome(anatomy, actions)
+    done = outcome(anatomy, steps)
     if arithmetic:
-        for action in actions:
-            if isinstance(action, Merge):
-                merge.apply(model, anatomy.layer(action.layer), action)
-        absorb.apply(model, _absorbed(anatomy, actions, done), views or {})
+        for step in steps:
+            if isinstance(step, Merge):
+                merge.write_parent(model, anatomy.unit(step.name), step)
+        absorb.hand_over(model, _absorbed(anatomy, steps, done), intakes or {}, rewrite or Rewrite())
     gone = [anatomy.block(name) for name in done.evicted]
     for block in gone:
-        evict.apply(model, block, done.evicted[block.name])
+        evict.take_out(model, block, done.evicted[block.name])
     cut: dict[tuple[str, int], set[int]] = {}
     for name, neurons in done.removed.items():
-        for part in anatomy.layer(name).slices:
+        for part in anatomy.unit(name).places:
             if not any(block.removes(part.tensor) for block in gone):
                 cut.setdefault((part.tensor, part.dim), set()).update(
                     part.index[list(neurons)].ravel().tolist()
@@ -134,29 +142,28 @@ def operate(
         (tensor, dim): torch.from_numpy(np.setdiff1d(np.arange(anatomy.shapes[tensor][dim]), list(places)))
         for (tensor, dim), places in cut.items()
     }
-    slice.keep(model, kept)
+    resize.keep(model, kept)
     return done
 
 
-def _absorbed(
-    anatomy: Anatomy, actions: Sequence[Action], done: Outcome
-) -> list[tuple[NeuronLayer, Sequence[int]]]:
+def _absorbed(anatomy: Anatomy, steps: Sequence[Step], done: Outcome) -> list[tuple[Unit, Sequence[int]]]:
     """Layers with their absorbed neurons, those of evicted blocks left out."""
     found: dict[str, list[int]] = {}
-    for action in actions:
-        if isinstance(action, Absorb):
-            found.setdefault(action.layer, []).extend(action.neurons)
+    for step in steps:
+        if isinstance(step, Absorption):
+            found.setdefault(step.name, []).extend(step.gone)
     gone = [anatomy.block(name) for name in done.evicted]
-    layers = [(anatomy.layer(name), sorted(neurons)) for name, neurons in found.items()]
+    layers = [(anatomy.unit(name), sorted(neurons)) for name, neurons in found.items()]
     return [(one, some) for one, some in layers if not any(block.removes(one.weight) for block in gone)]
 
 
 def cut(
     model: nn.Module,
     anatomy: Anatomy,
-    actions: Sequence[Action],
+    steps: Sequence[Step],
     *,
-    views: Mapping[str, View] | None = None,
+    intakes: Mapping[str, Intake] | None = None,
+    rewrite: Rewrite | None = None,
 ) -> nn.Module:
     """A smaller copy of a model. The model itself is not changed.
 
@@ -166,8 +173,9 @@ def cut(
     Args:
         model: the model that was inspected.
         anatomy: what `hope.inspect` returned for it.
-        actions: what to do, in order.
-        views: moments of what weights read; only `Absorb` needs them, and `hope.encode` makes them.
+        steps: what to do, in order: `hope.Prune`, `hope.Merge`, `hope.Evict`.
+        intakes: moments of what weights read; only absorptions need them, and `hope.encode` makes them.
+        rewrite: what absorptions rewrite; all of it by default.
 
     Example:
         >>> import torch, hope
@@ -189,7 +197,7 @@ def cut(
                 f"the anatomy is not this model's: {name} is {shapes.get(name, 'missing')}, not {shape}; "
                 "inspect this model first"
             )
-    outcome(anatomy, actions)
+    outcome(anatomy, steps)
     small = duplicate(model)
-    operate(small, anatomy, actions, views=views)
+    operate(small, anatomy, steps, intakes=intakes, rewrite=rewrite)
     return small

@@ -68,7 +68,7 @@ class Silenced(nn.Module):
         return "evicted"
 
 
-def apply(model: nn.Module, block: Block, bias: tuple[float, ...] | None) -> None:
+def take_out(model: nn.Module, block: Block, bias: tuple[float, ...] | None) -> None:
     """Evict a block in place."""
     way = block.way
     shaped = None

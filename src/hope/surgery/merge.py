@@ -6,19 +6,19 @@ import torch
 from torch import Tensor, nn
 
 from hope.anatomy.steps import Merge
-from hope.anatomy.units import NeuronLayer
+from hope.anatomy.units import Unit
 from hope.errors import InvalidAction
 from hope.surgery.resize import get, owner
 
 
-def check(action: Merge, layer: NeuronLayer, model: nn.Module) -> None:
+def check(action: Merge, layer: Unit, model: nn.Module) -> None:
     """Refuse merges that no parent could stand for."""
     where = f"layer {layer.name}: neurons {action.keep} and {action.drop} cannot be merged"
-    if layer.also or layer.channels != 1:
+    if layer.along or layer.channels != 1:
         raise InvalidAction(
-            f"{where}: {', '.join(layer.also) or 'several channels'} would have to merge too; prune one"
+            f"{where}: {', '.join(layer.along) or 'several channels'} would have to merge too; prune one"
         )
-    paths = [consumer.path for consumer in layer.consumers]
+    paths = [consumer.path for consumer in layer.readers]
     norms = {step.name for path in paths for step in path if step.kind in ("bn", "norm")}
     if len(norms) > 1 or any(step.kind == "norm" for path in paths for step in path):
         raise InvalidAction(
@@ -36,7 +36,7 @@ def check(action: Merge, layer: NeuronLayer, model: nn.Module) -> None:
             raise InvalidAction(
                 f"{where}: spread must be given and not negative where a BN follows ({layer.bn})"
             )
-    for part in layer.slices:
+    for part in layer.places:
         module, _ = owner(model, part.tensor)
         if isinstance(module, nn.PReLU):
             slopes = get(model, part.tensor)[torch.from_numpy(part.index[[action.keep, action.drop], 0])]
@@ -45,11 +45,11 @@ def check(action: Merge, layer: NeuronLayer, model: nn.Module) -> None:
 
 
 @torch.no_grad()
-def apply(model: nn.Module, layer: NeuronLayer, action: Merge) -> None:
+def write_parent(model: nn.Module, layer: Unit, action: Merge) -> None:
     """Write the parent into the place of `keep`, in place. `drop` is left for the slicing to remove."""
     check(action, layer, model)
     i, j = action.keep, action.drop
-    own = next(part for part in layer.slices if part.role == "out")
+    own = next(part for part in layer.places if part.role == "out")
     weight = get(model, own.tensor)
     at = [int(own.index[n, 0]) for n in (i, j)]
     rows = [weight.select(own.dim, place).double() for place in at]
@@ -77,7 +77,7 @@ def apply(model: nn.Module, layer: NeuronLayer, action: Merge) -> None:
         )
         if isinstance(bias, Tensor):
             bias[at[0]] = 0
-    for part in layer.slices:
+    for part in layer.places:
         if part.role == "in":
             tensor = get(model, part.tensor)
             outs = [
@@ -91,8 +91,8 @@ def apply(model: nn.Module, layer: NeuronLayer, action: Merge) -> None:
             )
 
 
-def _bn_places(layer: NeuronLayer) -> Tensor:
-    part = next(part for part in layer.slices if part.tensor == f"{layer.bn}.running_var")
+def _bn_places(layer: Unit) -> Tensor:
+    part = next(part for part in layer.places if part.tensor == f"{layer.bn}.running_var")
     return torch.from_numpy(part.index[:, 0])
 
 

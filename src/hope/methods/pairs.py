@@ -1,5 +1,5 @@
-"""One layer's path: its whole sequence of prunes and merges, down to a single neuron, independent of every
-other layer.
+"""One layer under the paper's method: its whole sequence of prunes and merges, down to a single neuron,
+independent of every other layer.
 
 A path need not look at all pairs at each step. For the paper's merge, D_min² = a − b²/2 does not depend on
 the live capacity and J_merge ≥ N·D_min/E; for the sum, J ≥ N·D_sum/E. A row's smallest distance is therefore
@@ -12,16 +12,17 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import NamedTuple
+from dataclasses import dataclass, field
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
+from hope.anatomy.steps import Merge, Prune, Step
 from hope.methods import costs
 from hope.methods.parent import Recipe, Side, alignments, overlaps, parents, recipe
-from hope.methods.state import LayerState
-from hope.signals import gaussian as moments
+from hope.signals import gaussian
 
 Array = NDArray[np.float64]
 TIE = 1e-12
@@ -39,55 +40,84 @@ def _one_thread() -> Iterator[None]:
         torch.set_num_threads(before)
 
 
-class Move(NamedTuple):
-    """One step of a layer's path.
+@dataclass
+class PaperState:
+    """A layer as the paper sees it. All tensors are float64, one entry per neuron unless said otherwise.
 
     Attributes:
-        cost: J.
-        neuron: who goes (a prune), or whose place the parent takes (a merge).
-        other: who goes in a merge, -1 in a prune.
-        neurons, capacity: N and E of the layer afterwards.
-        recipe: how the parent of a merge is made.
+        name: the layer's name.
+        capacities: ‖f_i‖.
+        release: ΔP of one neuron, static.
+        mean, spread, slope, energy, bias: of the signal (see `parent.Side`); empty where only
+            pruning is possible.
+        inner: (N, N) Gram matrix of effective filters with biases.
+        outer: (N, N) Gram matrix of outgoing weights.
     """
 
-    cost: float
-    neuron: int
-    other: int
-    neurons: int
-    capacity: float
-    recipe: Recipe | None
+    name: str
+    capacities: Tensor
+    release: int
+    mean: Tensor = field(default_factory=lambda: torch.empty(0))
+    spread: Tensor = field(default_factory=lambda: torch.empty(0))
+    slope: Tensor = field(default_factory=lambda: torch.empty(0))
+    energy: Tensor = field(default_factory=lambda: torch.empty(0))
+    bias: Tensor = field(default_factory=lambda: torch.empty(0))
+    inner: Tensor = field(default_factory=lambda: torch.empty(0))
+    outer: Tensor = field(default_factory=lambda: torch.empty(0))
+
+    @property
+    def neurons(self) -> int:
+        """N, before the first move."""
+        return len(self.capacities)
+
+    @property
+    def capacity(self) -> float:
+        """E, before the first move."""
+        return float(self.capacities.sum())
+
+    @property
+    def mergeable(self) -> bool:
+        """Whether pair geometry is known."""
+        return self.inner.numel() > 0
+
+    def side(self, which: Tensor | slice | int) -> Side:
+        """Some neurons, for the geometry of pairs."""
+        diagonal = (self.inner.diagonal()[which], self.outer.diagonal()[which])
+        return Side(
+            self.mean[which],
+            self.spread[which],
+            self.slope[which],
+            self.energy[which],
+            self.bias[which],
+            *diagonal,
+        )
 
 
-class LayerPath:
+class PairPath:
     """A layer on its way down. `step()` does the cheapest thing and says what it was."""
 
-    def __init__(self, state: LayerState, *, merge: str | None, kernel: str) -> None:
+    def __init__(self, state: PaperState, *, merge: str | None, kernel: str) -> None:
         self.state = state
         self.merge = merge if state.mergeable else None
         self.kernel = "exact" if merge == "sum" else kernel
         self.capacities: Array = state.capacities.numpy().copy()
         self.alive = np.ones(len(self.capacities), dtype=bool)
-        self.count = len(self.capacities)
+        self.neurons = len(self.capacities)
         self._keyed = self.capacities.copy()  # infinite once gone
         if self.merge is not None:
             self._owned = False
             self._pairs()
 
     @property
-    def total(self) -> float:
+    def left(self) -> float:
         """E, the layer's capacity."""
         return float(self.capacities[self.alive].sum())
-
-    @property
-    def capacity(self) -> float:
-        """The same, by the name that every path has for it."""
-        return self.total
 
     # ---- pair geometry ---------------------------------------------------------------------------
 
     def _pairs(self) -> None:
         """Alignment b and distance D of all pairs, in tiles of rows."""
-        n = self.count
+        n = self.neurons
         self.alignment: Array = np.zeros((n, n))
         self.distance: Array = np.full((n, n), np.inf)
         rows = max(1, TILE // n)
@@ -126,45 +156,45 @@ class LayerPath:
         """J of merging neuron i with each other neuron."""
         rest = costs.remaining(self._total, self.capacities[i], self.capacities)
         if self.merge == "sum":
-            cost = costs.merge_sum(self.count, self.distance[i], self.alignment[i], rest)
+            cost = costs.merge_sum(self.neurons, self.distance[i], self.alignment[i], rest)
         else:
             squares = self.capacities[i] ** 2 + self.capacities**2
-            cost = self.count * self.distance[i] / np.sqrt(rest**2 + self.alignment[i] * rest + squares / 2)
+            cost = costs.merge_pair(self.neurons, self.distance[i], self.alignment[i], rest, squares)
         cost[~self.alive] = np.inf
         cost[i] = np.inf
         return cost
 
     # ---- the walk --------------------------------------------------------------------------------
 
-    def moves(self) -> Iterator[Move]:
-        """All moves down to one neuron."""
-        while self.count > 1:
+    def steps(self) -> Iterator[Step]:
+        """All steps down to one neuron."""
+        while self.neurons > 1:
             yield self.step()
 
-    def step(self) -> Move:
-        """Do the cheapest move: a prune before a merge of the same cost, then the lowest numbers."""
-        self._total = self.total
+    def step(self) -> Step:
+        """Take the cheapest step: a prune before a merge of the same cost, then the lowest numbers."""
+        self._total = self.left
         pruned = int(np.argmin(self._keyed))
         least = self._keyed[pruned]
         ties = np.flatnonzero(self._keyed <= least * (1 + TIE))
         pruned = int(ties[0])
-        cost = costs.prune(self.count, self._total, float(self.capacities[pruned]))
+        cost = costs.prune(self.neurons, self._total, float(self.capacities[pruned]))
         merge = self._best_merge(cost) if self.merge is not None else None
         if merge is None:
             return self._prune(pruned, cost)
         return self._merge(*merge)
 
-    def follow(self, neuron: int, other: int) -> None:
-        """Do what an earlier run has found to be the cheapest move, without looking for it."""
-        self._total = self.total
-        if other < 0:
-            self._gone(neuron)
+    def follow(self, step: Step) -> None:
+        """Take a step that an earlier run has found to be the cheapest, without looking for it."""
+        self._total = self.left
+        if isinstance(step, Merge):
+            self._merge(0.0, step.keep, step.drop)
         else:
-            self._merge(0.0, neuron, other)
+            self._gone(*step.gone)
 
     def _best_merge(self, limit: float) -> tuple[float, int, int] | None:
         """The cheapest merge, if it is cheaper than `limit`."""
-        scale = self.count / self._total if self._total > 0 else math.inf
+        scale = self.neurons / self._total if self._total > 0 else math.inf
         best: tuple[float, int, int] | None = None
         bounds = self._bounds
         while True:
@@ -186,22 +216,32 @@ class LayerPath:
             bounds[row] = np.inf  # looked at
         return best
 
-    def _prune(self, i: int, cost: float) -> Move:
+    def _prune(self, i: int, cost: float) -> Step:
         self._gone(i)
-        return Move(cost, i, -1, self.count, self.total, None)
+        return Prune(self.state.name, (i,), cost=cost, release=self.state.release, left=self.left)
 
     def _gone(self, i: int) -> None:
         self.alive[i] = False
         self._keyed[i] = np.inf
-        self.count -= 1
+        self.neurons -= 1
         if self.merge is not None:
             self._bounds[i] = np.inf
 
-    def _merge(self, cost: float, i: int, j: int) -> Move:
+    def _merge(self, cost: float, i: int, j: int) -> Step:
         made, capacity = self._parent(i, j)
+        delta = self._distortion(i, j, capacity)
         self._gone(j)
         self._replace(i, j, made, capacity)
-        return Move(cost, i, j, self.count, self.total, made)
+        release = self.state.release
+        return Merge(self.state.name, i, j, *made, delta, cost=cost, release=release, left=self.left)
+
+    def _distortion(self, i: int, j: int, scale: float) -> float:
+        """‖f_i + f_j − f_p‖ of a sum; √(‖f_i − f_p‖² + ‖f_j − f_p‖²) of a pair, as the paper has it."""
+        if self.merge == "sum":
+            return float(self.distance[i, j])
+        squares = self.capacities[i] ** 2 + self.capacities[j] ** 2
+        alignment = float(self.alignment[i, j])
+        return math.sqrt(max(squares - 2 * scale * alignment + 2 * scale**2, 0.0))
 
     def _parent(self, i: int, j: int) -> tuple[Recipe, float]:
         """The winning pair's parent, made just in time, and its capacity."""
@@ -222,7 +262,7 @@ class LayerPath:
         state = self.state
         if not self._owned:  # merges write; the caller's state stays as it was
             names = ("mean", "spread", "slope", "energy", "bias", "inner", "outer", "capacities")
-            self.state = state = LayerState(
+            self.state = state = PaperState(
                 state.name, release=state.release, **{name: getattr(state, name).clone() for name in names}
             )
             self._owned = True
@@ -235,7 +275,7 @@ class LayerPath:
         state.mean[i] = c1 * state.mean[i] + c2 * state.mean[j]
         state.bias[i] = c1 * state.bias[i] + c2 * state.bias[j]
         state.spread[i] = made.spread
-        state.energy[i] = moments.energy(state.mean[i], state.spread[i], state.slope[i])
+        state.energy[i] = gaussian.energy(state.mean[i], state.spread[i], state.slope[i])
         self.capacities[i] = self._keyed[i] = capacity
         alignment, distance = self._geometry(slice(i, i + 1), slice(0, len(self.capacities)))
         distance[0, i] = np.inf
@@ -244,8 +284,3 @@ class LayerPath:
         np.minimum(self._bounds, distance[0], out=self._bounds, where=self.alive)
         alive = distance[0][self.alive]
         self._bounds[i] = alive.min() if len(alive) else np.inf
-
-
-def layer_path(state: LayerState, *, merge: str | None, kernel: str) -> LayerPath:
-    """A layer's path, for the loop."""
-    return LayerPath(state, merge=merge, kernel=kernel)

@@ -1,0 +1,14 @@
+"""Numbers, rounded."""
+
+from __future__ import annotations
+
+import math
+
+
+def rounded(value: float, digits: int = 12) -> float:
+    """A number to so many significant digits: what is equal up to rounding counts as equal.
+
+    >>> rounded(1.00000000000000002e-5) == rounded(1e-5)
+    True
+    """
+    return value if value == 0 or not math.isfinite(value) else float(f"{value:.{digits - 1}e}")

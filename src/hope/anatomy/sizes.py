@@ -1,0 +1,157 @@
+"""How large a network is: the only arithmetic of parameters, MACs and ΔP."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from math import prod
+from typing import TYPE_CHECKING, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hope.anatomy.steps import Evict, Step
+
+if TYPE_CHECKING:
+    from hope.anatomy.anatomy import Anatomy
+    from hope.anatomy.units import Places
+
+Counts: TypeAlias = NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class Size:
+    """How large a network is.
+
+    Attributes:
+        neurons: neurons in compressible layers.
+        parameters: `nn.Parameter` entries (buffers are not parameters).
+        macs: multiply-accumulates of convolutions and linear layers on the example.
+    """
+
+    neurons: int
+    parameters: int
+    macs: int
+
+
+def sizes(anatomy: Anatomy, steps: Sequence[Step]) -> Counts:
+    """(steps + 1, 3) neurons, parameters and MACs before the first and after each step, all at once."""
+    length = len(steps) + 1
+    lost: dict[str, Counts] = {}
+    gone: dict[str, int] = {}
+    biases = np.zeros(length, dtype=np.int64)
+    for t, step in enumerate(steps, start=1):
+        if isinstance(step, Evict):
+            gone[step.name] = t
+            biases[t:] += anatomy.block(step.name).channels if step.bias is not None else 0
+        else:
+            lost.setdefault(step.name, np.zeros(length, dtype=np.int64))[t] += len(step.gone)
+    return _tally(anatomy, {name: counts.cumsum() for name, counts in lost.items()}, gone, biases)
+
+
+def size_after(
+    anatomy: Anatomy, removed: Mapping[str, int], evicted: Collection[str], biases: Collection[str]
+) -> Size:
+    """The size after a cut: see `Anatomy.size`."""
+    added = np.array([sum(anatomy.block(name).channels for name in biases if name in evicted)])
+    lost = {name: np.array([count]) for name, count in removed.items()}
+    return Size(*map(int, _tally(anatomy, lost, dict.fromkeys(evicted, 0), added)[0]))
+
+
+def _tally(anatomy: Anatomy, lost: Mapping[str, Counts], gone: Mapping[str, int], biases: Counts) -> Counts:
+    """Neurons, parameters and MACs at so many moments.
+
+    A tensor's size is the product of its dimensions, each shrunk by what its units have lost by then.
+
+    Args:
+        lost: unit -> how many of its neurons are gone at each moment.
+        gone: block -> the moment from which on it is evicted.
+        biases: parameters that evictions have left behind at each moment.
+    """
+    length = len(biases)
+    blocks = [(anatomy.block(name), t) for name, t in gone.items()]
+    alive_until: dict[str, int] = {}  # a tensor goes with the last of its names
+    for tensor in anatomy.shapes if blocks else ():
+        times = [min((t for b, t in blocks if b.removes(n)), default=length) for n in anatomy.names(tensor)]
+        if max(times) < length:
+            alive_until[tensor] = max(times)
+    table = np.zeros((length, 3), dtype=np.int64)
+    shrink: dict[tuple[str, int], Counts] = {}
+    for layer in anatomy.layers:
+        left = layer.neurons - lost.get(layer.name, np.zeros(length, dtype=np.int64))
+        left[alive_until.get(layer.weight, length) :] = 0
+        table[:, 0] += left
+        if layer.name in lost:
+            for part in layer.places:
+                key = (part.tensor, part.dim)
+                shrink[key] = shrink.get(key, 0) + lost[layer.name] * part.each
+    touched = {tensor for tensor, _ in shrink} | alive_until.keys()
+    for tensor, shape in anatomy.shapes.items():
+        counted, positions = tensor in anatomy.parameters, anatomy.positions.get(tensor, 0)
+        if not counted and not positions:
+            continue
+        size = np.ones(length if tensor in touched else 1, dtype=np.int64)
+        for dim, width in enumerate(shape):
+            size = size * (width - shrink[tensor, dim] if (tensor, dim) in shrink else width)
+        if tensor in alive_until:
+            size[alive_until[tensor] :] = 0
+        table[:, 1] += size if counted else 0
+        table[:, 2] += size * positions
+    table[:, 1] += biases
+    return table
+
+
+class Releases:
+    """ΔP of removing a neuron and of evicting a block, in the network as it is at some moment of a run.
+
+    A neuron releases its incoming and outgoing weights over all readers, its bias, and the four BN numbers.
+    An eviction releases the weights of the branch's internal layers and all BN numbers of the branch; the
+    branch's last weight is not counted (paper, Section "Block Eviction").
+    """
+
+    def __init__(self, anatomy: Anatomy) -> None:
+        self._anatomy = anatomy
+        self._shapes = {name: list(shape) for name, shape in anatomy.shapes.items()}
+
+    def unit(self, name: str) -> int:
+        """ΔP of removing one neuron of a unit."""
+        return released(self._shapes, self._anatomy.unit(name).places)
+
+    def block(self, name: str) -> int:
+        """ΔP of evicting a block."""
+        block = self._anatomy.block(name)
+        internal = {
+            part.tensor
+            for layer in block.layers
+            for part in self._anatomy.unit(layer).places
+            if part.role in ("out", "along")
+        }
+        norms = {name.rpartition(".")[0] for name in block.tensors if name.endswith(".running_var")}
+        weights = [n for n in internal if n.rpartition(".")[0] not in norms and n in block.tensors]
+        numbers = sum(4 * self._shapes[f"{norm}.running_var"][0] for norm in norms)
+        return sum(prod(self._shapes[name]) for name in weights) + numbers
+
+    def take(self, step: Step) -> None:
+        """Shrink what a step shrinks."""
+        if isinstance(step, Evict):
+            block = self._anatomy.block(step.name)
+            for name, shape in self._shapes.items():
+                if block.removes(name):
+                    shape[:] = [0] * len(shape)
+            return
+        for part in self._anatomy.unit(step.name).places:
+            if self._shapes[part.tensor][part.dim]:
+                self._shapes[part.tensor][part.dim] -= part.each * len(step.gone)
+
+
+def released(shapes: Mapping[str, Sequence[int]], places: Sequence[Places]) -> int:
+    """Entries that vanish with one neuron; the crossing of a row and a column counts once.
+
+    Args:
+        shapes: of all tensors, as they are now.
+        places: of one unit, in the tensors that count.
+    """
+    kept: dict[str, list[int]] = {}
+    for part in places:
+        kept.setdefault(part.tensor, list(shapes[part.tensor]))[part.dim] -= part.each
+    return sum(prod(shapes[tensor]) - prod(shape) for tensor, shape in kept.items())

@@ -1,0 +1,196 @@
+"""`inspect`, `encode`, `capacities`: the way of the data, from a model to a smaller one."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Executor
+from os import PathLike
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+from hope._util.calls import Example, duplicate
+from hope._util.progress import busy
+from hope.anatomy.anatomy import Anatomy, read_model
+from hope.anatomy.steps import Step
+from hope.encoding import Encoding
+from hope.errors import UnknownMethod
+from hope.judge.evictions import decide
+from hope.judge.fidelity import Judge, images_for
+from hope.judge.trial import verify
+from hope.methods import Method, Paper, named
+from hope.run.budget import one_budget
+from hope.run.checkpoint import Checkpoint
+from hope.run.collect import collect
+from hope.run.plan import Plan
+from hope.storage.run import fingerprint
+
+
+def inspect(model: nn.Module, example: Example | None = None, *, progress: bool | None = None) -> Anatomy:
+    """Read a network as neurons, blocks and streams, with a reason for everything that is left alone.
+
+    The model is not changed; it is read in evaluation mode and put back in the mode it was in.
+
+    Args:
+        model: any module that `torch.export` can capture.
+        example: an input it can run on: a tensor, a tuple of positional inputs or a dict of keyword inputs.
+        progress: show what is being done on standard error; by default on a terminal only.
+
+    Returns:
+        An `Anatomy`: `.layers`, `.blocks`, `.streams`, `.skipped`; `print` it for a table.
+
+    Raises:
+        InvalidExample: there is no example, or the model cannot run on it.
+        UnsupportedModel: the model cannot be captured or its parameters cannot be cut; the message says what
+            to do.
+
+    Example:
+        >>> import torch, hope
+        >>> net = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.ReLU(), torch.nn.Linear(8, 2))
+        >>> anatomy = hope.inspect(net, torch.zeros(1, 4))
+        >>> [(layer.name, layer.neurons, layer.activation) for layer in anatomy.layers]
+        [('0', 8, 'relu')]
+        >>> str(anatomy.skipped[0].reason)
+        'it is an output of the model'
+    """
+    anatomy, candidates = read_model(model, example, progress=progress)
+    with busy(f"trying {anatomy.model} without data", progress):
+        return verify(model, example, anatomy, candidates)
+
+
+def encode(
+    model: nn.Module,
+    example: Example | None = None,
+    *,
+    density: float | None = None,
+    params: float | None = None,
+    macs: float | None = None,
+    steps: int | None = None,
+    fidelity: float | None = None,
+    method: Method | str = "absorb",
+    evict: bool = True,
+    exclude: Sequence[str] = (),
+    multiple_of: int = 1,
+    executor: Executor | None = None,
+    anatomy: Anatomy | None = None,
+    checkpoint: str | PathLike[str] | None = None,
+    progress: bool | None = None,
+) -> Encoding:
+    """Compress a network to a budget, without data. The model is not changed.
+
+    Exactly one budget is given: a fraction of the original (a float up to 1), or a count.
+
+    Args:
+        model: a trained model that `hope.inspect` can read.
+        example: an input it can run on.
+        density: share (or number) of compressible neurons to keep.
+        params: share (or number) of parameters to keep.
+        macs: share (or number) of multiply-accumulates to keep.
+        steps: how many steps to take.
+        fidelity: the least predicted fidelity (see `hope.fidelity`): the longest run that never dips below,
+            looked at in 20 places and then refined.
+        method: `hope.Absorb()` (what a removed neuron did, its survivors take over), `hope.Paper()`, or a
+            baseline, `hope.Score("l1-in")`; with their usual options they also go by their names: "absorb",
+            "hope", "l1-in", "l1-joint", "bn-scale", "random".
+        evict: whether residual blocks may be evicted.
+        exclude: patterns (`*`, `?`) of module names that must stay untouched, inputs and outputs.
+        multiple_of: keep widths that are multiples of this (8, 16, 32: what hardware likes). A removal that
+            would only break a multiple is not made.
+        executor: any `concurrent.futures.Executor` to work out the units' paths on; the result is the same.
+        anatomy: what `hope.inspect` returned, to save reading the model again.
+        checkpoint: a file to note the run in while it is under way; if it has the beginning of the same run,
+            the run goes on from there. It is gone when the run is finished.
+        progress: show a progress bar; by default on a terminal only.
+
+    Raises:
+        InfeasibleBudget: the budget cannot be met; the message says what can.
+        UnknownMethod: there is no such method or option.
+
+    Example:
+        >>> import torch, hope
+        >>> net = torch.nn.Sequential(
+        ...     torch.nn.Conv2d(3, 8, 3), torch.nn.BatchNorm2d(8), torch.nn.ReLU(), torch.nn.Conv2d(8, 4, 3)
+        ... ).eval()
+        >>> encoding = hope.encode(net, torch.zeros(1, 3, 8, 8), density=0.5)
+        >>> encoding.model[0]
+        Conv2d(3, 4, kernel_size=(3, 3), stride=(1, 1))
+        >>> encoding.at(steps=1)[0]
+        Conv2d(3, 7, kernel_size=(3, 3), stride=(1, 1))
+        >>> hope.encode(net, torch.zeros(1, 3, 8, 8), density=0.5, method=hope.Paper(merge="sum")).steps
+        4
+    """
+    budget = one_budget(density=density, params=params, macs=macs, steps=steps, fidelity=fidelity)
+    method = named(method)
+    if multiple_of < 1:
+        raise UnknownMethod(f"multiple_of={multiple_of} makes no sense: give 8, 16 or 32, or 1 for any width")
+    if anatomy is None:
+        anatomy = inspect(model, example, progress=progress)
+    plan = Plan(model, example, anatomy, method, evict=evict, exclude=exclude, progress=progress)
+    plan.check(budget)
+    settings = {"method": method.told(), "evict": evict, "exclude": list(exclude)}
+    file = None
+    if checkpoint is not None:
+        file = Checkpoint(Path(checkpoint), {"original": fingerprint(model), **settings})
+    begun = file.read() if file is not None else []
+    judge: Judge | None = None
+    if budget.unit == "fidelity" or (plan.judged and not begun):
+        judge = Judge(model, example, anatomy.program, images_for(anatomy.size().macs))
+    if plan.judged:
+        begun = begun or _judged(model, plan, judge, executor, file, progress)
+        more: Iterator[Step] = iter(())
+    else:
+        more = plan.steps(executor=executor, done=begun)
+    trajectory = collect(anatomy, more, budget, begun, multiple_of, file, progress=progress)
+    if file is not None:
+        file.remove()
+    encoding = Encoding(
+        anatomy,
+        trajectory,
+        0,
+        method,
+        plan.left_alone,
+        plan.known.intakes,
+        plan.known.notes,
+        duplicate(model),
+        example,
+        method.measures(plan.known, plan.states),
+        {**settings, "multiple_of": multiple_of},
+        judge,
+    )
+    return encoding.ended_at(budget, multiple_of)
+
+
+def _judged(
+    model: nn.Module,
+    plan: Plan,
+    judge: Judge | None,
+    executor: Executor | None,
+    file: Checkpoint | None,
+    progress: bool | None,
+) -> list[Step]:
+    """The whole run, with the evictions that the judge decides for: one run answers every budget."""
+    assert judge is not None
+    steps = list(plan.steps(executor=executor))
+    woven = decide(model, plan, steps, judge, progress=progress)
+    if file is not None:  # deciding is what takes time here
+        file.write(woven, now=True)
+    return woven
+
+
+def capacities(
+    model: nn.Module, example: Example | None = None, *, progress: bool | None = None
+) -> dict[str, Tensor]:
+    """The capacity ‖f_i‖ of every neuron, per layer: the analysis on its own.
+
+    Example:
+        >>> import torch, hope
+        >>> linear, bn = torch.nn.Linear(3, 5), torch.nn.BatchNorm1d(5)
+        >>> net = torch.nn.Sequential(linear, bn, torch.nn.ReLU(), torch.nn.Linear(5, 2))
+        >>> {name: tuple(values.shape) for name, values in hope.capacities(net, torch.zeros(2, 3)).items()}
+        {'0': (5,)}
+    """
+    anatomy = inspect(model, example, progress=progress)
+    plan = Plan(model, example, anatomy, Paper(merge=None), evict=False)
+    found = plan.method.measures(plan.known, plan.states)
+    return {name: torch.tensor(values, dtype=torch.float64) for name, values in found.items()}

@@ -1,0 +1,208 @@
+"""Absorption: what a removed neuron did, its survivors and a constant take over. The default method."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, ClassVar, Literal
+
+import torch
+from torch import Tensor, nn
+
+from hope._util.calls import Example
+from hope._util.numbers import rounded
+from hope._util.told import told_inputs
+from hope.anatomy.anatomy import Anatomy
+from hope.anatomy.reasons import Cause, Reason
+from hope.anatomy.sizes import Releases
+from hope.anatomy.units import Unit
+from hope.errors import UnknownMethod
+from hope.graph.blocks import Block
+from hope.methods.absorption import AbsorbPath, AbsorbState
+from hope.methods.base import Branch, Known, Method, Rewrite, State
+from hope.signals.bn import Numbers
+from hope.signals.dream import dream
+from hope.signals.energy import capacities
+from hope.signals.intake import Intake, channels_of, propagated_intakes
+from hope.signals.measure import measured_intakes
+from hope.signals.projection import outgoing, ridged
+
+MARGIN = 0.85  # the judge is kind to evictions: one must leave less than this of the loss of fidelity
+
+
+@dataclass(frozen=True)
+class Absorb(Method):
+    """Absorption. Without options it is as good as it gets without data; most options are ablations.
+
+    Attributes:
+        calibration: a few unlabelled batches, to measure moments instead of deriving them; or "dream": still
+            without data, measured on what `hope.dream` makes up. Slower and more accurate.
+        takeover: survivors take over what removed neurons did.
+        constants: a constant does.
+        repair: running variances of BNs follow.
+        surrogate: "propagated", or "pairwise": correlations from the filters alone, as in the paper.
+        crosses: covariances between a branch and its skip count.
+        decay: the correlation of neighbouring places, for all layers; by default read off each BN.
+        share: a layer's cost counts by what its branch writes into the stream.
+        cost: "log", or "linear": fractions are added up.
+        per_parameter: rank by J/ΔP; otherwise by J alone.
+        margin: an eviction must leave less than this of the loss of fidelity that it saves.
+
+    >>> Absorb(cost="linear").told()["cost"]
+    'linear'
+    """
+
+    evictions: ClassVar[Literal["priced", "judged", "none"]] = "judged"
+
+    calibration: Iterable[Any] | str | None = field(default=None, repr=False, compare=False)
+    takeover: bool = True
+    constants: bool = True
+    repair: bool = True
+    surrogate: str = "propagated"
+    crosses: bool = True
+    decay: float | None = None
+    share: bool = True
+    cost: str = "log"
+    per_parameter: bool = True
+    margin: float = MARGIN
+
+    def __post_init__(self) -> None:
+        self.choose(
+            surrogate=(self.surrogate, ("propagated", "pairwise")), cost=(self.cost, ("log", "linear"))
+        )
+        if isinstance(self.calibration, str) and self.calibration != "dream":
+            raise UnknownMethod(
+                f'calibration {self.calibration!r} is not known: give batches of inputs, or "dream"'
+            )
+
+    @property
+    def name(self) -> str:
+        """What it goes by."""
+        return "absorb"
+
+    def study(
+        self, model: nn.Module, example: Example | None, anatomy: Anatomy, *, progress: bool | None = None
+    ) -> Known:
+        """Moments of what weights read: propagated, and measured where there are inputs."""
+        numbers = Numbers.of(model, anatomy)
+        intakes, surrogate = propagated_intakes(anatomy, numbers, crosses=self.crosses)
+        notes: list[str] = []
+        if self.calibration is not None:
+            dreamed = isinstance(self.calibration, str)
+            batches = dream(model, example, progress=progress) if dreamed else self.calibration
+            intakes = measured_intakes(model, anatomy, batches, intakes)
+        elif surrogate.fallbacks:
+            names = surrogate.fallbacks
+            more = f" and {len(names) - 3} more" if len(names) > 3 else ""
+            notes.append(
+                f"not propagated, taken pair by pair instead: the inputs of {', '.join(names[:3])}{more}"
+            )
+        return Known(anatomy, numbers, intakes, surrogate, tuple(notes))
+
+    def state(self, unit: Unit, known: Known) -> AbsorbState | Reason:
+        """Covariances of what the unit's readers read, and their weights."""
+        share = branch_share(unit.block, known) if self.share and unit.block is not None else 1.0
+        state = AbsorbState(unit.name, unit.neurons, Releases(known.anatomy).unit(unit.name), share, [], [])
+        program = known.anatomy.program
+        uses = Counter(op.tensors[0] for op in program if op.kind in ("conv", "linear"))
+        for reader in unit.readers:
+            intake = known.intakes.get(reader.weight)
+            if self.calibration is None and reader.last("bn") is None:
+                return Cause.NO_BN_BEFORE.at(reader.module)
+            if intake is None:
+                return Cause.UNKNOWN_MOMENTS.at(reader.module)
+            if uses[reader.weight] > 1:
+                return Cause.READ_AGAIN.at(reader.module)
+            channels = channels_of(unit, intake)
+            if channels is None:
+                return Cause.NO_PLAIN_ORDER.at(reader.module)
+            flat = channels.flatten()
+            weight = intake.laid(known.numbers[intake.weight])[:, :, flat]
+            state.moments.append(ridged(intake.moments[flat][:, flat]))
+            state.outer.append(outgoing(weight, intake.taps, metric(intake, known)))
+        return state
+
+    @property
+    def rewrite(self) -> Rewrite:
+        """What absorptions rewrite."""
+        return Rewrite(self.takeover, self.constants, self.repair)
+
+    @property
+    def path(self) -> Callable[[AbsorbState], AbsorbPath]:
+        """Absorptions."""
+        return partial(AbsorbPath, linear=self.cost == "linear")
+
+    def branch(self, block: Block, known: Known, states: Sequence[State]) -> Branch | Reason:
+        """A block with what its branch writes into the stream; its mean can stay behind."""
+        if block.inside is not None:
+            return Cause.NESTED.at()
+        there = {state.name for state in states}
+        layers = tuple(name for name in block.layers if name in there)
+        share = branch_share(block.name, known) if self.share else 1.0
+        return SharedBranch(block.name, layers, max(1, block.release), branch_mean(block, known), share)
+
+    def rank(self, cost: float, release: int) -> float:
+        """J/ΔP, or J."""
+        return rounded(cost / release) if self.per_parameter else rounded(cost)
+
+    def measures(self, known: Known, states: Sequence[State]) -> dict[str, list[float]]:
+        """Capacities ‖f_i‖, where BNs tell them."""
+        found = {layer.name: capacities(layer, known.numbers) for layer in known.anatomy.layers}
+        return {name: some.tolist() for name, some in found.items() if isinstance(some, Tensor)}
+
+    def told(self) -> dict[str, Any]:
+        """As plain data; calibration inputs by a hash."""
+        return {**super().told(), "calibration": told_inputs(self.calibration)}
+
+
+@dataclass(frozen=True)
+class SharedBranch(Branch):
+    """A branch by what it writes into its stream.
+
+    Attributes:
+        share: of the stream's variance behind the block, what its branch writes.
+    """
+
+    share: float
+
+    def cost(self, neurons: Sequence[int], capacities: Sequence[float]) -> float:
+        """−log of what would be left of the stream."""
+        return -math.log(max(1e-6, 1 - self.share))
+
+    @property
+    def worth(self) -> float:
+        """What it writes."""
+        return self.share
+
+
+def branch_share(name: str, known: Known) -> float:
+    """Of the stream's variance behind a block, what its branch writes."""
+    block = next((block for block in known.anatomy.blocks if block.name == name), None)
+    at = {op.name: position for position, op in enumerate(known.anatomy.program)}
+    if block is None or known.surrogate is None or block.branch_output not in at:
+        return 1.0
+    return known.surrogate.share(at[block.branch_output])
+
+
+def branch_mean(block: Block, known: Known) -> tuple[float, ...] | None:
+    """What a branch writes on average: its last BN's shift."""
+    if not block.bias or block.last_bn is None:
+        return None
+    bn = known.numbers.bn(block.last_bn)
+    return tuple(bn.shift.tolist()) if bn is not None and len(bn.shift) == block.channels else None
+
+
+def metric(intake: Intake, known: Known) -> Tensor:
+    """What a unit of variance in each output counts: γ²/Var behind a BN; all outputs together count 1."""
+    alive = intake.variance > 1e-12 * intake.variance.mean()
+    bn = known.numbers.bn(intake.bn) if intake.bn else None
+    if bn is None:
+        total = float(intake.variance.sum())
+        return alive / total if total > 0 else torch.zeros_like(intake.variance)
+    power = bn.scale**2
+    safe = torch.where(alive, intake.variance, torch.ones_like(intake.variance))
+    total = float(power.sum())
+    return alive * power / safe / total if total > 0 else torch.zeros_like(power)

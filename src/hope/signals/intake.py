@@ -1,0 +1,138 @@
+"""What weights read, as far as absorption needs to know: an intake per reading weight."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from hope.anatomy.anatomy import Anatomy
+from hope.anatomy.units import Unit
+from hope.signals.bn import Numbers
+from hope.signals.propagate import Propagated
+
+
+@dataclass(frozen=True)
+class Intake:
+    """What one weight reads, and what a surrogate says of it: all that absorption needs to rewrite it.
+
+    Attributes:
+        weight: its name.
+        dim: the dimension that reads.
+        mean: (channels,) of the signal it reads.
+        covariance: (channels, channels).
+        taps: (taps, taps) correlation between the places that the kernel covers.
+        variance: (outputs,) of what it computes.
+        repeat: input places that stand for one channel (after a flatten).
+        bn: the BN right behind it, "" without one.
+        bias: name of its bias, "" without one.
+    """
+
+    weight: str
+    dim: int
+    mean: Tensor
+    covariance: Tensor
+    taps: Tensor
+    variance: Tensor
+    repeat: int = 1
+    bn: str = ""
+    bias: str = ""
+
+    @property
+    def absorbs_constants(self) -> bool:
+        """Whether a constant can be folded in: into the BN's mean, or a bias."""
+        return bool(self.bn or self.bias)
+
+    @property
+    def moments(self) -> Tensor:
+        """What signals are projected under: their covariance, or without a place for constants their second
+        moments.
+        """
+        if self.absorbs_constants:
+            return self.covariance
+        return self.covariance + torch.outer(self.mean, self.mean)
+
+    def laid(self, weight: Tensor) -> Tensor:
+        """A weight as (outputs, taps, channels), float64; always a copy."""
+        moved = weight.detach().to(torch.float64, copy=True).movedim(self.dim, -1)
+        moved = moved.reshape(len(moved), -1, moved.shape[-1])
+        if self.repeat == 1:
+            return moved
+        return moved.reshape(len(moved), -1, self.repeat).transpose(1, 2)
+
+    def back(self, laid: Tensor, like: Tensor) -> Tensor:
+        """The reverse of `laid`."""
+        if self.repeat > 1:
+            laid = laid.transpose(1, 2).reshape(len(laid), 1, -1)
+        shape = like.movedim(self.dim, -1).shape
+        return laid.reshape(shape).movedim(-1, self.dim).to(like.dtype)
+
+
+def stored(tensor: Tensor) -> Tensor:
+    """Moments as they are saved with a run (float32), so that a replay computes with the same numbers."""
+    return tensor.float().double()
+
+
+def behind(anatomy: Anatomy) -> dict[str, tuple[str, float, str]]:
+    """Reading weight -> (the BN right behind it, its eps, its bias); "" for none."""
+    bns = {op.inputs[0]: (op.tensors[0], op.values[0]) for op in anatomy.program if op.kind == "bn"}
+    found = {}
+    for position, op in enumerate(anatomy.program):
+        if op.kind in ("conv", "linear"):
+            readers = [other for other in anatomy.program if position in other.inputs]
+            bn, eps = bns.get(position, ("", 0.0)) if len(readers) == 1 else ("", 0.0)
+            found[op.tensors[0]] = (bn, eps, op.tensors[1])
+    return found
+
+
+def propagated_intakes(
+    anatomy: Anatomy,
+    numbers: Numbers,
+    *,
+    crosses: bool = True,
+    dims: Mapping[str, int] | None = None,
+) -> tuple[dict[str, Intake], Propagated]:
+    """What weights read according to the propagated surrogate.
+
+    Args:
+        dims: reading weight -> the dimension that reads; by default all that read neurons of layers.
+    """
+    surrogate = Propagated(anatomy.program, numbers.tensors, crosses=crosses)
+    if dims is None:
+        reads = {reader.weight for layer in anatomy.layers for reader in layer.readers}
+        slices = [part for layer in anatomy.layers for part in layer.places if part.role == "in"]
+        dims = {part.tensor: part.dim for part in slices if part.tensor in reads}
+    beside = behind(anatomy)
+    intakes = {}
+    for weight in sorted(dims.keys() & surrogate.readings.keys()):
+        reading = surrogate.readings[weight]
+        bn, _, bias = beside[weight]
+        if reading.bn is None:
+            bn = ""
+        signal = reading.signal
+        intakes[weight] = Intake(
+            weight,
+            dims[weight],
+            stored(signal.mean),
+            stored(signal.covariance),
+            stored(reading.taps),
+            stored(reading.variance),
+            signal.repeat,
+            bn,
+            bias,
+        )
+    return intakes, surrogate
+
+
+def channels_of(layer: Unit, intake: Intake) -> Tensor | None:
+    """(neurons, channels) where a layer's neurons stand in what a weight reads; None if not plainly."""
+    part = layer.at(intake.weight, "in")
+    assert part is not None
+    index = torch.from_numpy(part.index)
+    if intake.repeat > 1:
+        first = index[:, :1] // intake.repeat
+        plain = index.shape[1] == intake.repeat and bool((index // intake.repeat == first).all())
+        return first if plain else None
+    return index
