@@ -12,7 +12,8 @@ from torch import Tensor, nn
 
 from hope._util.calls import Example, duplicate
 from hope._util.progress import busy
-from hope.anatomy.anatomy import Anatomy, read_model
+from hope.anatomy.anatomy import Anatomy
+from hope.anatomy.read import read_model
 from hope.anatomy.steps import Step
 from hope.encoding import Encoding
 from hope.errors import UnknownMethod

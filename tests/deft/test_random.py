@@ -12,7 +12,7 @@ from torch import nn
 from torch.utils._pytree import tree_leaves
 
 import hope
-from hope.anatomy.anatomy import read_model
+from hope.anatomy.read import read_model
 from hope.anatomy.reasons import Cause
 from hope.deft import Bounds, Partition
 from hope.deft.elasticity import Lock

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections import Counter
 from typing import TYPE_CHECKING
 
+from rich.table import Table
+
 from hope._util.tables import grid, text
 
 if TYPE_CHECKING:
@@ -22,56 +24,44 @@ def render(anatomy: Anatomy) -> str:
     )
     parts: list[object] = [head, ""]
     if anatomy.layers:
-        table = grid(
-            "Neuron layers",
-            " layer",
-            "neurons",
-            "fan-in",
-            "fan-out",
-            " activation",
-            " BN",
-            "releases",
-            " goes with it",
-        )
-        for layer in anatomy.layers:
-            neurons = f"{layer.neurons}×{layer.channels}" if layer.channels > 1 else str(layer.neurons)
-            bn = layer.bn or ("several" if any(c.last("bn") for c in layer.readers) else "none")
-            table.add_row(
-                layer.name,
-                neurons,
-                str(layer.fan_in),
-                str(layer.fan_out),
-                layer.activation,
-                bn,
-                str(layer.release),
-                ", ".join(layer.along),
-            )
-        parts += [table, ""]
+        parts += [_layers(anatomy), ""]
     else:
         parts += ["No neuron can be removed on its own; the reasons are below.", ""]
     if anatomy.blocks:
         table = grid("Blocks that can be evicted", " block", " skip", "channels", "releases", " layers")
         for block in anatomy.blocks:
-            table.add_row(
-                block.name, block.skip, str(block.channels), str(block.release), ", ".join(block.layers)
-            )
+            layers = ", ".join(block.layers)
+            table.add_row(block.name, block.skip, str(block.channels), str(block.release), layers)
         parts += [table, ""]
     if anatomy.streams:
-        table = grid(
-            "Streams (tied by adds, not compressed yet)", " stream", "channels", "writers", "readers"
-        )
-        for stream in anatomy.streams:
-            table.add_row(
-                stream.name, str(stream.channels), str(len(stream.writers)), str(len(stream.readers))
-            )
+        title = "Streams (tied by adds, not compressed yet)"
+        table = grid(title, " stream", "channels", "writers", "readers")
+        for one in anatomy.streams:
+            table.add_row(one.name, str(one.neurons), str(len(one.writers)), str(len(one.readers)))
         parts += [table, ""]
     if anatomy.skipped:
-        table = grid("Left alone", " what", "outputs", " why")
-        reasons = Counter((one.kind, one.reason) for one in anatomy.skipped)
-        for (kind, reason), count in reasons.items():
-            same = [one for one in anatomy.skipped if (one.kind, one.reason) == (kind, reason)]
-            name = same[0].name if count == 1 else f"{same[0].name} and {count - 1} more"
-            what = name if kind == "layer" else f"{kind} {name}"
-            table.add_row(what, str(sum(one.outputs for one in same)), str(reason))
-        parts += [table]
+        parts.append(_left_alone(anatomy))
     return text(*parts)
+
+
+def _layers(anatomy: Anatomy) -> Table:
+    columns = (" layer", "neurons", "fan-in", "fan-out", " activation", " BN", "releases", " goes with it")
+    table = grid("Neuron layers", *columns)
+    for layer in anatomy.layers:
+        neurons = f"{layer.neurons}×{layer.channels}" if layer.channels > 1 else str(layer.neurons)
+        bn = layer.bn or ("several" if any(reader.last("bn") for reader in layer.readers) else "none")
+        numbers = (neurons, str(layer.fan_in), str(layer.fan_out))
+        along = ", ".join(layer.along)
+        table.add_row(layer.name, *numbers, layer.activation, bn, str(layer.release), along)
+    return table
+
+
+def _left_alone(anatomy: Anatomy) -> Table:
+    table = grid("Left alone", " what", "outputs", " why")
+    reasons = Counter((one.kind, one.reason) for one in anatomy.skipped)
+    for (kind, reason), count in reasons.items():
+        same = [one for one in anatomy.skipped if (one.kind, one.reason) == (kind, reason)]
+        name = same[0].name if count == 1 else f"{same[0].name} and {count - 1} more"
+        what = name if kind == "layer" else f"{kind} {name}"
+        table.add_row(what, str(sum(one.outputs for one in same)), str(reason))
+    return table

@@ -14,7 +14,8 @@ from torch import Tensor, nn
 
 from hope._util.calls import Example, duplicate
 from hope._util.tables import grid, text
-from hope.anatomy.anatomy import Anatomy, read_model
+from hope.anatomy.anatomy import Anatomy
+from hope.anatomy.read import read_model
 from hope.anatomy.reasons import Cause, Reason
 from hope.anatomy.steps import Merge
 from hope.anatomy.units import Unit

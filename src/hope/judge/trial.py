@@ -24,7 +24,8 @@ from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
 from hope._util.calls import Example, as_call, mode
-from hope.anatomy.anatomy import Anatomy, Candidate
+from hope.anatomy.anatomy import Anatomy
+from hope.anatomy.read import Candidate
 from hope.anatomy.reasons import Cause
 from hope.anatomy.steps import Evict, Prune, Step
 from hope.anatomy.units import Skipped, Unit
