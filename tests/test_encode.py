@@ -14,7 +14,7 @@ from torch import nn
 
 import hope
 from hope.anatomy.reasons import Cause
-from hope.bench.networks import CifarResNet, DigitsNet, trained
+from hope.demo import DigitsNet
 from hope.methods import costs
 from hope.methods.path import LayerPath, layer_path
 from hope.methods.state import BlockState, LayerState
@@ -22,6 +22,7 @@ from hope.run.merge import choices, rounded
 from hope.run.trajectory import sizes
 from hope.surgery.apply import outcome
 from tests.support import assert_same, randomise, run
+from zoo.networks import CifarResNet, trained
 
 EXAMPLE = torch.linspace(-1, 1, 2 * 64).reshape(2, 1, 8, 8)
 

@@ -11,7 +11,6 @@ import torch
 from torch import Tensor, nn
 
 import hope
-from hope.bench.networks import CifarResNet
 from hope.deft.elasticity import EPSILON
 from hope.deft.groups import NotSeparable
 from hope.deft.vessels import consolidate
@@ -20,6 +19,7 @@ from hope.methods.plan import Plan
 from hope.methods.state import LayerState
 from tests.deft.nets import Residual, chain, images, made
 from tests.support import randomise
+from zoo.networks import CifarResNet
 
 
 def _states(net: nn.Module) -> list[LayerState]:

@@ -12,7 +12,7 @@ import torch
 
 import hope
 from hope.anatomy.steps import to_json
-from hope.bench.networks import DigitsNet
+from hope.demo import DigitsNet
 from hope.methods.plan import Plan
 from hope.run import checkpoint
 from tests.support import randomise

@@ -1,23 +1,25 @@
 """How long encoding takes, against the Gram products that it cannot do without and against rescanning
-everything.
+everything. `python -m hope.bench.speed NEURONS` measures one layer.
 """
 
 from __future__ import annotations
 
+import json
 import resource
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor, nn
 
 from hope.anatomy.anatomy import Anatomy
 from hope.anatomy.steps import Evict
-from hope.bench.networks import ResNet50V1
 from hope.encoding import Encoding, encode
 from hope.inspection import inspect
 from hope.methods import costs
@@ -104,23 +106,25 @@ def looks(paths: Sequence[LayerPath], encoding: Encoding) -> float:
             left.update((name, 0) for name in inside[action.block] if name in left)
         else:
             left[action.layer] -= 1
-    return looked_at / at_first
+    return looked_at / max(1, at_first)
 
 
-def whole_network() -> dict[str, float]:
-    """ResNet-50 from 1.0 to density 0.3 (random weights), against its Gram products and a naive rescan."""
-    torch.manual_seed(0)
-    model = ResNet50V1().eval()
-    example = torch.zeros(1, 3, 64, 64)
-    anatomy = inspect(model, example)
+def whole_network(model: nn.Module, example: Tensor, *, density: float = 0.3) -> dict[str, float]:
+    """A network from 1.0 to a density, against its Gram products and a naive rescan."""
+    anatomy = inspect(model, example, progress=False)
+
+    def encoded(method: str = "hope", **options: Any) -> Encoding:
+        return encode(
+            model, example, density=density, anatomy=anatomy, method=method, progress=False, **options
+        )
+
     gram_products(model, anatomy)  # warm up
     grams = min(_seconds(lambda: gram_products(model, anatomy)) for _ in range(3))
     before = resident_megabytes()
-    seconds = min(_seconds(lambda: encode(model, example, density=0.3, anatomy=anatomy)) for _ in range(2))
+    seconds = min(_seconds(encoded) for _ in range(2))
     memory = peak_megabytes() - before
-    encoding = encode(model, example, density=0.3, anatomy=anatomy)
-    grown = encode(model, example, density=0.3, anatomy=anatomy, evict=False)
-    longer = _seconds(lambda: encode(model, example, density=0.3, anatomy=anatomy, evict=False))
+    encoding, grown = encoded(), encoded(evict=False)
+    longer = _seconds(lambda: encoded(evict=False))
     tensors = {name: t.detach() for name, t in [*model.named_parameters(), *model.named_buffers()]}
     states = [layer_state(layer, anatomy, tensors) for layer in anatomy.layers]
     known = [state for state in states if isinstance(state, LayerState)]
@@ -128,10 +132,7 @@ def whole_network() -> dict[str, float]:
     anew = _seconds(lambda: paths.extend(LayerPath(s, merge="pair", kernel="zero-bias") for s in known))
     kept = min(_seconds(lambda: [scan(path) for path in paths]) for _ in range(3))
     with_evictions, without = looks(paths, encoding), looks(paths, grown)
-    absorbing = partial(
-        encode, model, example, density=0.3, anatomy=anatomy, method="absorb", evict=False, progress=False
-    )
-    absorb = min(_seconds(absorbing) for _ in range(2))
+    absorb = min(_seconds(lambda: encoded("absorb", evict=False)) for _ in range(2))
     return {
         "steps": encoding.steps,
         "gram seconds": grams,
@@ -164,3 +165,17 @@ def one_layer(neurons: int, fan: int = 2048) -> dict[str, float]:
         "seconds": seconds,
         "megabytes": peak_megabytes() - before,
     }
+
+
+def layers(widths: Sequence[int]) -> list[dict[str, float]]:
+    """Layers of these widths, each in a process of its own, so that its peak memory is its own."""
+    found = []
+    for width in widths:
+        command = [sys.executable, "-m", "hope.bench.speed", str(width)]
+        done = subprocess.run(command, check=True, capture_output=True, text=True)
+        found.append(json.loads(done.stdout))
+    return found
+
+
+if __name__ == "__main__":
+    print(json.dumps(one_layer(int(sys.argv[1]))))

@@ -6,22 +6,20 @@ import argparse
 import tempfile
 from typing import Any
 
-import torch
 from rich.console import Console
 from rich.progress import track
 from rich.table import Table
-from torch import Tensor, nn
 
 import hope
-from hope.bench.datasets import accuracy, digits
-from hope.bench.networks import DigitsNet
+from hope.bench.accuracy import accuracy
+from hope.demo import DigitsNet, digits, train
 
 DENSITIES = (0.9, 0.8, 0.7, 0.6, 0.5, 0.4, 0.3)
 METHODS: dict[str, dict[str, Any]] = {
     "absorb": {"method": "absorb"},
-    "hope": {},
-    "hope, merge=sum": {"merge": "sum"},
-    "hope, no eviction": {"evict": False},
+    "hope": {"method": "hope"},
+    "hope, merge=sum": {"method": "hope", "merge": "sum"},
+    "hope, no eviction": {"method": "hope", "evict": False},
     "l1-in": {"method": "l1-in"},
     "l1-joint": {"method": "l1-joint"},
     "bn-scale": {"method": "bn-scale"},
@@ -40,22 +38,6 @@ def register(commands: Any) -> None:
     parser.add_argument("--out", metavar="FOLDER", help="where to save the run (default: a temporary folder)")
     parser.add_argument("--epochs", type=int, default=12, help="epochs of training (default: %(default)s)")
     parser.set_defaults(run=run)
-
-
-def train(images: Tensor, labels: Tensor, epochs: int) -> nn.Module:
-    """A trained network."""
-    torch.manual_seed(0)
-    model = DigitsNet()
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, weight_decay=5e-4, nesterov=True)
-    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, 0.2, total_steps=epochs * len(images) // 60)
-    for _ in track(range(epochs), "training", console=Console(stderr=True), transient=True):
-        for batch in torch.randperm(len(images)).reshape(-1, 60):
-            optimizer.zero_grad()
-            loss = nn.functional.cross_entropy(model(images[batch]), labels[batch])
-            loss.backward()  # type: ignore[no-untyped-call]
-            optimizer.step()
-            schedule.step()
-    return model.eval()
 
 
 def run(options: argparse.Namespace) -> None:
