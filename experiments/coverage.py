@@ -188,6 +188,11 @@ def table(results: Mapping[str, Any]) -> str:
     return "\n".join(lines)
 
 
+def committed() -> str:
+    """The committed results as Markdown."""
+    return table(json.loads(RESULTS.read_text()))
+
+
 def _row(key: str, record: Mapping[str, Any]) -> str:
     start = f"| {key} | {record['parameters'] / 1e6:.1f} M |"
     if "layers" not in record:
@@ -217,7 +222,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Measure what is missing, or show what there is."""
     chosen = parser().parse_args(arguments)
     if chosen.table or chosen.write_readme:
-        text = table(json.loads(RESULTS.read_text()))
+        text = committed()
         if chosen.table:
             print(text)
         if chosen.write_readme:
