@@ -21,20 +21,20 @@ lint: setup
 	$(BIN)/mypy
 
 coverage: setup
-	$(BIN)/python -m benchmarks.coverage
-	$(BIN)/python -m benchmarks.coverage --write-readme
+	$(BIN)/python -m experiments.coverage
+	$(BIN)/python -m experiments.coverage --write-readme
 
 figures: setup
-	$(BIN)/python -m benchmarks.draw
-	$(BIN)/python -m benchmarks.compression --write-readme
-	$(BIN)/python -m benchmarks.study --write-readme
-	$(BIN)/python -m benchmarks.speed
-	$(BIN)/python -m benchmarks.finetune --write-readme
-	$(BIN)/python -m benchmarks.latency --write-readme
-	$(BIN)/python -m benchmarks.transfer --write-readme
+	$(BIN)/python -m experiments.draw
+	$(BIN)/python -m experiments.compression --write-readme
+	$(BIN)/python -m experiments.study --write-readme
+	$(BIN)/python -m experiments.speed --write-readme
+	$(BIN)/python -m experiments.finetune --write-readme
+	$(BIN)/python -m experiments.latency --write-readme
+	$(BIN)/python -m experiments.transfer --write-readme
 
 docs: setup
-	$(BIN)/python -m benchmarks.reference
+	$(BIN)/python docs/reference.py
 
 setup: $(VENV)/.done
 

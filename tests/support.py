@@ -1,9 +1,8 @@
-"""What every cut is held against: the original with the removed neurons' outgoing weights set to zero."""
+"""Checks that many tests share."""
 
 from __future__ import annotations
 
 import copy
-import random
 from collections.abc import Sequence
 from typing import Any
 
@@ -14,55 +13,10 @@ from torch.utils import _pytree as pytree
 import hope
 from hope._util.calls import Example, as_call
 from hope.anatomy.anatomy import Anatomy
-from hope.anatomy.steps import Prune
 from hope.surgery.apply import outcome
+from zoo.silence import masked, random_cut, randomise, run
 
-
-def randomise(model: nn.Module, seed: int = 0) -> nn.Module:
-    """Random BN statistics, and random numbers wherever an initialisation left a constant."""
-    generator = torch.Generator().manual_seed(seed)
-    with torch.no_grad():
-        for module in model.modules():
-            if isinstance(module, nn.modules.batchnorm._BatchNorm):
-                for tensor, low, high in ((module.running_mean, -0.5, 0.5), (module.running_var, 0.5, 1.5)):
-                    if tensor is not None:
-                        tensor.copy_(torch.empty(tensor.shape).uniform_(low, high, generator=generator))
-        for parameter in model.parameters():
-            flat = parameter.flatten()
-            if parameter.numel() and (flat == flat[0]).all():
-                low, high = (0.5, 1.5) if flat[0] == 1 else (-0.5, 0.5)
-                parameter.copy_(torch.empty(parameter.shape).uniform_(low, high, generator=generator))
-    return model
-
-
-def random_cut(anatomy: Anatomy, fraction: float = 0.3, seed: int = 0) -> list[Prune]:
-    """A random part of every layer's neurons, never all."""
-    rng = random.Random(seed)
-    actions = []
-    for layer in anatomy.layers:
-        count = min(layer.neurons - 1, max(1, round(fraction * layer.neurons)))
-        actions.append(Prune(layer.name, sorted(rng.sample(range(layer.neurons), count))))
-    return actions
-
-
-def masked(model: nn.Module, anatomy: Anatomy, actions: Sequence[Prune]) -> nn.Module:
-    """A full-size copy in which nobody reads the pruned neurons."""
-    silent = copy.deepcopy(model)
-    tensors = dict(silent.named_parameters())
-    with torch.no_grad():
-        for action in actions:
-            for part in anatomy.layer(action.layer).places:
-                if part.role == "in":
-                    places = torch.from_numpy(part.index[list(action.neurons)].ravel())
-                    tensors[part.tensor].index_fill_(part.dim, places, 0)
-    return silent
-
-
-def run(model: nn.Module, example: Example) -> list[Tensor]:
-    """All tensors that a model returns."""
-    args, kwargs = as_call(example)
-    with torch.no_grad():
-        return [leaf for leaf in pytree.tree_leaves(model(*args, **kwargs)) if isinstance(leaf, Tensor)]
+__all__ = ["assert_same", "backward", "check_cut", "masked", "random_cut", "randomise", "run"]
 
 
 def assert_same(got: Sequence[Tensor], want: Sequence[Tensor], tolerance: float) -> None:

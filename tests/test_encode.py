@@ -10,18 +10,21 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from hope.methods.path import LayerPath, layer_path
-from hope.methods.state import BlockState, LayerState
+from hope.methods.state import BlockState
 from torch import nn
 
 import hope
 from hope.anatomy.reasons import Cause
-from hope.bench.networks import CifarResNet, DigitsNet, trained
+from hope.anatomy.sizes import sizes
+from hope.demo import DigitsNet
 from hope.methods import costs
+from hope.methods.pairs import PairPath as LayerPath
+from hope.methods.pairs import PaperState as LayerState
+from hope.methods.pairs import layer_path
 from hope.run.merge import choices, rounded
-from hope.run.trajectory import sizes
 from hope.surgery.apply import outcome
 from tests.support import assert_same, randomise, run
+from zoo.networks import CifarResNet, trained
 
 EXAMPLE = torch.linspace(-1, 1, 2 * 64).reshape(2, 1, 8, 8)
 

@@ -78,7 +78,7 @@ def test_the_commands_of_a_page_are_there(page: Path) -> None:
     for line in [*shown(page), *mentioned(page)]:
         first, *others = (shlex.split(part) for part in line.split(" | "))
         check(first[1:])
-        for other in others:  # hope bench speed | transfer
+        for other in others:  # hope bench latency | speed
             check([*first[1:-1], *other])
 
 

@@ -8,17 +8,17 @@ from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import save_file
 from torch import nn
 
-from hope.bench import latency, networks
-from hope.bench.networks import DigitsNet
+from hope.bench import latency
+from hope.bench.budgets import Candidate, candidates
 from hope.cli.main import main
+from hope.demo import DigitsNet
 from hope.errors import InfeasibleBudget, InvalidExample
 from tests.support import randomise
 
 EXAMPLE = torch.zeros(1, 1, 8, 8)
-MODEL = "from hope.bench.networks import DigitsNet\n"
+MODEL = "from hope.demo import DigitsNet\n"
 
 
 @pytest.fixture
@@ -33,9 +33,10 @@ def spec(tmp_path: Path) -> str:
 
 
 def test_every_budget_is_measured_with_and_without_alignment_beside_the_original(network: nn.Module) -> None:
-    found = latency.candidates(
+    made = candidates(
         network, EXAMPLE, methods=("absorb", "hope"), budgets=("params=0.7", "density=0.8"), multiple_of=8
     )
+    found = list(made)
     assert [(c.facts["method"], c.facts["budget"], c.facts["multiple of"]) for c in found] == [
         ("original", "", 1),
         *(
@@ -57,7 +58,7 @@ def test_every_budget_is_measured_with_and_without_alignment_beside_the_original
 
 
 def test_the_original_is_one_and_all_ratios_are_of_its_median(network: nn.Module) -> None:
-    found = latency.candidates(network, EXAMPLE, budgets=("params=0.6",))
+    found = list(candidates(network, EXAMPLE, budgets=("params=0.6",)))
     results = latency.measure(found, EXAMPLE, batches=(1, 3), repeats=4, engines=("torch",))
     rows = results["rows"]
     assert [(row["batch"], row["method"]) for row in rows] == [
@@ -122,7 +123,7 @@ def test_other_answers_of_onnxruntime_are_not_timed(network: nn.Module, tmp_path
 @pytest.mark.parametrize("budget", ["params", "params=2", "params=x", "steps=3", "0.5"])
 def test_a_wrong_budget_says_how_to_write_one(network: nn.Module, budget: str) -> None:
     with pytest.raises(InfeasibleBudget, match=r"write it like params=0\.65"):
-        latency.candidates(network, EXAMPLE, budgets=(budget,))
+        next(candidates(network, EXAMPLE, budgets=(budget,)))
 
 
 @pytest.mark.parametrize("wrong", [["--repeats", "1"], ["--batches", "1", "0"]])
@@ -139,22 +140,7 @@ def test_a_batch_the_model_cannot_run_on_is_named() -> None:
             return x.reshape(1, -1)[:, :64].reshape(len(x), -1) if len(x) == 1 else x.reshape(5, 5)
 
     with pytest.raises(InvalidExample, match="a batch of 2"):
-        latency.measure([latency.Candidate(One(), {})], EXAMPLE, batches=(2,), repeats=2, engines=("torch",))
-
-
-def test_the_benchmarks_own_networks_are_known_by_name(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    (tmp_path / "weights").mkdir()
-    path = tmp_path / networks.CHECKPOINTS["cifar10-resnet20"]
-    save_file(randomise(networks.untrained("cifar10-resnet20")).state_dict(), path)
-    arguments = ["--methods", "hope", "--budgets", "params=0.5", "--batches", "1", "--repeats", "2"]
-    engine = ["--engines", "torch"]
-    assert main(["bench", "latency", "cifar10-resnet20", "--data", str(tmp_path), *arguments, *engine]) == 0
-    assert "cifar10-resnet20, torch, batch 1" in capsys.readouterr().out
-    save_file({"x": torch.zeros(1)}, path)
-    assert main(["bench", "latency", "cifar10-resnet20", "--data", str(tmp_path), *arguments]) == 2
-    assert "does not fit cifar10-resnet20" in capsys.readouterr().err
+        latency.measure([Candidate(One(), {})], EXAMPLE, batches=(2,), repeats=2, engines=("torch",))
 
 
 def test_a_budget_that_cannot_be_met_is_left_out_and_told(

@@ -11,11 +11,10 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from hope.bench.datasets import MissingData
-from hope.bench.images import opened
-from hope.bench.networks import DigitsNet as Network
+from hope.bench.images import MissingData, opened
 from hope.cli.main import main
 from hope.cli.models import make
+from hope.demo import DigitsNet as Network
 
 ROOT = Path(__file__).resolve().parents[2]
 MODEL = """

@@ -8,18 +8,18 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from hope.methods.path import layer_path
 from hope.methods.plan import Plan
-from hope.methods.state import LayerState
 from torch import Tensor, nn
 
 import hope
-from hope.bench.networks import CifarResNet
 from hope.deft.elasticity import EPSILON
 from hope.deft.groups import NotSeparable
 from hope.deft.vessels import consolidate
+from hope.methods.pairs import PaperState as LayerState
+from hope.methods.pairs import layer_path
 from tests.deft.nets import Residual, chain, images, made
 from tests.support import randomise
+from zoo.networks import CifarResNet
 
 
 def _states(net: nn.Module) -> list[LayerState]:

@@ -77,7 +77,7 @@ def digits() -> nn.Module:
     """The demo's network, trained once and kept."""
     from safetensors.torch import load_file
 
-    from hope.bench.networks import DigitsNet
+    from hope.demo import DigitsNet
 
     net = DigitsNet()
     net.load_state_dict(load_file(HERE / "digits.safetensors"))
@@ -86,7 +86,7 @@ def digits() -> nn.Module:
 
 def real(name: str) -> nn.Module:
     """A trained network, from its checkpoint."""
-    from hope.bench.networks import trained
+    from zoo.networks import trained
 
     key = "keras-resnet50" if name == "resnet50" else f"cifar10-{name}"
     return trained(key, CHECKPOINTS, DATA).eval()
@@ -99,7 +99,7 @@ def network(name: str) -> tuple[nn.Module, Any]:
     if name in REAL:
         side = 224 if name == "resnet50" else 32
         return real(name), torch.zeros(1, 3, side, side)
-    from benchmarks.zoo import find
+    from zoo.foreign import find
 
     entry = find(name)
     return randomise(entry.build()), entry.example()

@@ -10,10 +10,10 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
-from hope.methods.state import LayerState
 from numpy.typing import NDArray
 from scipy.special import ndtr, owens_t
 
+from hope.methods.pairs import PaperState as LayerState
 from hope.methods.parent import PARALLEL, Side
 
 Array = NDArray[np.float64]

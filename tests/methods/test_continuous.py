@@ -11,11 +11,11 @@ import math
 
 import numpy as np
 import pytest
-from hope.methods.path import LayerPath
 from numpy.typing import NDArray
 from scipy import integrate
 
 from hope.methods import costs
+from hope.methods.pairs import PairPath as LayerPath
 from tests.methods.explicit import Layer, Pair, random_layer
 
 Array = NDArray[np.float64]

@@ -7,14 +7,14 @@ import math
 import numpy as np
 import pytest
 import torch
-from hope.methods.path import LayerPath
 from hope.methods.signals import layer_state
-from hope.methods.state import LayerState
 from scipy import optimize
 from torch import Tensor, nn
 
 import hope
 from hope.methods import costs
+from hope.methods.pairs import PairPath as LayerPath
+from hope.methods.pairs import PaperState as LayerState
 from hope.methods.parent import Parents, Side, alignments, overlaps, parents, recipe
 from tests.methods.explicit import Array, Layer, Pair, energy, exact_kernel, random_layer
 from tests.support import assert_same, randomise

@@ -11,12 +11,13 @@ from typing import NamedTuple
 import numpy as np
 import pytest
 import torch
-from hope.methods.path import LayerPath, Move
 from hope.methods.signals import layer_state
-from hope.methods.state import LayerState
 from torch import nn
 
 import hope
+from hope.methods.pairs import Move
+from hope.methods.pairs import PairPath as LayerPath
+from hope.methods.pairs import PaperState as LayerState
 from tests.methods.explicit import FLOOR, Array, Layer, Pair, Parent, random_layer
 from tests.support import randomise
 

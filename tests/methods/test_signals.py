@@ -10,12 +10,13 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 import torch
-from hope.methods.path import LayerPath
 from hope.methods.signals import block_state, layer_state
-from hope.methods.state import BlockState, LayerState
+from hope.methods.state import BlockState
 from torch import Tensor, nn
 
 import hope
+from hope.methods.pairs import PairPath as LayerPath
+from hope.methods.pairs import PaperState as LayerState
 from hope.signals.pairwise import warped_correlation
 from tests.support import assert_same, randomise, run
 

@@ -7,12 +7,12 @@ import sys
 from pathlib import Path
 
 import pytest
-from benchmarks.zoo import Entry, zoo
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 import hope
 from tests.support import assert_same, random_cut, randomise, run
+from zoo.foreign import Entry, zoo
 
 pytestmark = pytest.mark.zoo
 
@@ -42,7 +42,7 @@ def refuse(*args, **kwargs):
 
 torch.export.export = refuse
 
-from benchmarks.zoo import find
+from zoo.foreign import find
 from safetensors.torch import load_file, save_file
 from torch.utils import _pytree as pytree
 

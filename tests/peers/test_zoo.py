@@ -6,7 +6,6 @@ import random
 
 import pytest
 import torch
-from benchmarks.zoo import Entry, zoo
 from torch import Tensor, nn
 from torch.export import ExportedProgram
 
@@ -15,8 +14,9 @@ from hope._util.calls import Example
 from hope.anatomy.anatomy import Anatomy
 from hope.graph.blocks import Block
 from hope.surgery.apply import outcome
-from tests.peers.interpretation import export, replaced
 from tests.support import assert_same, check_cut, masked, random_cut, randomise, run
+from zoo.foreign import Entry, zoo
+from zoo.interpretation import export, replaced
 
 pytestmark = pytest.mark.zoo
 TOLERANCE = 1e-4

@@ -13,7 +13,7 @@ from safetensors.torch import save_file
 from torch import nn
 
 import hope
-from hope.bench.networks import DigitsNet
+from hope.demo import DigitsNet
 from tests.support import randomise
 
 FLAGS = [

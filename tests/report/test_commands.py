@@ -40,7 +40,7 @@ def test_report_goes_into_the_run_by_default(folder: Path) -> None:
 def test_encode_can_report_and_knows_the_command(
     folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (tmp_path / "net.py").write_text("from hope.bench.networks import DigitsNet as build\n")
+    (tmp_path / "net.py").write_text("from hope.demo import DigitsNet as build\n")
     monkeypatch.chdir(tmp_path)
     weights = str(folder.with_name("weights.safetensors"))
     arguments = ["net.py:build", "--weights", weights, "--input", "1x1x8x8", "--steps", "5", "--out", "run"]
@@ -169,7 +169,7 @@ def test_extract_says_when_it_ends_elsewhere(
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    (tmp_path / "net.py").write_text("from hope.bench.networks import DigitsNet as build\n")
+    (tmp_path / "net.py").write_text("from hope.demo import DigitsNet as build\n")
     monkeypatch.chdir(tmp_path)
     weights = str(folder.with_name("weights.safetensors"))
     command = ["extract", str(stepped), "net.py:build", "--weights", weights, "--input", "1x1x8x8"]

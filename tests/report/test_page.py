@@ -16,7 +16,7 @@ from torch import nn
 
 import hope
 from hope.anatomy.steps import Absorb, Merge
-from hope.bench.networks import DigitsNet
+from hope.demo import DigitsNet
 from hope.report.page import KINDS, labels, page_data, render, run_data, scales, write_page
 from hope.report.takers import takers
 from hope.signals.projection import RIDGE

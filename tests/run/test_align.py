@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 import hope
-from hope.bench.networks import DigitsNet
+from hope.demo import DigitsNet
 from hope.run.align import aligned
 from tests.support import assert_same, randomise, run
 

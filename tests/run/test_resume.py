@@ -13,7 +13,7 @@ from hope.methods.plan import Plan
 
 import hope
 from hope.anatomy.steps import to_json
-from hope.bench.networks import DigitsNet
+from hope.demo import DigitsNet
 from hope.run import checkpoint
 from tests.support import randomise
 

@@ -14,7 +14,7 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 
 import hope
-from hope.bench.networks import DigitsNet as Network
+from hope.demo import DigitsNet as Network
 from hope.storage import run as store
 from tests.support import assert_same, random_cut, randomise, run
 
@@ -41,7 +41,7 @@ import pickle, sys, torch
 from safetensors.torch import load_file, save_file
 def refuse(*args, **kwargs): raise AssertionError("not allowed here")
 import hope
-from hope.bench.networks import DigitsNet as Network
+from hope.demo import DigitsNet as Network
 torch.export.export = pickle.load = pickle.loads = torch.load = refuse
 small = hope.load(sys.argv[1], Network()).eval()
 save_file({"y": small(load_file(sys.argv[2])["x"]).detach()}, sys.argv[3])

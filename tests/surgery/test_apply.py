@@ -14,7 +14,7 @@ from torch import nn
 from torch.nn import functional as F
 
 import hope
-from hope.bench.networks import DigitsNet as Network
+from hope.demo import DigitsNet as Network
 from hope.surgery.apply import outcome
 from tests.support import assert_same, backward, check_cut, masked, random_cut, randomise, run
 

@@ -1,15 +1,18 @@
-"""Budgets as the benchmarks write them, "params=0.65", and the networks of a run at each of them."""
+"""Budgets as measurements write them, "params=0.65", and the networks of a run at each of them."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 from torch import Tensor, nn
 
+from hope._util.calls import duplicate
 from hope.anatomy.anatomy import Anatomy
-from hope.encoding import Encoding, encode
-from hope.errors import InfeasibleBudget
+from hope.api import encode, inspect
+from hope.encoding import Encoding
+from hope.errors import InfeasibleBudget, first_line
 
 KEPT = {"density": "neurons", "params": "parameters", "macs": "macs"}
 """unit -> what it is called in the facts about a compressed network."""
@@ -79,3 +82,56 @@ def compressed(
         return encoding.at(steps=steps), {**facts, "mix": trajectory.mix(steps)}
 
     return at
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A network to measure.
+
+    Attributes:
+        model: in evaluation mode.
+        facts: what the results say about it: how it was made and the shares it kept.
+    """
+
+    model: nn.Module = field(repr=False)
+    facts: dict[str, Any]
+
+
+def candidates(
+    model: nn.Module,
+    example: Tensor,
+    *,
+    methods: Sequence[str] = ("absorb",),
+    budgets: Sequence[str] = ("params=0.65", "params=0.4"),
+    multiple_of: int = 1,
+    note: Callable[[str], None] = lambda line: None,
+) -> Iterator[Candidate]:
+    """The original, and every method at every budget; with `multiple_of` also with widths that are multiples
+    of it. Budgets that cannot be met are left out, and `note` is told.
+
+    Raises:
+        InfeasibleBudget: none of them can be met.
+    """
+    for budget in budgets:
+        parse(budget)  # a wrong one is told before the work starts
+    anatomy = inspect(model, example, progress=False)
+    whole: dict[str, Any] = dict.fromkeys(KEPT.values(), 1.0)
+    made = {"method": "original", "budget": "", "multiple of": 1}
+    yield Candidate(duplicate(model).eval(), {**made, **whole, "mix": {}})
+    refused: InfeasibleBudget | None = None
+    met = 0
+    for method in methods:
+        for multiple in dict.fromkeys((1, multiple_of)):
+            at = compressed(model, example, anatomy, budgets, method=method, multiple_of=multiple)
+            for budget in budgets:
+                try:
+                    small, facts = at(budget)
+                except InfeasibleBudget as error:
+                    refused = error
+                    note(f"without {method} at {budget}: {first_line(error)}")
+                    continue
+                met += 1
+                made = {"method": method, "budget": budget, "multiple of": multiple}
+                yield Candidate(small.eval(), {**made, **facts})
+    if refused is not None and not met:
+        raise refused

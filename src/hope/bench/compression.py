@@ -1,132 +1,32 @@
-"""Accuracy without data and without fine-tuning, against what is kept: networks × methods × budgets.
-
-Every finished point is written at once, so an interrupted run goes on where it stopped. A point is one
-compressed network: its accuracy with a 95% interval, the same after BN re-estimation on a few unlabelled
-images, its size, its action mix, the judge's fidelity, and the versions it was measured with. A budget that a
-method cannot meet is recorded with the reason.
-"""
+"""A network of one's own on images of one's own: accuracy against what is kept, without fine-tuning."""
 
 from __future__ import annotations
 
-import hashlib
-import json
-import os
-import platform
-import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import suppress
-from dataclasses import dataclass
-from importlib import metadata
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
-from rich.console import Console
-from rich.progress import Progress
 from torch import Tensor, nn
 
-from hope._util.files import write_file
-from hope._version import __version__
-from hope.anatomy.anatomy import Anatomy
-from hope.bench import datasets, images, known, networks, peers
-from hope.bench.budgets import At, by_unit, compressed, parse
-from hope.errors import CannotWrite, HopeError, InfeasibleBudget, InvalidExample, first_line
-from hope.inspection import inspect
-from hope.judge.fidelity import Judge, images_for
-from hope.storage.run import fingerprint
+from hope.bench import images
+from hope.bench.accuracy import accuracy, interval
+from hope.bench.budgets import candidates
+from hope.bench.results import versions
+from hope.errors import InvalidExample, first_line
 from hope.surgery.recalibrate import recalibrate_bn
 
-FORMAT, VERSION = "hope-bench-compression", 1
-DENSITIES = tuple(f"density={d}" for d in (0.9, 0.8, 0.7, 0.6, 0.5, 0.4, 0.3))
-SHARES = tuple(f"params={p}" for p in (0.825, 0.65, 0.56, 0.475, 0.4))
-METHODS: dict[str, dict[str, Any]] = {
-    "absorb": {"method": "absorb"},
-    "absorb, dreamed": {"method": "absorb", "calibration": "dream"},
-    "absorb, 96 images": {"method": "absorb", "calibration": "images"},
-    "absorb, multiples of 8": {"method": "absorb", "multiple_of": 8},
-    "hope": {},
-    "hope, merge=sum": {"merge": "sum"},
-    "hope, no eviction": {"evict": False},
-    "hope, merge=sum, no eviction": {"merge": "sum", "evict": False},
-    "hope, prunes only": {"merge": None, "evict": False},
-    "hope, live ΔP": {"static_release": False},
-    "l1-in": {"method": "l1-in"},
-    "l1-joint": {"method": "l1-joint"},
-    "bn-scale": {"method": "bn-scale"},
-    "random": {"method": "random"},
-    **{name: {"peer": name} for name in peers.NAMES},
-}
+FORMAT, VERSION = "hope-bench-compression", 2
+BUDGETS = tuple(f"density={d}" for d in (0.9, 0.8, 0.7, 0.6, 0.5, 0.4, 0.3))
 
 
-def chosen_methods(asked: Sequence[str] | None, note: Callable[[str], None]) -> list[str]:
-    """The methods that were asked for, all by default; without Torch-Pruning all but its criteria."""
-    for method in asked or ():
-        if method not in METHODS:
-            raise UnusableResults(f"there is no method {method!r}: choose from {', '.join(METHODS)}")
-        if "peer" in METHODS[method]:
-            peers.check(method)
-    if asked:
-        return list(asked)
-    if not peers.installed():
-        note("Torch-Pruning is not installed: its criteria are left out")
-    return [method for method in METHODS if peers.installed() or method not in peers.NAMES]
+def outputs(name: str, model: nn.Module, example: Tensor) -> int:
+    """How many classes a network tells apart.
 
-
-class UnusableResults(HopeError):
-    """A results file cannot be gone on with."""
-
-
-@dataclass(frozen=True)
-class Task:
-    """A network with images to measure it on.
-
-    Attributes:
-        name: what the results call it.
-        model: in evaluation mode.
-        example: an input.
-        images, labels: to measure on.
-        unlabelled: 96 others, for calibration and BN re-estimation.
-        budgets: "unit=share".
-        seed: by which the images were chosen.
+    Raises:
+        InvalidExample: it cannot run on the example.
+        UnusableImages: it does not answer with one score per class.
     """
-
-    name: str
-    model: nn.Module
-    example: Tensor
-    images: Tensor
-    labels: Tensor
-    unlabelled: Tensor
-    budgets: tuple[str, ...]
-    seed: int = 0
-
-    def identity(self) -> dict[str, Any]:
-        """What must be the same for results to be gone on with."""
-        digest = hashlib.sha256(self.images.contiguous().numpy().data)
-        digest.update(self.labels.contiguous().numpy().data)
-        return {
-            "images": len(self.images),
-            "seed": self.seed,
-            "weights": fingerprint(self.model)[:16],
-            "data": digest.hexdigest()[:16],
-        }
-
-    def further(self, network: nn.Module) -> dict[str, Any]:
-        """What else is to be measured of a network, original or compressed; it is not changed."""
-        return {}
-
-
-def own_task(
-    name: str,
-    model: nn.Module,
-    example: Tensor,
-    source: Path,
-    *,
-    mean: Sequence[float] | None = None,
-    std: Sequence[float] | None = None,
-    count: int | None = None,
-    seed: int = 0,
-) -> Task:
-    """A user's network on a user's images (see `hope.bench.images`)."""
     try:
         with torch.inference_mode():
             scores = model(example)
@@ -135,257 +35,63 @@ def own_task(
             f"{name} cannot run on inputs of shape {tuple(example.shape)} ({first_line(error)}): give --input"
         ) from error
     if not isinstance(scores, Tensor) or scores.ndim != 2:
-        raise datasets.UnusableImages(
+        raise images.UnusableImages(
             f"{name} does not answer with one score per class: wrap it in a function of your own that does"
         )
-    chosen = images.read(
-        source, example.shape[1:], scores.shape[1], mean=mean, std=std, count=count, seed=seed
-    )
-    return Task(name, model, chosen.images[:1], *chosen, DENSITIES, seed)
+    return int(scores.shape[1])
 
 
-def known_task(name: str, folders: Sequence[Path], count: int | None = None) -> Task:
-    """One of the benchmark's own networks."""
-    model = networks.trained(name, *folders)
-    if name == "keras-resnet50":
-        chosen, budgets = known.imagenet(folders[0], count), SHARES
-    else:
-        chosen, budgets = known.cifar10(folders[0], count), DENSITIES
-    return Task(name, model, chosen.images[:1], *chosen, budgets)
-
-
-def read_results(path: Path) -> dict[str, Any]:
-    """Results so far; empty if there are none."""
-    if not path.is_file():
-        return {"format": FORMAT, "version": VERSION, "networks": {}}
-    try:
-        found = json.loads(path.read_text())
-    except ValueError as error:
-        raise UnusableResults(f"{path} is not JSON: move it away and start again") from error
-    results: dict[str, Any] = found if isinstance(found, dict) else {}
-    if results.get("format") != FORMAT or results.get("version") != VERSION:
-        raise UnusableResults(
-            f"{path} is not a results file of this version (expected {FORMAT} {VERSION}, found "
-            f"{results.get('format')} {results.get('version')}): move it away and start again"
-        )
-    try:
-        _check_entries(results)
-    except (AttributeError, KeyError, TypeError, ValueError) as error:
-        raise UnusableResults(
-            f"{path} is damaged ({type(error).__name__}: {first_line(error)}): move it away and start again"
-        ) from error
-    return results
-
-
-def _check_entries(results: Mapping[str, Any]) -> None:
-    """Every figure that is read again is where it should be; any error tells that one is not."""
-    dict(results.get("versions", {}))
-    for entry in results["networks"].values():
-        format(entry["base"], ".3f")
-        format(entry["images"], ",d")
-        for budget, point in (pair for points in entry["points"].values() for pair in points.items()):
-            parse(budget)
-            for figure in ("accuracy", "neurons", "parameters", "macs"):
-                format(point[figure], ".3f")
-            sum(point["mix"].values())
-        refusals(entry)
-
-
-def refusals(entry: Mapping[str, Any]) -> list[str]:
-    """The budgets that cannot be met, with the reasons."""
-    refused = entry.get("cannot be met", {})
-    return [f"{method}, {budget}: {why}" for method, some in refused.items() for budget, why in some.items()]
-
-
-def check_out(path: Path) -> None:
-    """Say before any work that results cannot be written there; the folder is made if it is missing."""
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise CannotWrite(f"{path} cannot be written: {error.strerror}: give another --out") from error
-    if path.is_dir() or not os.access(path if path.exists() else path.parent, os.W_OK):
-        why = "it is a folder" if path.is_dir() else "no permission"
-        raise CannotWrite(f"{path} cannot be written: {why}: give another --out")
-
-
-def write_results(path: Path, results: Mapping[str, Any]) -> None:
-    """All or nothing."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    write_file(path, (json.dumps(results, indent=1, sort_keys=True) + "\n").encode())
-
-
-def versions(*packages: str) -> dict[str, str]:
-    """Of what the figures depend on; of more packages, those that are installed.
-
-    >>> sorted(versions("no-such-package"))
-    ['hope', 'python', 'torch']
-    """
-    found = {"python": platform.python_version(), "torch": torch.__version__, "hope": __version__}
-    for package in packages:
-        with suppress(metadata.PackageNotFoundError):
-            found[package] = metadata.version(package)
-    return found
-
-
-def interval(share: float, count: int) -> tuple[float, float]:
-    """A 95% interval of a share of so many, after Wilson (1927).
-
-    >>> [round(bound, 4) for bound in interval(81 / 263, 263)]
-    [0.2553, 0.3662]
-    >>> [round(bound, 4) for bound in interval(0.0, 20)]
-    [0.0, 0.1611]
-    """
-    z = 1.959964
-    middle = share + z**2 / (2 * count)
-    half = z * (share * (1 - share) / count + (z / (2 * count)) ** 2) ** 0.5
-    low, high = ((middle + side * half) / (1 + z**2 / count) for side in (-1, 1))
-    return max(0.0, low), min(1.0, high)
-
-
-def run(
-    tasks: Sequence[Task],
-    path: Path,
+def measure(
+    name: str,
+    model: nn.Module,
+    example: Tensor,
+    source: Path,
     *,
-    methods: Sequence[str] = tuple(METHODS),
-    recalibrate: bool = True,
-    progress: bool | None = None,
+    methods: Sequence[str] = ("absorb",),
+    budgets: Sequence[str] = BUDGETS,
+    multiple_of: int = 1,
+    mean: Sequence[float] | None = None,
+    std: Sequence[float] | None = None,
+    count: int | None = None,
+    seed: int = 0,
+    note: Callable[[str], None] = lambda line: None,
 ) -> dict[str, Any]:
-    """Measure what is not in the results yet.
+    """Accuracies of a network and its compressed forms, as they are and after BN re-estimation on images that
+    are not measured on.
 
     Args:
-        recalibrate: measure each network again after BN re-estimation; a point without it counts as missing.
+        name: what messages and results call the network.
+        model: in evaluation mode.
+        example: an input.
+        source: labelled images; it, `mean`, `std`, `count` and `seed` are those of `hope.bench.images.read`.
+        methods, budgets, multiple_of, note: those of `hope.bench.budgets.candidates`.
     """
-    check_out(path)
-    results = read_results(path)
-    for task in tasks:
-        _check_identity(task, results["networks"].get(task.name, {}), path)
-    _keep_versions(results)
-    results["versions"] = _versions(*methods)
-    console = Console(stderr=True)
-    show = console.is_terminal if progress is None else progress
-    with Progress(console=console, disable=not show) as bar:
-        for task in tasks:
-            _network(task, results, path, methods, recalibrate, bar)
-    return results
+    classes = outputs(name, model, example)
+    chosen = images.read(source, example.shape[1:], classes, mean=mean, std=std, count=count, seed=seed)
+    torch.manual_seed(seed)
+    rows: list[dict[str, Any]] = []
+    notes: list[str] = []
 
+    def tell(line: str) -> None:
+        notes.append(line)
+        note(line)
 
-def _versions(*methods: str) -> dict[str, str]:
-    return versions(*(["torch-pruning"] if any("peer" in METHODS[method] for method in methods) else []))
-
-
-def _keep_versions(results: Mapping[str, Any]) -> None:
-    """Points of files that told the versions once, for all points, get those."""
-    for entry in results["networks"].values():
-        for method, points in entry["points"].items():
-            for point in points.values():
-                told = dict(results.get("versions", {}))
-                if method not in peers.NAMES:
-                    told.pop("torch-pruning", None)
-                point.setdefault("versions", told)
-
-
-def _check_identity(task: Task, entry: Mapping[str, Any], path: Path) -> None:
-    for what, value in task.identity().items():
-        if entry.get(what, value) != value:
-            raise UnusableResults(
-                f"{path} has {task.name} with {what} {entry[what]}, not {value}: give the same, or another "
-                "--out"
-            )
-
-
-def _network(
-    task: Task,
-    results: dict[str, Any],
-    path: Path,
-    methods: Sequence[str],
-    recalibrate: bool,
-    bar: Progress,
-) -> None:
-    entry = results["networks"].setdefault(task.name, {"points": {}})
-    entry |= task.identity()
-    if "base" not in entry:
-        entry["base"] = datasets.accuracy(task.model, task.images, task.labels)
-        entry |= {f"base {what}": value for what, value in task.further(task.model).items()}
-        write_results(path, results)
-    anatomy = inspect(task.model, task.example, progress=False)
-    judge: Judge | None = None
-    hope: dict[tuple[str, ...], dict[str, float]] = {}  # its seconds in this run, by what was asked for
-    line = bar.add_task(task.name, total=len(methods) * len(task.budgets))
-    for method in sorted(methods, key=lambda method: method != "hope"):
-        points = entry["points"].setdefault(method, {})
-        refused = entry.get("cannot be met", {}).get(method, {})
-        missing = [b for b in task.budgets if b not in refused and not _whole(points.get(b), recalibrate)]
-        bar.advance(line, len(task.budgets) - len(missing))
-        if missing and judge is None:
-            judge = Judge(task.model, task.example, anatomy.program, images_for(anatomy.size().macs))
-        for some in map(tuple, by_unit(missing).values()):
-            if method == "hope":
-                hope[some] = {}
-            elif "hope" in methods and some not in hope:
-                made = _made(task, anatomy, "hope", some)
-                hope[some] = {one.budget: one.seconds for one in made if one.network is not None}
-            for one in _made(task, anatomy, method, some):
-                if one.network is None:
-                    told = entry.setdefault("cannot be met", {}).setdefault(method, {})
-                    told[one.budget] = one.facts["reason"]
-                else:
-                    assert judge is not None
-                    if method == "hope":
-                        hope[some][one.budget] = one.seconds
-                    point = {**_scores(task, one.network, judge, recalibrate), **task.further(one.network)}
-                    point |= {**one.facts, "seconds": one.seconds, "versions": _versions(method)}
-                    if one.budget in hope.get(some, {}):
-                        point["time / hope"] = one.seconds / hope[some][one.budget]
-                    points[one.budget] = point
-                write_results(path, results)
-                bar.advance(line)
-
-
-def _whole(point: Mapping[str, Any] | None, recalibrate: bool) -> bool:
-    return point is not None and ("recalibrated" in point or not recalibrate)
-
-
-def _scores(task: Task, small: nn.Module, judge: Judge, recalibrate: bool) -> dict[str, Any]:
-    count = len(task.images)
-    score = datasets.accuracy(small, task.images, task.labels)
-    found = {"accuracy": score, "interval": interval(score, count), "fidelity": judge(small)}
-    if recalibrate:
-        again = recalibrate_bn(small, torch.split(task.unlabelled, 32))
-        score = datasets.accuracy(again, task.images, task.labels)
-        found |= {"recalibrated": score, "recalibrated interval": interval(score, count)}
-    return found
-
-
-class _Made(NamedTuple):
-    """A network at a budget, or none and the reason, and the seconds from the checkpoint to it."""
-
-    budget: str
-    network: nn.Module | None
-    facts: dict[str, Any]
-    seconds: float
-
-
-def _made(task: Task, anatomy: Anatomy, method: str, budgets: Sequence[str]) -> Iterator[_Made]:
-    """The networks of a method at some budgets; what they share is part of the time of each."""
-    torch.manual_seed(task.seed)
-    start = time.perf_counter()
-    network_at = _compressed(task, anatomy, METHODS[method], budgets)
-    shared = time.perf_counter() - start
-    for budget in budgets:
-        start = time.perf_counter()
-        network: nn.Module | None = None
-        try:
-            network, facts = network_at(budget)
-        except InfeasibleBudget as error:
-            facts = {"reason": first_line(error)}
-        yield _Made(budget, network, facts, shared + time.perf_counter() - start)
-
-
-def _compressed(task: Task, anatomy: Anatomy, settings: Mapping[str, Any], budgets: Sequence[str]) -> At:
-    """The networks of a method; what all budgets share is done once."""
-    if "peer" in settings:
-        return peers.compressed(settings["peer"], task.model, task.example, anatomy)
-    options = dict(settings)
-    if options.get("calibration") == "images":
-        options["calibration"] = list(torch.split(task.unlabelled, 32))
-    return compressed(task.model, task.example, anatomy, budgets, **options)
+    for one in candidates(
+        model, chosen.images[:1], methods=methods, budgets=budgets, multiple_of=multiple_of, note=tell
+    ):
+        again = recalibrate_bn(one.model, torch.split(chosen.unlabelled, 32))
+        row = dict(one.facts)
+        for figure, network in (("accuracy", one.model), ("recalibrated", again)):
+            row[figure] = accuracy(network, chosen.images, chosen.labels)
+            row[f"{figure} interval"] = interval(row[figure], len(chosen.images))
+        rows.append(row)
+    return {
+        "format": FORMAT,
+        "version": VERSION,
+        "versions": versions(),
+        "model": name,
+        "images": len(chosen.images),
+        "seed": seed,
+        "notes": notes,
+        "rows": rows,
+    }

@@ -16,13 +16,21 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from hope.bench.datasets import MissingData, UnusableImages, arrays, check_classes, check_labels, words
-from hope.errors import first_line
+from hope.errors import HopeError, first_line
 
 SUFFIXES = {".jpg", ".jpeg", ".png", ".bmp", ".webp", ".ppm", ".pgm"}
 UNLABELLED = 96  # set apart for calibration and BN re-estimation
 MARGIN = 8 / 7  # a larger image is scaled to this times the input, then cropped: 256 for 224
 IMAGENET = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
+LEAST = 8  # images
+
+
+class MissingData(HopeError):
+    """A data set is not at hand."""
+
+
+class UnusableImages(MissingData, ValueError):
+    """Images or labels that a network cannot be measured on."""
 
 
 class Images(NamedTuple):
@@ -69,7 +77,7 @@ def read(
     elif source.is_file() and source.suffix == ".npz":
         found = _npz(source, shape, mean, std)
     else:
-        raise MissingData(f"there is no folder or .npz file {source}: give --images-from another one")
+        raise MissingData(f"there is no folder or .npz file {source}: give --data another one")
     if found.folders not in (None, outputs):
         raise UnusableImages(
             f"{source} has {found.folders} sub-folders, but the model has {outputs} outputs: give one "
@@ -179,3 +187,54 @@ def _npz(
         raise UnusableImages(f"x in {source} is float and taken as it is: leave --mean and --std out")
     ready: Callable[[Tensor], Any] = _normaliser(channels, mean, std) if whole else Tensor.float
     return _Source(y.astype(np.int64), lambda places: ready(torch.from_numpy(x[list(places)])))
+
+
+def arrays(path: Path, *names: str) -> list[NDArray[Any]]:
+    """Arrays of an .npz file, by their names; never by running code from it.
+
+    Raises:
+        MissingData: there is no such file.
+        UnusableImages: it is damaged, or has no such arrays.
+    """
+    if not path.is_file():
+        raise MissingData(f"there is no {path}: give --data FOLDER or set HOPE_DATA to a folder that has it")
+    needs = f"it needs arrays {', '.join(names[:-1])} and {names[-1]}"
+    try:
+        with path.open("rb") as file, np.load(file, allow_pickle=False) as data:
+            missing = [name for name in names if name not in data.files]
+            found = [] if missing else [data[name] for name in names]
+    except Exception as error:  # whatever numpy makes of a damaged file
+        raise UnusableImages(f"{path} cannot be read ({first_line(error)}): {needs}") from error
+    if missing:
+        raise UnusableImages(f"{path} has no {', '.join(missing)}: {needs}")
+    return found
+
+
+def check_labels(labels: NDArray[Any], images: NDArray[Any], name: str, source: Path) -> None:
+    """There is one class number per image."""
+    if labels.shape != images.shape[:1] or labels.dtype.kind not in "iu":
+        raise UnusableImages(
+            f"{name} in {source} is {labels.dtype} {words(labels.shape)}: "
+            "one whole number per image is needed"
+        )
+
+
+def check_classes(labels: NDArray[Any], outputs: int, source: Path) -> None:
+    """There are enough images, and a network with so many outputs knows their classes."""
+    if len(labels) < LEAST:
+        raise UnusableImages(f"{source} has {len(labels)} images: give at least {LEAST}")
+    low, high = int(labels.min()), int(labels.max())
+    if low < 0 or high >= outputs:
+        raise UnusableImages(
+            f"{source} has classes {low} to {high}, but the model has {outputs} outputs: "
+            "give the model's own classes"
+        )
+
+
+def words(shape: Sequence[int]) -> str:
+    """A shape as on the command line.
+
+    >>> words((3, 8, 8))
+    '3x8x8'
+    """
+    return "x".join(map(str, shape))

@@ -11,18 +11,15 @@ import statistics
 import tempfile
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from hope._util.calls import duplicate
-from hope.bench import budgets as budgets_
-from hope.bench.compression import versions
-from hope.errors import HopeError, InfeasibleBudget, InvalidExample, first_line
-from hope.inspection import inspect
+from hope.bench.budgets import Candidate
+from hope.bench.results import versions
+from hope.errors import HopeError, InvalidExample, first_line
 from hope.surgery.export import MissingExtra, to_onnx
 
 FORMAT, VERSION = "hope-bench-latency", 1
@@ -35,59 +32,6 @@ Runner = Callable[[], Any]
 
 class EnginesDisagree(HopeError):
     """onnxruntime gives other answers than torch."""
-
-
-@dataclass(frozen=True)
-class Candidate:
-    """A network to measure.
-
-    Attributes:
-        model: in evaluation mode.
-        facts: what the results say about it: how it was made and the shares it kept.
-    """
-
-    model: nn.Module = field(repr=False)
-    facts: dict[str, Any]
-
-
-def candidates(
-    model: nn.Module,
-    example: Tensor,
-    *,
-    methods: Sequence[str] = ("absorb",),
-    budgets: Sequence[str] = ("params=0.65", "params=0.4"),
-    multiple_of: int = 1,
-    note: Callable[[str], None] = lambda line: None,
-) -> list[Candidate]:
-    """The original, and every method at every budget; with `multiple_of` also with widths that are multiples
-    of it. Budgets that cannot be met are left out, and `note` is told.
-
-    Raises:
-        InfeasibleBudget: none of them can be met.
-    """
-    for budget in budgets:
-        budgets_.parse(budget)  # a wrong one is told before the work starts
-    anatomy = inspect(model, example, progress=False)
-    whole = dict.fromkeys(budgets_.KEPT.values(), 1.0)
-    found = [
-        Candidate(duplicate(model).eval(), {"method": "original", "budget": "", "multiple of": 1, **whole})
-    ]
-    refused: InfeasibleBudget | None = None
-    for method in methods:
-        for multiple in dict.fromkeys((1, multiple_of)):
-            at = budgets_.compressed(model, example, anatomy, budgets, method=method, multiple_of=multiple)
-            for budget in budgets:
-                try:
-                    small, facts = at(budget)
-                except InfeasibleBudget as error:
-                    refused = error
-                    note(f"without {method} at {budget}: {first_line(error)}")
-                    continue
-                made = {"method": method, "budget": budget, "multiple of": multiple}
-                found.append(Candidate(small.eval(), {**made, **facts}))
-    if refused is not None and len(found) == 1:
-        raise refused
-    return found
 
 
 def eager(model: nn.Module, inputs: Tensor) -> Runner:
@@ -187,7 +131,7 @@ def measure(
     """Time the networks, the original first among them, on batches of noise.
 
     Args:
-        networks: what `candidates` gives.
+        networks: what `hope.bench.budgets.candidates` gives.
         example: an input; a batch has its shape but for the first dimension.
         batches: how many inputs at once.
         repeats: how often each network runs, at least 2.

@@ -1,30 +1,32 @@
 """How long encoding takes, against the Gram products that it cannot do without and against rescanning
-everything.
+everything. `python -m hope.bench.speed NEURONS` measures one layer.
 """
 
 from __future__ import annotations
 
+import json
 import resource
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor, nn
 
 from hope.anatomy.anatomy import Anatomy
 from hope.anatomy.steps import Evict
-from hope.bench.networks import ResNet50V1
-from hope.encoding import Encoding, encode
-from hope.inspection import inspect
+from hope.api import encode, inspect
+from hope.encoding import Encoding
 from hope.methods import costs
-from hope.methods.path import LayerPath
-from hope.methods.signals import layer_state
-from hope.methods.state import LayerState
-from hope.signals import gaussian as moments
+from hope.methods.pairs import PairPath, PaperState
+from hope.methods.paper import Paper
+from hope.run.plan import Plan
+from hope.signals import gaussian
 
 
 def _seconds(work: Callable[[], Any]) -> float:
@@ -64,7 +66,7 @@ def gram_products(model: torch.nn.Module, anatomy: Anatomy) -> None:
                 torch.mm(rows, rows.T)
 
 
-def random_layer(neurons: int, fan_in: int, fan_out: int, seed: int = 0) -> LayerState:
+def random_layer(neurons: int, fan_in: int, fan_out: int, seed: int = 0) -> PaperState:
     """A layer with random weights and BN numbers."""
     generator = torch.Generator().manual_seed(seed)
     filters = torch.randn(neurons, fan_in, generator=generator, dtype=torch.float64)
@@ -73,65 +75,64 @@ def random_layer(neurons: int, fan_in: int, fan_out: int, seed: int = 0) -> Laye
     spread = 0.5 + torch.rand(neurons, generator=generator, dtype=torch.float64)
     filters *= (spread / filters.norm(dim=1))[:, None]
     slope = torch.zeros(neurons, dtype=torch.float64)
-    energy = moments.energy(mean, spread, slope)
+    energy = gaussian.energy(mean, spread, slope)
     inner, outer = filters @ filters.T + torch.outer(mean, mean), outgoing @ outgoing.T
     del filters, outgoing
     capacities = torch.sqrt(energy * outer.diagonal())
-    return LayerState(
+    return PaperState(
         "random", capacities, fan_in + fan_out + 4, mean, spread, slope, energy, mean.clone(), inner, outer
     )
 
 
-def scan(path: LayerPath) -> float:
+def scan(path: PairPath) -> float:
     """The least cost over all pairs of a layer, on geometry that is already there: a naive step."""
     squares = path.capacities**2
-    rest = costs.remaining(path.total, path.capacities[:, None], path.capacities[None, :])
-    cost = costs.merge_pair(path.count, squares[:, None] + squares[None, :], path.alignment, rest)
+    rest = costs.remaining(path.left, path.capacities[:, None], path.capacities[None, :])
+    sums = squares[:, None] + squares[None, :]
+    cost = costs.merge_pair(path.neurons, path.distance, path.alignment, rest, sums)
     np.fill_diagonal(cost, np.inf)
     return float(cost.min())
 
 
-def looks(paths: Sequence[LayerPath], encoding: Encoding) -> float:
+def looks(paths: Sequence[PairPath], encoding: Encoding) -> float:
     """How many looks at all pairs of the whole network a naive loop takes, each step charged by the pairs
     that were still there.
     """
-    left = {path.state.name: path.count for path in paths}
+    left = {path.state.name: path.neurons for path in paths}
     inside = {block.name: block.layers for block in encoding.anatomy.blocks}
     at_first, looked_at = sum(n * n for n in left.values()), 0
-    for action in encoding.trajectory.actions[: encoding.steps]:
+    for step in encoding.trajectory.steps[: encoding.steps]:
         looked_at += sum(n * n for n in left.values())
-        if isinstance(action, Evict):
-            left.update((name, 0) for name in inside[action.block] if name in left)
+        if isinstance(step, Evict):
+            left.update((name, 0) for name in inside[step.name] if name in left)
         else:
-            left[action.layer] -= 1
-    return looked_at / at_first
+            left[step.name] -= 1
+    return looked_at / max(1, at_first)
 
 
-def whole_network() -> dict[str, float]:
-    """ResNet-50 from 1.0 to density 0.3 (random weights), against its Gram products and a naive rescan."""
-    torch.manual_seed(0)
-    model = ResNet50V1().eval()
-    example = torch.zeros(1, 3, 64, 64)
-    anatomy = inspect(model, example)
+def whole_network(model: nn.Module, example: Tensor, *, density: float = 0.3) -> dict[str, float]:
+    """A network from 1.0 to a density, against its Gram products and a naive rescan."""
+    anatomy = inspect(model, example, progress=False)
+
+    def encoded(method: str = "hope", **options: Any) -> Encoding:
+        return encode(
+            model, example, density=density, anatomy=anatomy, method=method, progress=False, **options
+        )
+
     gram_products(model, anatomy)  # warm up
     grams = min(_seconds(lambda: gram_products(model, anatomy)) for _ in range(3))
     before = resident_megabytes()
-    seconds = min(_seconds(lambda: encode(model, example, density=0.3, anatomy=anatomy)) for _ in range(2))
+    seconds = min(_seconds(encoded) for _ in range(2))
     memory = peak_megabytes() - before
-    encoding = encode(model, example, density=0.3, anatomy=anatomy)
-    grown = encode(model, example, density=0.3, anatomy=anatomy, evict=False)
-    longer = _seconds(lambda: encode(model, example, density=0.3, anatomy=anatomy, evict=False))
-    tensors = {name: t.detach() for name, t in [*model.named_parameters(), *model.named_buffers()]}
-    states = [layer_state(layer, anatomy, tensors) for layer in anatomy.layers]
-    known = [state for state in states if isinstance(state, LayerState)]
-    paths: list[LayerPath] = []
-    anew = _seconds(lambda: paths.extend(LayerPath(s, merge="pair", kernel="zero-bias") for s in known))
+    encoding, grown = encoded(), encoded(evict=False)
+    longer = _seconds(lambda: encoded(evict=False))
+    plan = Plan(model, example, anatomy, Paper(), evict=False)
+    states = [state for state in plan.states if isinstance(state, PaperState)]
+    paths: list[PairPath] = []
+    anew = _seconds(lambda: paths.extend(map(Paper().path, states)))
     kept = min(_seconds(lambda: [scan(path) for path in paths]) for _ in range(3))
     with_evictions, without = looks(paths, encoding), looks(paths, grown)
-    absorbing = partial(
-        encode, model, example, density=0.3, anatomy=anatomy, method="absorb", evict=False, progress=False
-    )
-    absorb = min(_seconds(absorbing) for _ in range(2))
+    absorb = min(_seconds(lambda: encoded("absorb", evict=False)) for _ in range(2))
     return {
         "steps": encoding.steps,
         "gram seconds": grams,
@@ -153,9 +154,9 @@ def one_layer(neurons: int, fan: int = 2048) -> dict[str, float]:
     before = resident_megabytes()
     start = time.perf_counter()
     state = random_layer(neurons, fan, fan)
-    path = LayerPath(state, merge="pair", kernel="zero-bias")
+    path = PairPath(state, merge="pair", kernel="zero-bias")
     geometry = time.perf_counter() - start
-    for _ in path.moves():
+    for _ in path.steps():
         pass
     seconds = time.perf_counter() - start
     return {
@@ -164,3 +165,17 @@ def one_layer(neurons: int, fan: int = 2048) -> dict[str, float]:
         "seconds": seconds,
         "megabytes": peak_megabytes() - before,
     }
+
+
+def layers(widths: Sequence[int]) -> list[dict[str, float]]:
+    """Layers of these widths, each in a process of its own, so that its peak memory is its own."""
+    found = []
+    for width in widths:
+        command = [sys.executable, "-m", "hope.bench.speed", str(width)]
+        done = subprocess.run(command, check=True, capture_output=True, text=True)
+        found.append(json.loads(done.stdout))
+    return found
+
+
+if __name__ == "__main__":
+    print(json.dumps(one_layer(int(sys.argv[1]))))

@@ -1,139 +1,260 @@
-"""`hope bench`: measurements."""
+"""`hope bench`: measurements of one's own networks."""
 
 from __future__ import annotations
 
 import argparse
-import json
-import os
-import subprocess
 import sys
-from concurrent.futures import ProcessPoolExecutor
-from dataclasses import replace
+from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+from torch import Tensor, nn
+
 from hope._util.tables import grid, text
-from hope.bench import speed
-from hope.bench.compression import check_out, write_results
-from hope.bench.datasets import MissingData
-from hope.cli import bench_compression, bench_finetune, bench_latency
+from hope.bench import compression, latency, speed
+from hope.bench.budgets import KEPT, candidates, parse
+from hope.bench.results import check_out, write_results
+from hope.cli import models
+from hope.methods import METHODS
 
 WIDTHS = (256, 512, 1024, 2048, 4096, 8192)
+WIDTH = 132  # of a table of accuracies
 
 
 def register(commands: Any) -> None:
     """Add the command."""
     parser: argparse.ArgumentParser = commands.add_parser(
         "bench",
-        help="measure compression, fine-tuning, latency, speed, or transfer",
-        description="Measurements.",
+        help="measure what compression does to accuracy and latency, and how fast encoding is",
+        description="Measurements of a network of yours.",
     )
     kinds = parser.add_subparsers(dest="kind", required=True, metavar="KIND")
-    one = kinds.add_parser(
-        "speed", help="time and memory of encoding, against its Gram products and a naive rescan"
+    _register_compression(kinds)
+    _register_latency(kinds)
+    _register_speed(kinds)
+
+
+def _register_compression(kinds: Any) -> None:
+    parser: argparse.ArgumentParser = kinds.add_parser(
+        "compression",
+        help="accuracy of compressed networks on labelled images",
+        description="Compress a network to some budgets and measure the accuracy of the original and all "
+        "compressed networks, without fine-tuning, and again after BN re-estimation on images that are set "
+        "apart.",
+        epilog="example: hope bench compression file.py:function --weights w.safetensors --data images/",
     )
-    one.add_argument("--widths", type=int, nargs="*", default=list(WIDTHS), help="layer widths to measure")
-    one.add_argument("--out", metavar="FILE", help="write the figures as JSON")
-    one.add_argument("--layer", type=int, help=argparse.SUPPRESS)
-    one.set_defaults(run=run_speed)
-    bench_compression.register(kinds)
-    bench_finetune.register(kinds)
-    bench_latency.register(kinds)
-    two = kinds.add_parser(
-        "transfer",
-        help="fine-tuning without forgetting: DEFT against its baselines",
-        description="Train networks on CIFAR-100 superclasses, teach them SVHN with every method, and "
-        "measure what they know of both. Every piece of work leaves a file; started again, the command goes "
-        "on where it stopped.",
-        epilog="example: hope bench transfer --data data/ --workers 2 --out runs/transfer",
+    models.add_arguments(parser)
+    parser.add_argument(
+        "--data",
+        metavar="PATH",
+        required=True,
+        help="labelled images: a folder (one sub-folder per class, or files named by class number) or an "
+        ".npz with x and y",
     )
-    two.add_argument(
-        "--scale", choices=["small", "full"], default="small", help="full is the paper's protocol"
+    add_networks(parser, compression.BUDGETS)
+    for name in ("--mean", "--std"):
+        parser.add_argument(
+            name, nargs="+", type=float, metavar="N", help="per channel, of 0 to 1 (default: ImageNet's)"
+        )
+    parser.add_argument("--images", metavar="N", type=int, help="how many images to measure on")
+    parser.add_argument("--seed", type=int, default=0, help="which images are measured (default: 0)")
+    parser.set_defaults(run=run_compression)
+
+
+def _register_latency(kinds: Any) -> None:
+    parser: argparse.ArgumentParser = kinds.add_parser(
+        "latency",
+        help="speed-up of compressed networks, in torch and onnxruntime",
+        description="Compress a network to some budgets and time the original and all compressed networks "
+        "side by side, in turns. What counts is the ratio to the original.",
+        epilog="example: hope bench latency torchvision:resnet18 --budgets params=0.65 params=0.4 "
+        "--multiple-of 8",
     )
-    two.add_argument(
-        "--out", metavar="FOLDER", default="transfer", help="where the pieces go; resumes from them"
+    models.add_arguments(parser)
+    add_latency(parser)
+    parser.set_defaults(run=run_latency)
+
+
+def _register_speed(kinds: Any) -> None:
+    parser: argparse.ArgumentParser = kinds.add_parser(
+        "speed",
+        help="time and memory of encoding, against its Gram products and a naive rescan",
+        description="Time and memory of encoding: of MODEL, if there is one, against its Gram products and "
+        "a naive rescan, and of single layers with random weights.",
+        epilog="example: hope bench speed torchvision:resnet50 --widths 256 512",
     )
-    two.add_argument("--data", metavar="FOLDER", help="where the images are (default: $HOPE_DATA)")
-    two.add_argument("--methods", nargs="+", metavar="METHOD", help="default: all")
-    two.add_argument("--penalty", type=float, help="L2 penalty instead of the scale's")
-    two.add_argument("--workers", type=int, default=1, help="processes")
-    two.set_defaults(run=run_transfer)
+    models.add_arguments(parser, optional=True)
+    parser.add_argument(
+        "--density", type=float, default=0.3, help="how far MODEL is compressed (default: %(default)s)"
+    )
+    parser.add_argument("--widths", type=int, nargs="*", default=list(WIDTHS), help="layer widths to measure")
+    parser.add_argument("--out", metavar="FILE", help="write the figures as JSON")
+    parser.set_defaults(run=run_speed)
+
+
+def add_networks(parser: argparse.ArgumentParser, budgets: Sequence[str]) -> None:
+    """Which compressed networks are measured, and where the figures go."""
+    parser.add_argument(
+        "--methods", "--method", nargs="+", choices=METHODS, default=["absorb"], help="default: absorb"
+    )
+    parser.add_argument(
+        "--budgets",
+        nargs="+",
+        metavar="UNIT=SHARE",
+        default=list(budgets),
+        help=f"shares to keep of params, density or macs (default: {' '.join(budgets)})",
+    )
+    parser.add_argument(
+        "--multiple-of",
+        metavar="N",
+        type=int,
+        default=1,
+        help="measure every budget also with widths that are multiples of N",
+    )
+    parser.add_argument("--out", metavar="FILE", help="write the figures as JSON")
+
+
+def add_latency(parser: argparse.ArgumentParser) -> None:
+    """The options of a latency measurement, whatever the network."""
+    add_networks(parser, ("params=0.65", "params=0.4"))
+    parser.add_argument("--batches", nargs="+", type=int, default=[1, 32], help="default: 1 32")
+    parser.add_argument("--repeats", type=int, default=30, help="default: %(default)s")
+    parser.add_argument(
+        "--engines",
+        nargs="+",
+        choices=latency.ENGINES,
+        default=list(latency.ENGINES),
+        help="default: both; without onnxruntime installed, torch alone",
+    )
+
+
+def run_compression(options: argparse.Namespace) -> None:
+    """Compress, measure, print and write."""
+    for budget in options.budgets:
+        parse(budget)
+    if options.model.partition(":")[0] in ("torchvision", "timm") and not options.weights:
+        raise models.UnknownModel(f"{options.model} has random weights as it is: give --weights FILE")
+    if options.out:
+        check_out(Path(options.out))
+    results = compression.measure(
+        options.model,
+        *models.build(options),
+        Path(options.data),
+        methods=options.methods,
+        budgets=options.budgets,
+        multiple_of=options.multiple_of,
+        mean=options.mean,
+        std=options.std,
+        count=options.images,
+        seed=options.seed,
+    )
+    print(text(*compression_tables(results), width=WIDTH))
+    if options.out:
+        write_results(Path(options.out), results)
+
+
+def compression_tables(results: dict[str, Any]) -> list[object]:
+    """What every network keeps, and its accuracies with 95% intervals."""
+    table = grid(
+        f"{results['model']}: accuracy on {results['images']:,} images, without fine-tuning",
+        " method", " budget", "widths of", "neurons", "parameters", "MACs", " actions", "accuracy", "95%",
+        "BN re-est.", "95%",
+    )  # fmt: skip
+    for row in results["rows"]:
+        cells = [" ".join(f"{count}{kind[0]}" for kind, count in row["mix"].items() if count)]
+        for figure in ("accuracy", "recalibrated"):
+            low, high = row[f"{figure} interval"]
+            cells += [f"{row[figure]:.3f}", f"{low:.3f}–{high:.3f}"]
+        table.add_row(*_made(row), *cells)
+    return [table, "", *results["notes"], "actions: a absorb, p prune, m merge, e evict"]
+
+
+def run_latency(options: argparse.Namespace) -> None:
+    """Check, build, and measure."""
+    check_latency(options)
+    measure_latency(options.model, *models.build(options), options)
+
+
+def check_latency(options: argparse.Namespace) -> None:
+    """Say before any work what cannot be measured or written."""
+    latency.check(options.batches, options.repeats)
+    if options.out:
+        check_out(Path(options.out))
+
+
+def measure_latency(name: str, model: nn.Module, example: Tensor, options: argparse.Namespace) -> None:
+    """Compress, measure, print and write."""
+    left_out: list[str] = []
+    compared = candidates(
+        model,
+        example,
+        methods=options.methods,
+        budgets=options.budgets,
+        multiple_of=options.multiple_of,
+        note=left_out.append,
+    )
+    results = latency.measure(
+        list(compared),
+        example,
+        batches=options.batches,
+        repeats=options.repeats,
+        engines=options.engines,
+        note=partial(print, file=sys.stderr),
+    )
+    results |= {"model": name, "notes": left_out + results["notes"]}
+    print(text(*latency_tables(results)))
+    if options.out:
+        write_results(Path(options.out), results)
+
+
+def latency_tables(results: dict[str, Any]) -> list[object]:
+    """One table per engine and batch size."""
+    parts: list[object] = []
+    for engine, batch in dict.fromkeys((row["engine"], row["batch"]) for row in results["rows"]):
+        table = grid(
+            f"{results['model']}, {engine}, batch {batch}, {results['threads']} threads: median of "
+            f"{results['repeats']} (quartiles)",
+            " method", " budget", "widths of", "neurons", "parameters", "MACs", "ms", "speed-up",
+        )  # fmt: skip
+        for row in results["rows"]:
+            if (row["engine"], row["batch"]) == (engine, batch):
+                spread = f"{row['lower quartile ms']:.2f}–{row['upper quartile ms']:.2f}"
+                table.add_row(*_made(row), f"{row['median ms']:.2f} ({spread})", f"{row['speed-up']:.2f}")
+        parts += [table, ""]
+    return [*parts, *results["notes"]]
+
+
+def _made(row: dict[str, Any]) -> list[str]:
+    """How a network was made, and what it keeps."""
+    multiple = str(row["multiple of"]) if row["multiple of"] > 1 else ""
+    return [row["method"], row["budget"], multiple, *(f"{row[kept]:.3f}" for kept in KEPT.values())]
 
 
 def run_speed(options: argparse.Namespace) -> None:
-    """Measure, print, and write. Every width runs in a process of its own, so that its peak memory is its
-    own.
-    """
-    if options.layer:
-        print(json.dumps(speed.one_layer(options.layer)))
-        return
+    """Measure, print, and write."""
     if options.out:
         check_out(Path(options.out))
-    whole = speed.whole_network()
-    rows = []
-    for width in options.widths:
-        done = subprocess.run(
-            [sys.executable, "-m", "hope.cli.main", "bench", "speed", "--layer", str(width)],
-            check=True,
-            capture_output=True,
-            text=True,
-        )
-        rows.append(json.loads(done.stdout))
-    summary = grid("ResNet-50 to density 0.3, random weights", " ", "value")
-    for name, value in whole.items():
-        summary.add_row(name, f"{value:.2f}")
-    table = grid(
-        "One layer down to one neuron, fan-in and fan-out 2,048", "neurons", "seconds", "of it geometry", "MB"
-    )
-    for row in rows:
-        table.add_row(*(f"{row[k]:.2f}" for k in ("neurons", "seconds", "geometry seconds", "megabytes")))
-    print(text(summary, "", table))
+    results: dict[str, Any] = {}
+    if options.model:
+        model, example = models.build(options)
+        results["network"] = speed.whole_network(model, example, density=options.density)
+    results["layers"] = speed.layers(options.widths)
+    print(text(*speed_tables(results, f"{options.model} to density {options.density:g}")))
     if options.out:
-        write_results(Path(options.out), {"network": whole, "layers": rows})
+        write_results(Path(options.out), results)
 
 
-def run_transfer(options: argparse.Namespace) -> None:
-    """Run the benchmark, or what is left of it, and print its table. Each worker has one thread."""
-    import torch
-
-    from hope.bench import transfer
-    from hope.bench.transfer_scale import SCALES
-
-    data = options.data or os.environ.get("HOPE_DATA")
-    if not data:
-        raise MissingData("the benchmark needs images: set HOPE_DATA or give --data")
-    if options.workers < 1:
-        raise MissingData(f"--workers {options.workers} is none: give 1 or more")
-    scale = SCALES[options.scale]
-    if options.penalty is not None:
-        scale = replace(scale, penalty=options.penalty)
-    executor = None
-    if options.workers > 1:
-        executor = ProcessPoolExecutor(options.workers, initializer=torch.set_num_threads, initargs=(1,))
-    try:
-        found = transfer.run(
-            Path(options.out),
-            Path(data),
-            scale,
-            methods=options.methods,
-            executor=executor,
-            note=lambda line: print(line, file=sys.stderr),
-        )
-    finally:
-        if executor is not None:
-            executor.shutdown(cancel_futures=True)
-    for best in ("best by target", "best by h"):
-        table = grid(
-            f"Test accuracy, epoch {best}",
-            " method",
-            "target",
-            "source",
-            "source masked",
-            "H-score",
-            "prepared",
-        )
-        for name, row in found.items():
-            cells = [row[best][k] for k in ("test target", "test source", "test source masked", "test h")]
-            cells.append(row["prepared"])
-            table.add_row(name, *(f"{100 * mean:.2f} ± {100 * spread:.2f}" for mean, spread in cells))
-        print(text(table, ""))
+def speed_tables(results: dict[str, Any], title: str) -> list[object]:
+    """The network, where there is one, and the layers."""
+    parts: list[object] = []
+    if "network" in results:
+        summary = grid(title, " ", "value")
+        for name, value in results["network"].items():
+            summary.add_row(name, f"{value:.2f}")
+        parts += [summary, ""]
+    heads = ("neurons", "seconds", "of it geometry", "MB")
+    table = grid("One layer down to one neuron, fan-in and fan-out 2,048", *heads)
+    for row in results["layers"]:
+        table.add_row(*(f"{row[k]:.2f}" for k in ("neurons", "seconds", "geometry seconds", "megabytes")))
+    return [*parts, table]

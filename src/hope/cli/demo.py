@@ -6,26 +6,21 @@ import argparse
 import tempfile
 from typing import Any
 
-import torch
 from rich.console import Console
 from rich.progress import track
 from rich.table import Table
-from torch import Tensor, nn
 
 import hope
-from hope.bench.datasets import accuracy, digits
-from hope.bench.networks import DigitsNet
+from hope.bench.accuracy import accuracy
+from hope.demo import DigitsNet, digits, train
 
 DENSITIES = (0.9, 0.8, 0.7, 0.6, 0.5, 0.4, 0.3)
 METHODS: dict[str, dict[str, Any]] = {
-    "absorb": {"method": "absorb"},
-    "hope": {},
-    "hope, merge=sum": {"merge": "sum"},
-    "hope, no eviction": {"evict": False},
-    "l1-in": {"method": "l1-in"},
-    "l1-joint": {"method": "l1-joint"},
-    "bn-scale": {"method": "bn-scale"},
-    "random": {"method": "random"},
+    "absorb": {},
+    "hope": {"method": hope.Paper()},
+    "hope, merge=sum": {"method": hope.Paper(merge="sum")},
+    "hope, no eviction": {"method": hope.Paper(), "evict": False},
+    **{name: {"method": hope.Score(name)} for name in ("l1-in", "l1-joint", "bn-scale", "random")},
 }
 
 
@@ -40,22 +35,6 @@ def register(commands: Any) -> None:
     parser.add_argument("--out", metavar="FOLDER", help="where to save the run (default: a temporary folder)")
     parser.add_argument("--epochs", type=int, default=12, help="epochs of training (default: %(default)s)")
     parser.set_defaults(run=run)
-
-
-def train(images: Tensor, labels: Tensor, epochs: int) -> nn.Module:
-    """A trained network."""
-    torch.manual_seed(0)
-    model = DigitsNet()
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, weight_decay=5e-4, nesterov=True)
-    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, 0.2, total_steps=epochs * len(images) // 60)
-    for _ in track(range(epochs), "training", console=Console(stderr=True), transient=True):
-        for batch in torch.randperm(len(images)).reshape(-1, 60):
-            optimizer.zero_grad()
-            loss = nn.functional.cross_entropy(model(images[batch]), labels[batch])
-            loss.backward()  # type: ignore[no-untyped-call]
-            optimizer.step()
-            schedule.step()
-    return model.eval()
 
 
 def run(options: argparse.Namespace) -> None:
@@ -80,15 +59,15 @@ def run(options: argparse.Namespace) -> None:
         scores = [accuracy(encoding.at(density=d), test_images, test_labels) for d in DENSITIES]
         table.add_row(name, *(f"{score:.3f}" for score in scores))
     console.print(table)
-    sizes = Table("of hope's network", *(f"{density:.0%}" for density in DENSITIES), box=None)
-    trajectory = runs["hope"].trajectory
+    sizes = Table("of absorb's network", *(f"{density:.0%}" for density in DENSITIES), box=None)
+    trajectory = runs["absorb"].trajectory
     points = [trajectory.size(trajectory.steps_to("density", density)) for density in DENSITIES]
     before = trajectory.size(0)
     sizes.add_row("parameters", *(f"{point.parameters / before.parameters:.0%}" for point in points))
     sizes.add_row("MACs", *(f"{point.macs / before.macs:.0%}" for point in points))
     console.print(sizes)
 
-    folder = runs["hope"].save(options.out or tempfile.mkdtemp(prefix="hope-demo-"))
+    folder = runs["absorb"].save(options.out or tempfile.mkdtemp(prefix="hope-demo-"))
     again = hope.load(folder, DigitsNet()).eval()
     halfway = hope.load(folder, model, density=0.7)
     console.print("\n[bold]3. hope.load[/bold]: the run is data, and any moment of it can be had back\n")

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Sequence
 
 from hope._version import __version__
-from hope.cli import bench, demo, encode, extract, fetch, inspect, plot, report
+from hope.cli import bench, demo, encode, extract, inspect, plot, report
 from hope.errors import HopeError
 
 
@@ -19,7 +19,7 @@ def parser() -> argparse.ArgumentParser:
     top.add_argument("--version", action="version", version=f"hope {__version__}")
     top.add_argument("--debug", action="store_true", help="show a traceback when something goes wrong")
     commands = top.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    for command in (inspect, encode, extract, report, plot, bench, fetch, demo):
+    for command in (inspect, encode, extract, report, plot, bench, demo):
         command.register(commands)
     return top
 

@@ -24,9 +24,9 @@ class UnknownModel(HopeError, ValueError):
     """MODEL does not name something that can be built."""
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
+def add_arguments(parser: argparse.ArgumentParser, *, optional: bool = False) -> None:
     """The arguments of every command that takes a model."""
-    parser.add_argument("model", metavar="MODEL", help=HELP)
+    parser.add_argument("model", metavar="MODEL", nargs="?" if optional else None, help=HELP)
     parser.add_argument(
         "--weights", metavar="FILE", help="a checkpoint: .safetensors, or .pt/.pth with a state dict"
     )

@@ -1,0 +1,1 @@
+"""Accuracy against size: networks × methods × budgets."""

@@ -1,0 +1,241 @@
+"""How much of other people's networks can be reached: `python -m experiments.coverage`.
+
+Every network of the zoo is inspected, 30 % of its neurons and then all of its blocks are removed, and both
+results are held against the original with the same neurons and branches silenced. Each finished network is
+written to coverage.json at once, so that a sweep that was stopped goes on where it was. `--table` prints the
+results as Markdown, `--write-readme` puts them between the markers in README.md.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import warnings
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import torch
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from torch import Tensor, nn
+
+import hope
+from experiments.command import RESULTS as FOLDER
+from experiments.readme import put
+from hope.anatomy.anatomy import Anatomy
+from hope.errors import first_line
+from zoo.foreign import Entry, zoo
+from zoo.interpretation import export, replaced
+from zoo.silence import masked, random_cut, randomise, run
+
+RESULTS = FOLDER / "coverage.json"
+TOLERANCE = 1e-4
+
+
+def versions() -> dict[str, str]:
+    """What the results depend on."""
+    import timm
+    import torchvision
+    import transformers
+
+    modules = {"torch": torch, "torchvision": torchvision, "timm": timm, "transformers": transformers}
+    found = {name: str(module.__version__).partition("+")[0] for name, module in modules.items()}
+    return {"hope": hope.__version__, "python": platform.python_version(), **found}
+
+
+def difference(got: Sequence[Tensor], want: Sequence[Tensor]) -> float:
+    """The largest difference between outputs, relative to the largest entry."""
+    if [a.shape for a in got] != [b.shape for b in want]:
+        return float("inf")
+    return max(((a - b).abs().max() / b.abs().max()).item() for a, b in zip(got, want, strict=True))
+
+
+def prune_difference(model: nn.Module, example: Any, anatomy: Anatomy) -> float | None:
+    """How far a cut by 30 % is from the masked original; None if there is nothing to cut."""
+    actions = random_cut(anatomy)
+    if not actions:
+        return None
+    small = hope.cut(model, anatomy, actions)
+    return difference(run(small, example), run(masked(model, anatomy, actions), example))
+
+
+def evict_difference(model: nn.Module, example: Any, anatomy: Anatomy) -> float | None:
+    """How far evicting all outermost blocks is from silencing their branches; None if there are no blocks."""
+    outermost = [block for block in anatomy.blocks if block.inside is None]
+    if not outermost:
+        return None
+    small = hope.cut(model, anatomy, [hope.Evict(block.name) for block in outermost])
+    silent = {block.branch_output: 0.0 for block in outermost}
+    return difference(run(small, example), replaced(export(model, example), model, example, silent))
+
+
+def measure(entry: Entry) -> dict[str, Any]:
+    """Everything that is told about one network."""
+    model, example = randomise(entry.build()), entry.example()
+    record: dict[str, Any] = {
+        "source": entry.source,
+        "parameters": sum(parameter.numel() for parameter in model.parameters()),
+    }
+    try:
+        anatomy = hope.inspect(model, example, progress=False)
+        size, floor = anatomy.size(), anatomy.floor()
+        reasons = Counter(one.reason.cause.short for one in anatomy.skipped)
+        record |= {
+            "layers": len(anatomy.layers),
+            "neurons": size.neurons,
+            "reachable": round(1 - floor.parameters / size.parameters, 4),
+            "blocks": len(anatomy.blocks),
+            "blocks_not_evictable": sum(one.kind == "block" for one in anatomy.skipped),
+            "streams": len(anatomy.streams),
+            "left_alone": dict(reasons.most_common()),
+            "prune_difference": prune_difference(model, example, anatomy),
+            "evict_difference": evict_difference(model, example, anatomy),
+        }
+        record["verified"] = all(
+            record[name] is None or record[name] <= TOLERANCE
+            for name in ("prune_difference", "evict_difference")
+        )
+    except Exception as error:  # a sweep tells what fails, it does not stop there
+        record |= {"verified": False, "failure": f"{type(error).__name__}: {first_line(error)}"}
+    return record
+
+
+def read(path: Path = RESULTS) -> dict[str, Any]:
+    """Earlier results; none if there are none, or if they are of other versions."""
+    if path.is_file():
+        results: dict[str, Any] = json.loads(path.read_text())
+        if results["versions"] == versions():
+            return results
+    return {"versions": versions(), "models": {}}
+
+
+def write(results: Mapping[str, Any], path: Path = RESULTS) -> None:
+    """All or nothing: a reader sees the old file or the new one."""
+    partial = path.with_name(f".{path.name}.{os.getpid()}.part")
+    partial.write_text(json.dumps(results, indent=1) + "\n")
+    os.replace(partial, path)
+
+
+def sweep(entries: Iterable[Entry], *, again: bool = False) -> dict[str, Any]:
+    """Measure what has not been measured yet, writing each result at once."""
+    results = read()
+    left = [entry for entry in entries if again or entry.key not in results["models"]]
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=Console(stderr=True)) as progress:
+        task = progress.add_task("", total=len(left))
+        for entry in left:
+            progress.update(task, description=entry.key)
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                results["models"][entry.key] = measure(entry)
+            write(results)
+            progress.advance(task)
+    order = {entry.key: position for position, entry in enumerate(zoo())}
+    known = sorted((key for key in results["models"] if key in order), key=order.__getitem__)
+    results["models"] = {key: results["models"][key] for key in known}
+    write(results)
+    return results
+
+
+def table(results: Mapping[str, Any]) -> str:
+    """The results as Markdown: a summary, and one row per network folded away."""
+    models = results["models"]
+    lines = [
+        "| source | networks | read | cut = masked | can go (median) | blocks that can be evicted |",
+        "|---|---:|---:|---:|---:|---:|",
+    ]
+    for source in [*dict.fromkeys(record["source"] for record in models.values()), "all"]:
+        some = [record for record in models.values() if source in (record["source"], "all")]
+        seen = [record for record in some if "layers" in record]
+        blocks = sum(record["blocks"] for record in seen)
+        found = blocks + sum(record["blocks_not_evictable"] for record in seen)
+        share = median(record["reachable"] for record in seen) if seen else 0.0
+        right = sum(record["verified"] for record in some)
+        lines.append(
+            f"| {source} | {len(some)} | {len(seen)} | {right} | {share:.1%} | {blocks:,} of {found:,} |"
+        )
+    reasons: Counter[str] = Counter()
+    for record in models.values():
+        reasons.update(record.get("left_alone", {}))
+    told = ", ".join(f"{reason} ({count:,})" for reason, count in reasons.most_common(8))
+    lines += [
+        "",
+        f"Most frequent reasons why something is left alone: {told}.",
+        "",
+        "<details>",
+        f"<summary>All {len(models)} networks</summary>",
+        "",
+        "| network | parameters | layers | neurons | can go | blocks | streams | difference | left alone |",
+        "|---|---:|---:|---:|---:|---:|---:|---:|---|",
+    ]
+    lines += [_row(key, record) for key, record in models.items()]
+    used = ", ".join(f"{name} {version}" for name, version in results["versions"].items())
+    lines += [
+        "",
+        "“can go” is the share of parameters that prunings and evictions can reach. “blocks” are those that "
+        "can be evicted, of those found. “difference” is the larger of the two relative differences between "
+        "the network that was really cut (30 % of all neurons at random; then every outermost block) and the "
+        "original with the same parts silenced. “left alone” tells the two most frequent reasons. Random "
+        f"weights; {used}.",
+        "",
+        "</details>",
+    ]
+    return "\n".join(lines)
+
+
+def committed() -> str:
+    """The committed results as Markdown."""
+    return table(json.loads(RESULTS.read_text()))
+
+
+def _row(key: str, record: Mapping[str, Any]) -> str:
+    start = f"| {key} | {record['parameters'] / 1e6:.1f} M |"
+    if "layers" not in record:
+        return f"{start} | | | | | | {record['failure']} |"
+    found = record["blocks"] + record["blocks_not_evictable"]
+    told = [d for d in (record.get("prune_difference"), record.get("evict_difference")) if d is not None]
+    mostly = ", ".join(list(record["left_alone"])[:2])
+    return (
+        f"{start} {record['layers']} | {record['neurons']:,} | {record['reachable']:.1%} | "
+        f"{record['blocks']} of {found} | {record['streams']} | "
+        f"{f'{max(told):.0e}' if told else '–'} | {record.get('failure', mostly)} |"
+    )
+
+
+def parser() -> argparse.ArgumentParser:
+    """The command line's grammar."""
+    top = argparse.ArgumentParser(
+        prog="python -m experiments.coverage", description=(__doc__ or "").partition(":")[0]
+    )
+    top.add_argument("networks", nargs="*", help="measure these only (torchvision/resnet18), again")
+    top.add_argument("--table", action="store_true", help="print coverage.json as Markdown and stop")
+    top.add_argument("--write-readme", action="store_true", help="put the Markdown into README.md and stop")
+    return top
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Measure what is missing, or show what there is."""
+    chosen = parser().parse_args(arguments)
+    if chosen.table or chosen.write_readme:
+        text = committed()
+        if chosen.table:
+            print(text)
+        if chosen.write_readme:
+            put("coverage", text)
+        return
+    entries = zoo()
+    unknown = set(chosen.networks) - {entry.key for entry in entries}
+    if unknown:
+        raise SystemExit(f"not in the zoo: {', '.join(sorted(unknown))}")
+    sweep(
+        [e for e in entries if not chosen.networks or e.key in chosen.networks], again=bool(chosen.networks)
+    )
+
+
+if __name__ == "__main__":
+    main()

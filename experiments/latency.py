@@ -1,0 +1,107 @@
+"""How much faster Keras' ResNet-50 gets: `python -m experiments.latency NETWORK`.
+
+The committed results:
+
+    python -m experiments.latency keras-resnet50 --weights keras-resnet50.safetensors --methods absorb hope \
+        --budgets params=0.65 params=0.4 --multiple-of 8 --out experiments/results/latency.json
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from experiments import readme
+from experiments.command import RESULTS as FOLDER
+from experiments.command import call
+from experiments.compression.page import TITLES
+from experiments.data import data_folder
+from hope.cli import bench, models
+from zoo import networks
+
+RESULTS = FOLDER / "latency.json"
+
+
+def parser() -> argparse.ArgumentParser:
+    """The command line's grammar."""
+    top = argparse.ArgumentParser(
+        prog="python -m experiments.latency",
+        description="`hope bench latency` of a network with a public checkpoint.",
+        epilog="example: python -m experiments.latency cifar10-resnet20 --data data/ --multiple-of 8",
+    )
+    top.add_argument(
+        "network",
+        nargs="?",
+        choices=networks.CHECKPOINTS,
+        default="keras-resnet50",
+        help=f"of {', '.join(networks.CHECKPOINTS)} (default: %(default)s)",
+    )
+    top.add_argument("--data", metavar="FOLDER", help="with the checkpoints (default: $HOPE_DATA)")
+    top.add_argument("--weights", metavar="FILE", help="the checkpoint itself")
+    bench.add_latency(top)
+    readme.add_arguments(top)
+    return top
+
+
+def run(options: argparse.Namespace) -> None:
+    """Measure, or show what was measured."""
+    if readme.shown(options, {"latency": table}):
+        return
+    bench.check_latency(options)
+    name = options.network
+    if options.weights:
+        model = networks.untrained(name)
+        models.load_weights(model, Path(options.weights))
+    else:
+        model = networks.trained(name, data_folder(options.data))
+    bench.measure_latency(name, model.eval(), models.example(networks.SHAPES[name]), options)
+
+
+def table(path: Path = RESULTS) -> str:
+    """Speed-ups by engine and batch size, with what each network keeps."""
+    results = json.loads(path.read_text())
+    columns = list(dict.fromkeys((row["engine"], row["batch"]) for row in results["rows"]))
+    networks: dict[tuple[Any, ...], dict[tuple[str, int], Any]] = {}
+    for row in results["rows"]:
+        key = (row["method"], row["budget"], row["multiple of"])
+        networks.setdefault(key, {})[row["engine"], row["batch"]] = row
+    heads = [f"{engine}, batch {batch}" for engine, batch in columns]
+    lines = [
+        "| | neurons | parameters | MACs | " + " | ".join(heads) + " |",
+        "|---" + "|---:" * (3 + len(heads)) + "|",
+    ]
+    for (method, budget, multiple), rows in networks.items():
+        if method == "original":
+            continue
+        first = next(iter(rows.values()))
+        kept = [f"{first[name]:.2f}" for name in ("neurons", "parameters", "macs")]
+        name = f"{method}, {budget}" + (f", multiples of {multiple}" if multiple > 1 else "")
+        cells = [f"{rows[column]['speed-up']:.2f}" if column in rows else "" for column in columns]
+        lines.append(f"| {name} | {' | '.join(kept)} | {' | '.join(cells)} |")
+    lines.append(
+        f"\nSpeed-up over the original, {TITLES[results['model']]}, {results['threads']} threads: ratios of "
+        f"medians over {results['repeats']} interleaved repeats in one run. {_spread(results)}"
+    )
+    return "\n".join(lines) + "\n"
+
+
+def _spread(results: dict[str, Any]) -> str:
+    """How quiet the machine was."""
+    widths = [
+        (row["upper quartile ms"] - row["lower quartile ms"]) / row["median ms"] for row in results["rows"]
+    ]
+    middle = sorted(widths)[len(widths) // 2]
+    return f"Quartiles lie {100 * middle:.0f}% apart (median), at most {100 * max(widths):.0f}%."
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command and return its exit status."""
+    return call(parser(), run, argv)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

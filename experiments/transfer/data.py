@@ -1,0 +1,90 @@
+"""Source and target tasks of the transfer experiment: CIFAR-100 superclasses, and SVHN."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from experiments.data import colours
+from hope.bench.images import MissingData, UnusableImages, arrays, check_classes, check_labels
+
+IMAGES = ("x_train", "y_train", "x_test", "y_test")
+Pair: TypeAlias = tuple[Tensor, Tensor]
+
+
+@dataclass(frozen=True, eq=False)
+class Images:
+    """Training, validation and test images of one task, with labels."""
+
+    train: tuple[Tensor, Tensor]
+    valid: tuple[Tensor, Tensor]
+    test: tuple[Tensor, Tensor]
+
+
+def data_files(folder: Path, partial: bool) -> dict[str, Path]:
+    """Where the images of "source" and "target" are.
+
+    Args:
+        folder: to look in.
+        partial: a file with some of the classes or images will do.
+    """
+    found = {}
+    for task, whole, part in (
+        ("source", "cifar100.npz", "cifar100-30c.npz"),
+        ("target", "svhn.npz", "svhn-part.npz"),
+    ):
+        names = (whole, part) if partial else (whole,)
+        there = [folder / name for name in names if (folder / name).is_file()]
+        if not there:
+            raise MissingData(
+                f"there is no {' or '.join(names)} in {folder}: set HOPE_DATA or give --data FOLDER"
+            )
+        found[task] = there[0]
+    return found
+
+
+def _pixels(images: Any) -> Tensor:
+    return (torch.from_numpy(images).float() / 255).permute(0, 3, 1, 2)  # channels last in memory
+
+
+def _split(x: Tensor, y: Tensor, seed: int, most: int | None) -> tuple[Pair, Pair]:
+    """80% to train on, at most so many, and 20% to validate."""
+    order = torch.randperm(len(x), generator=torch.Generator().manual_seed(seed))
+    cut = len(x) * 4 // 5
+    train = order[:cut][:most]
+    return (x[train], y[train]), (x[order[cut:]], y[order[cut:]])
+
+
+def source_task(path: Path, trial: int, task: int, most: int | None) -> Images:
+    """Twenty classes of CIFAR-100: four superclasses drawn at random, all five classes of each."""
+    images = colours(path, *IMAGES)
+    coarse = arrays(path, "coarse_train", "coarse_test")
+    rng = np.random.default_rng([trial, task])
+    superclasses = np.unique(coarse[0])
+    if len(superclasses) < 4:
+        raise UnusableImages(f"{path} has {len(superclasses)} superclasses: a source task takes four")
+    chosen = rng.choice(superclasses, 4, replace=False)
+    parts = []
+    for pixels, fine, over in zip(images[::2], images[1::2], coarse, strict=True):
+        check_labels(over, pixels, "a coarse array", path)
+        at = np.isin(over, chosen)
+        parts.append((pixels[at], fine[at]))
+    classes = np.unique(parts[0][1])
+    (x, y), (x_test, y_test) = (
+        (_pixels(some), torch.from_numpy(np.searchsorted(classes, labels)).long()) for some, labels in parts
+    )
+    return Images(*_split(x, y, 1000 * trial + task, most), (x_test, y_test))
+
+
+def target_task(path: Path, trial: int, task: int, most: int | None) -> Images:
+    """All ten digits of SVHN."""
+    x, y, x_test, y_test = colours(path, *IMAGES)
+    for labels in (y, y_test):
+        check_classes(labels, 10, path)
+    test = _pixels(x_test), torch.from_numpy(y_test).long()
+    return Images(*_split(_pixels(x), torch.from_numpy(y).long(), 1000 * trial + task + 500, most), test)

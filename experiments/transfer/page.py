@@ -1,0 +1,75 @@
+"""The results of the transfer experiment as Markdown.
+
+The measurements themselves, and what is kept of them:
+
+    python -m experiments.transfer --scale small --data FOLDER --workers 2 --out runs/transfer
+    cp runs/transfer/results.json experiments/results/transfer.json
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from experiments.command import RESULTS as FOLDER
+
+RESULTS = FOLDER / "transfer.json"
+PAPER = {  # target accuracy, source retention, H-score; Table "Cross-Domain Transfer Learning Results"
+    "deft": (89.79, 52.14, 65.82),
+    "head-only": (36.11, 63.13, 45.79),
+    "full": (94.09, 7.52, 13.88),
+    "ewc": (93.94, 6.74, 12.54),
+    "bn-tuning": (81.91, 5.44, 10.18),
+}
+BEST = "best by target"  # the paper's choice of an epoch
+
+
+def table(path: Path = RESULTS) -> str:
+    """Test accuracies in per cent, the paper's beside them."""
+    found = json.loads(path.read_text())
+    scale, methods = found["scale"], found["methods"]
+    before = next(iter(methods.values()))["before"]
+    tasks = scale["trials"] * scale["tasks"]
+    lines = [
+        "| | target | source kept | H-score | H, epoch by H | masked | prepared | paper: target, source, H |",
+        "|---|---:|---:|---:|---:|---:|---:|---:|",
+    ]
+    top = max(row[BEST]["test h"][0] for row in methods.values())
+    for name, row in methods.items():
+        best = row[BEST]
+        cells = [_cell(best["test target"]), _cell(best["test source"]), _cell(best["test h"])]
+        if best["test h"][0] == top:
+            cells[-1] = f"**{cells[-1]}**"
+        cells += [
+            _cell(row["best by h"]["test h"]),
+            _cell(best["test source masked"]),
+            _cell(row["prepared"]),
+        ]
+        cells.append(", ".join(f"{value:.1f}" for value in PAPER.get(name, ())))
+        lines.append(f"| {_title(name, row['point'])} | {' | '.join(cells)} |")
+    lines.append(
+        "\nTest accuracy in per cent, mean ± deviation over trials: CIFAR-100 superclasses to SVHN, VGG-8 at "
+        f"{scale['width']:g} of the paper's width, {tasks} source models ({_cell(before)} on their own "
+        f"task), {scale['pretraining']} epochs of pre-training and {scale['tuning']} of fine-tuning with "
+        f"batches of {scale['batch']} and an L2 penalty of {scale['penalty']:g}. *H-score*: the harmonic "
+        "mean of target and source, at the epoch with the best target validation, as in the paper; *H, epoch "
+        "by H*: at the one with the best validation H. *masked*: the source with a head that does not hear "
+        "slack (of a baseline, slack at P = 40); *prepared*: the source after merging and severing, before "
+        "the first step."
+    )
+    return "\n".join(lines) + "\n"
+
+
+def _cell(value: list[float]) -> str:
+    return f"{100 * value[0]:.1f} ± {100 * value[1]:.1f}"
+
+
+def _title(name: str, point: dict[str, Any]) -> str:
+    """The method with what its sweep chose."""
+    chosen = [f"rate {point['rate']:g}"]
+    if name.startswith("deft"):
+        chosen.append(f"P = {point['percentile']:g}")
+    if name in ("ewc", "l2-sp"):
+        chosen.append(f"strength {point['strength']:g}")
+    return f"{name} ({', '.join(chosen)})"

@@ -1,0 +1,107 @@
+"""How large a run of the transfer experiment is, and what it tries.
+
+`SCALES["full"]` is the paper's protocol; "small" has the same shape on a narrower network, with fewer epochs
+and images and a sparser grid. It pre-trains in a tenth of the paper's steps with ten times its L2 penalty:
+the penalty is there to empty the slack, and what it takes from a weight is rate × penalty × steps. (With the
+paper's penalty and so few steps there is no slack: severing a fifth of the neurons costs most of the source.)
+Fine-tuning has the same penalty as pre-training, as in the paper.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import product
+
+
+@dataclass(frozen=True)
+class Scale:
+    """How large a run is.
+
+    Attributes:
+        width: of the network.
+        trials, tasks: how many, tasks within each trial.
+        pretraining, tuning, sweep: epochs.
+        batch: images a step.
+        penalty: λ of λ‖w‖², in pre-training and fine-tuning.
+        capped: target images in the sweep.
+        source, target: training images at most; None for all.
+        partial: files with part of the data sets will do.
+        percentiles, rates, strengths: the grids; rates by method.
+    """
+
+    width: float
+    trials: int
+    tasks: int
+    pretraining: int
+    tuning: int
+    sweep: int
+    batch: int
+    penalty: float
+    capped: int
+    source: int | None
+    target: int | None
+    partial: bool
+    percentiles: tuple[float, ...]
+    strengths: tuple[float, ...]
+    rates: dict[str, tuple[float, ...]]
+
+
+_DEFT = (0.04, 0.02, 0.01, 0.005, 0.001)
+_SOME = (0.02, 0.005)
+_FULL = (0.02, 0.01, 0.005, 0.001, 0.0005, 0.0001)
+SCALES = {
+    "full": Scale(
+        1.0, 4, 5, 100, 30, 30, 16, 5e-4, 1000, None, None, False,
+        (60, 40, 30, 20), (0.1, 0.5, 1.0, 5.0, 10.0, 20.0, 50.0),
+        {
+            "deft": _DEFT, "deft by capacity": _DEFT, "deft, statistics frozen": _DEFT,
+            "deft, sum merges": _DEFT, "deft, absorbed": _DEFT, "deft, sum merges, absorbed": _DEFT,
+            "head-only": (0.04, 0.02, 0.01, 0.005, 0.001, 0.0005), "full": _FULL,
+            "bn-tuning": (0.01, 0.005, 0.0025, 0.001, 0.0005, 0.0001),
+            "ewc": (0.01, 0.005, 0.001, 0.0005, 0.0001), "l2-sp": _FULL,
+        },
+    ),
+    "small": Scale(
+        0.125, 4, 1, 20, 8, 8, 32, 5e-3, 1000, None, None, True,
+        (40, 30, 20), (1.0, 50.0),
+        {
+            "deft": _SOME, "deft by capacity": _SOME, "deft, statistics frozen": _SOME,
+            "deft, sum merges": _SOME, "deft, absorbed": _SOME, "deft, sum merges, absorbed": _SOME,
+            "head-only": (0.04, 0.01, 0.001), "full": (0.02, 0.001, 0.0001),
+            "bn-tuning": (0.01, 0.001, 0.0001), "ewc": (0.01, 0.001, 0.0001), "l2-sp": (0.01, 0.001, 0.0001),
+        },
+    ),
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Point:
+    """One way to fine-tune.
+
+    Attributes:
+        method: a key of `Scale.rates`.
+        rate: learning rate.
+        percentile: of DEFT.
+        strength: of EWC and L2-SP.
+    """
+
+    method: str
+    rate: float
+    percentile: float = 40.0
+    strength: float = 0.0
+
+    @property
+    def name(self) -> str:
+        """For files."""
+        method = self.method.replace(", ", "-").replace(" ", "-")
+        return f"{method}-{self.rate:g}-{self.percentile:g}-{self.strength:g}"
+
+
+def grid_points(scale: Scale, method: str) -> list[Point]:
+    """A method's grid."""
+    rates = scale.rates[method]
+    if method.startswith("deft"):
+        return [Point(method, rate, percentile=p) for p, rate in product(scale.percentiles, rates)]
+    if method in ("ewc", "l2-sp"):
+        return [Point(method, rate, strength=s) for s, rate in product(scale.strengths, rates)]
+    return [Point(method, rate) for rate in rates]

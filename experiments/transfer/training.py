@@ -1,0 +1,215 @@
+"""Training in the transfer experiment: the source model, and every way to fine-tune it.
+
+Readings: an L2 penalty of λ = 5·10⁻⁴ is λ‖w‖², so a weight decay of 2λ; the cosine ends at α times the first
+rate. Channels come last in memory, which is faster on a CPU.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import asdict
+from typing import Any, TypeAlias
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from experiments.transfer.data import Images
+from experiments.transfer.scale import Point, Scale
+from hope.bench.accuracy import accuracy
+from hope.deft import baselines
+from hope.deft.fisher import fisher
+from hope.deft.partition import partition
+from hope.deft.prepare import prepare
+from hope.deft.tuning import Tuning
+
+MOMENTUM = 0.9
+LAST = 1e-3  # α of the cosine
+
+State: TypeAlias = dict[str, Tensor]
+
+
+class Vgg8(nn.Sequential):
+    """VGG-8 with BN: six 3×3 convolutions, global average pooling, a bottleneck and a head.
+
+    >>> sum(p.numel() for p in Vgg8(20).parameters()) > 7_000_000
+    True
+
+    Args:
+        classes: outputs.
+        width: multiplies the 128 to 512 filters of the paper.
+    """
+
+    def __init__(self, classes: int, width: float = 1.0) -> None:
+        sizes = [max(4, round(width * size)) for size in (128, 256, 512, 512, 512, 512, 512)]
+        parts: list[nn.Module] = []
+        before = 3
+        for position, size in enumerate(sizes[:6]):
+            parts += [nn.Conv2d(before, size, 3, padding=1, bias=False), nn.BatchNorm2d(size), nn.ReLU()]
+            if position in (0, 1, 3, 5):
+                parts.append(nn.MaxPool2d(2))
+            before = size
+        parts += [nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(before, sizes[6], bias=False)]
+        parts += [nn.BatchNorm1d(sizes[6]), nn.ReLU()]
+        super().__init__(*parts, nn.Linear(sizes[6], classes))
+        self.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+
+
+def h_score(target: float, source: float) -> float:
+    """The harmonic mean of target accuracy and source retention.
+
+    >>> round(h_score(0.8979, 0.5214), 4)
+    0.6597
+    """
+    return 2 * target * source / (target + source) if target + source > 0 else 0.0
+
+
+def _epoch(
+    model: nn.Module,
+    data: tuple[Tensor, Tensor],
+    optimizer: torch.optim.Optimizer,
+    batch: int,
+    penalty: Callable[[], Tensor] | None = None,
+    before_step: Callable[[], None] | None = None,
+) -> None:
+    model.train()
+    x, y = data
+    order = torch.randperm(len(x))
+    for start in range(0, len(x) - 1, batch):
+        some = order[start : start + batch]
+        if len(some) < 2:  # BN needs two
+            continue
+        loss = functional.cross_entropy(model(x[some]), y[some])
+        if penalty is not None:
+            loss = loss + penalty()
+        optimizer.zero_grad()
+        loss.backward()  # type: ignore[no-untyped-call]
+        if before_step is not None:
+            before_step()
+        optimizer.step()
+
+
+def _optimizer(
+    model: nn.Module, rate: float, penalty: float, decays: Callable[[str, Tensor], bool]
+) -> torch.optim.SGD:
+    named = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
+    groups = [
+        {"params": [p for n, p in named if decays(n, p)], "weight_decay": 2 * penalty},
+        {"params": [p for n, p in named if not decays(n, p)], "weight_decay": 0.0},
+    ]
+    return torch.optim.SGD([g for g in groups if g["params"]], lr=rate, momentum=MOMENTUM)
+
+
+def pretrain(images: Images, scale: Scale, seed: int) -> nn.Module:
+    """A source model: cosine from 0.05, L2 on kernels and BN scales, no early stopping."""
+    torch.manual_seed(seed)
+    model = Vgg8(20, scale.width)
+    scales = {
+        f"{name}.weight"
+        for name, m in model.named_modules()
+        if isinstance(m, nn.modules.batchnorm._BatchNorm)
+    }
+    optimizer = _optimizer(model, 0.05, scale.penalty, lambda name, p: p.ndim > 1 or name in scales)
+    total = scale.pretraining * max(1, math.ceil((len(images.train[0]) - 1) / scale.batch))
+    done = 0
+
+    def anneal() -> None:
+        nonlocal done
+        share = 0.5 * (1 + math.cos(math.pi * min(done, total) / total))
+        for group in optimizer.param_groups:
+            group["lr"] = 0.05 * ((1 - LAST) * share + LAST)
+        done += 1
+
+    for _ in range(scale.pretraining):
+        _epoch(model, images.train, optimizer, scale.batch, before_step=anneal)
+    return model.eval()
+
+
+def tuning_of(model: nn.Module, point: Point, source: Images) -> Tuning:
+    """The source model made ready by a method, with a head for ten digits.
+
+    Merges are the paper's, of pairs, unless the method says otherwise. Baselines do not merge: their
+    partition only tells what a masked source head does not hear.
+    """
+    torch.manual_seed(0)
+    by = "capacity" if "capacity" in point.method else "prune-cost"
+    merge: bool | str = "sum" if "sum merges" in point.method else "pair"
+    merge = merge if point.method.startswith("deft") else False
+    example = source.train[0][:2]
+    part = partition(model, example, percentile=point.percentile, by=by, merge=merge, progress=False)
+    if point.method.startswith("deft"):
+        sever = "absorb" if "absorbed" in point.method else "mask"
+        return prepare(model, part, head=10, freeze_statistics="frozen" in point.method, sever=sever)
+    if point.method == "ewc":
+        importance = fisher(model, [source.train])
+        return baselines.ewc(model, part, importance=importance, strength=point.strength, head=10)
+    if point.method == "l2-sp":
+        return baselines.l2_sp(model, part, strength=point.strength, head=10)
+    kinds = {"full": baselines.full, "head-only": baselines.head_only, "bn-tuning": baselines.bn_tuning}
+    return kinds[point.method](model, part, head=10)
+
+
+def tune(
+    tuning: Tuning, point: Point, source: Images, target: Images, scale: Scale, epochs: int
+) -> tuple[dict[str, Any], dict[str, State]]:
+    """Fine-tune at a fixed rate, for so many epochs.
+
+    Returns:
+        Validation figures of every epoch, of the best by target accuracy and of the best by H-score; and the
+        model as it was in these two.
+    """
+    optimizer = _optimizer(tuning.model, point.rate, scale.penalty, lambda name, p: p.ndim > 1)
+    penalty = tuning.penalty if point.method in ("ewc", "l2-sp") else None
+    history: list[dict[str, float]] = []
+    best: dict[str, dict[str, float]] = {}
+    states: dict[str, State] = {}
+    for epoch in range(epochs):
+        _epoch(tuning.model, target.train, optimizer, scale.batch, penalty)
+        tuning.model.eval()
+        seen = {"epoch": float(epoch), "target": accuracy(tuning.model, *target.valid)}
+        with tuning.source() as back:
+            seen["source"] = accuracy(back, *source.valid)
+        seen["h"] = h_score(seen["target"], seen["source"])
+        history.append(seen)
+        for key in ("target", "h"):
+            if f"best by {key}" not in best or seen[key] > best[f"best by {key}"][key]:
+                best[f"best by {key}"] = seen
+                states[f"best by {key}"] = {n: v.clone() for n, v in tuning.model.state_dict().items()}
+    return {"point": asdict(point), **best, "history": history}, states
+
+
+def sweep(model: nn.Module, point: Point, source: Images, target: Images, scale: Scale) -> dict[str, Any]:
+    """Fine-tune on few images; what to choose by is of validation alone."""
+    return tune(tuning_of(model, point, source), point, source, target, scale, scale.sweep)[0]
+
+
+def tune_and_test(
+    model: nn.Module, point: Point, source: Images, target: Images, scale: Scale
+) -> dict[str, Any]:
+    """Fine-tune, and test what the best epochs came to.
+
+    "before" is the source model's test accuracy, "prepared" that of its source task before the first step.
+    """
+    tuning = tuning_of(model, point, source)
+    with tuning.source() as back:
+        first = {"before": accuracy(model.eval(), *source.test), "prepared": accuracy(back, *source.test)}
+    found, states = tune(tuning, point, source, target, scale, scale.tuning)
+    tested: dict[float, dict[str, float]] = {}
+    for best, state in states.items():
+        epoch = found[best]["epoch"]
+        if epoch not in tested:
+            tuning.model.load_state_dict(state)
+            tested[epoch] = _test(tuning, source, target)
+        found[best] = {**found[best], **tested[epoch]}
+    return {**first, **found}
+
+
+def _test(tuning: Tuning, source: Images, target: Images) -> dict[str, float]:
+    """Test accuracies: of the target, of the source, and of the source with its head masked."""
+    found = {"test target": accuracy(tuning.model.eval(), *target.test)}
+    for name, masked in (("test source", None), ("test source masked", True)):
+        with tuning.source(masked=masked) as back:
+            found[name] = accuracy(back, *source.test)
+    found["test h"] = h_score(found["test target"], found["test source"])
+    return found

@@ -1,0 +1,77 @@
+"""The experiments that README and docs mention are there, with such options; the README has their tables."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import re
+import shlex
+from argparse import ArgumentParser
+from pathlib import Path
+
+import pytest
+
+from experiments import coverage, finetune, latency, readme, speed, study
+from experiments.compression import page as compression
+from experiments.transfer import page as transfer
+
+ROOT = Path(__file__).resolve().parents[2]
+PAGES = [ROOT / "README.md", ROOT / "Makefile", *sorted((ROOT / "docs").glob("*.md"))]
+LINE = re.compile(r"python -m (experiments\.\w+)([^`\n]*)")
+
+
+def lines() -> list[tuple[str, str]]:
+    """(module, arguments) of every mention."""
+    return sorted({(m[1], m[2].strip()) for p in PAGES for m in LINE.finditer(p.read_text())})
+
+
+def parser(module: str) -> ArgumentParser:
+    """Of a module, or of a package that is run."""
+    spec = importlib.util.find_spec(module)
+    assert spec is not None, f"there is no {module}"
+    name = f"{module}.__main__" if spec.submodule_search_locations else module
+    found = importlib.import_module(name).parser()
+    assert isinstance(found, ArgumentParser)
+    return found
+
+
+@pytest.mark.parametrize(("module", "arguments"), lines())
+def test_a_command_line_on_a_page_parses(module: str, arguments: str) -> None:
+    top = parser(module)
+    assert top.prog == f"python -m {module}"
+    given = shlex.split(arguments)
+    required = [action for action in top._actions if action.required]
+    if given or not required:  # a sentence may leave arguments out
+        known = [word for word in given if word.startswith("-")]
+        assert all(word in top._option_string_actions for word in known)
+        if not required or "--out" in given:
+            top.parse_args(given)
+
+
+def test_every_experiment_is_on_a_page_and_has_help(capsys: pytest.CaptureFixture[str]) -> None:
+    mentioned = {module for module, _ in lines()}
+    names = ("compression", "coverage", "draw", "fetch", "finetune", "latency", "speed", "study", "transfer")
+    assert mentioned == {f"experiments.{name}" for name in names}
+    for module in mentioned:
+        with pytest.raises(SystemExit) as stopped:
+            parser(module).parse_args(["--help"])
+        assert stopped.value.code == 0
+        assert module in capsys.readouterr().out
+
+
+def test_the_readme_has_the_tables_of_the_committed_results(tmp_path: Path) -> None:
+    pytest.importorskip("scipy", reason="the table about the judge needs scipy")
+    text = readme.README.read_text()
+    copy = tmp_path / "README.md"
+    copy.write_text(text)
+    for name, table in (
+        *compression.TABLES.items(),
+        ("study", study.table),
+        ("finetune", finetune.table),
+        ("latency", latency.table),
+        ("transfer", transfer.table),
+        ("speed", speed.table),
+        ("coverage", coverage.committed),
+    ):
+        readme.put(name, table(), copy)
+    assert copy.read_text() == text, "README.md is out of date: run `make figures` and `make coverage`"
