@@ -44,7 +44,8 @@ def run(options: argparse.Namespace) -> None:
     model = train(images, labels, options.epochs)
     example = images[:1]
     console.print("[bold]1. hope.inspect[/bold]: what the network consists of\n")
-    print(hope.inspect(model, example))
+    anatomy = hope.inspect(model, example)
+    print(anatomy)
 
     base = accuracy(model, test_images, test_labels)
     console.print(f"\n[bold]2. hope.encode[/bold]: smaller, without data (test accuracy {base:.3f})\n")
@@ -54,7 +55,7 @@ def run(options: argparse.Namespace) -> None:
     runs = {}
     for name, settings in track(METHODS.items(), "encoding", console=Console(stderr=True), transient=True):
         encoding = runs[name] = hope.encode(
-            model, example, density=min(DENSITIES), progress=False, **settings
+            model, example, density=min(DENSITIES), anatomy=anatomy, progress=False, **settings
         )
         scores = [accuracy(encoding.at(density=d), test_images, test_labels) for d in DENSITIES]
         table.add_row(name, *(f"{score:.3f}" for score in scores))
