@@ -121,7 +121,7 @@ def test_encode_saves_a_run_that_extract_gives_back(
     model = [f"{file}:build", "--input", "1x3x8x8", "--weights", str(checkpoint)]
     run, small = str(tmp_path / "run"), tmp_path / "small.safetensors"
     assert main(["encode", *model, "--density", "0.5", "--out", run]) == 0
-    assert "Sequential by hope: 4 steps" in capsys.readouterr().out
+    assert "Sequential by absorb: 4 steps" in capsys.readouterr().out
     assert main(["encode", *model, "--density", "0.5", "--out", run, "--resume"]) == 0
     assert "already has this run" in capsys.readouterr().out
     assert main(["extract", run, *model, "--out", str(small)]) == 0
@@ -197,15 +197,15 @@ def test_a_run_with_other_options_is_made_anew_and_they_are_named(
     run = tmp_path / "run"
     given = ["encode", f"{file}:build", "--weights", str(checkpoint), "--input", "1x3x8x8"]
     given += ["--density", "0.5", "--out", str(run), "--resume"]
-    absorb = ["--method", "absorb"]
+    hope, absorb = ["--method", "hope"], ["--method", "absorb"]
     for more, differs in (
-        ([], None),
-        (["--merge", "sum"], "merge was pair, not sum"),
-        (["--merge", "none"], "merge was sum, not none"),
-        (["--kernel", "exact"], "merge was none, not pair; kernel was zero-bias, not exact"),
-        (["--no-evict"], "kernel was exact, not zero-bias; evict was True, not False"),
-        (["--exclude", "head*"], "evict was False, not True; exclude was none, not head*"),
-        (absorb, "method was hope, not absorb; exclude was head*, not none"),
+        (hope, None),
+        ([*hope, "--merge", "sum"], "merge was pair, not sum"),
+        ([*hope, "--merge", "none"], "merge was sum, not none"),
+        ([*hope, "--kernel", "exact"], "merge was none, not pair; kernel was zero-bias, not exact"),
+        ([*hope, "--no-evict"], "evict was True, not False; kernel was exact, not zero-bias"),
+        ([*hope, "--exclude", "head*"], "evict was False, not True; exclude was none, not head*"),
+        (absorb, "exclude was head*, not none; method was hope, not absorb)"),
         ([*absorb, "--calibration", str(tmp_path / "a.npy")], "calibration was none, not "),
         ([*absorb, "--calibration", str(tmp_path / "b.npy")], "calibration was "),
         ([*absorb, "--calibration", "dream"], "not dream"),

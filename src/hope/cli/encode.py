@@ -196,7 +196,7 @@ def _differs(folder: Path, model: Any, budget: dict[str, Any], given: dict[str, 
         for name, value in wanted.items()
         if name in told and told[name] != value
     ]
-    if not wanted.keys() <= told.keys():
+    if told.get("method") == wanted["method"] and not wanted.keys() <= told.keys():
         found.append("it does not tell its options")
     if saved.original != fingerprint(model):
         found.append("it has other weights")
