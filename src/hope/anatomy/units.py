@@ -10,9 +10,11 @@ from typing import TypeAlias, TypeVar
 
 import numpy as np
 
-from hope.anatomy.flow import Flow, Step, module_of
+from hope.anatomy.flow import Flow
 from hope.anatomy.labels import Ids, Shape
 from hope.anatomy.reasons import Cause, Reason
+from hope.anatomy.values import Link
+from hope.graph.program import module_of
 
 T = TypeVar("T")
 Key: TypeAlias = tuple[str, int]  # a tensor's name and one of its dimensions
@@ -46,14 +48,14 @@ class Consumer:
     """
 
     weight: str
-    path: tuple[Step, ...]
+    path: tuple[Link, ...]
 
     @property
     def module(self) -> str:
         """Path of the reading module."""
         return self.weight.rpartition(".")[0] or self.weight
 
-    def last(self, kind: str) -> Step | None:
+    def last(self, kind: str) -> Link | None:
         """The last step of a kind on the way, e.g. the BN whose output this consumer sees."""
         return next((step for step in reversed(self.path) if step.kind == kind), None)
 

@@ -13,7 +13,6 @@ signals and its bias take over what slack told it.
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
@@ -24,6 +23,8 @@ from hope.deft.groups import Group
 from hope.deft.masks import in_head, owned
 from hope.deft.partition import Partition
 from hope.methods.state import View
+from hope.ops.norm import uses_of_bns
+from hope.ops.weight import uses_of_weights
 from hope.signals.views import propagated_views
 from hope.surgery.absorb import settle, take_over
 from hope.surgery.resize import get
@@ -54,7 +55,7 @@ def absorb(model: nn.Module, partition: Partition) -> Absorbed:
     dims = {p.tensor: p.dim for group in partition.groups for p in group.places if p.role == "in"}
     tensors = {name: t.detach().cpu() for name, t in [*model.named_parameters(), *model.named_buffers()]}
     views, _ = propagated_views(anatomy, tensors, dims=dims)
-    uses = Counter(op.tensors[0] for op in anatomy.program if op.kind in ("conv", "linear", "bn"))
+    uses = uses_of_weights(anatomy.program) + uses_of_bns(anatomy.program)
     head = model.get_submodule(partition.head)
     before = {name: value.clone() for name, value in head.state_dict().items()}
     notes = []

@@ -16,8 +16,9 @@ from torch import Tensor
 from hope.anatomy.anatomy import Anatomy
 from hope.anatomy.reasons import Reason
 from hope.deft.groups import Group, NotSeparable, Places
-from hope.methods.signals import layer_state, read_bn, signal_energies
+from hope.methods.signals import layer_state, signal_energies
 from hope.methods.state import LayerState
+from hope.ops.norm import read_bn
 from hope.signals.propagate import Propagated
 
 

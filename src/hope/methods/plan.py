@@ -20,8 +20,9 @@ from hope.graph.blocks import Block
 from hope.methods.absorption import AbsorbPath
 from hope.methods.path import Move, layer_path
 from hope.methods.scores import SCORES
-from hope.methods.signals import block_state, layer_capacities, layer_state, read_bn, release
+from hope.methods.signals import block_state, layer_capacities, layer_state, release
 from hope.methods.state import BlockState, LayerState, View
+from hope.ops.norm import read_bn
 from hope.run.live import Shrinking
 from hope.run.merge import Choice, Done, State, choices
 from hope.run.trajectory import UNITS, allowed

@@ -2,68 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping
 from math import prod
 
 import numpy as np
 import torch
 from torch import Tensor
-from torch.nn import functional
 
 from hope.anatomy.anatomy import Anatomy
-from hope.anatomy.flow import Step
 from hope.anatomy.reasons import Cause, Reason
 from hope.anatomy.units import Consumer, NeuronLayer, Slice
+from hope.anatomy.values import Link
 from hope.graph.blocks import Block
 from hope.methods.costs import identity_capacity
 from hope.methods.state import BlockState, LayerState
+from hope.ops import activation
+from hope.ops.norm import read_bn
 from hope.signals import gaussian as moments
-
-SMOOTH: dict[str, Callable[..., Tensor]] = {
-    "silu": functional.silu, "gelu": functional.gelu, "hardswish": functional.hardswish,
-    "relu6": functional.relu6,
-    "sigmoid": torch.sigmoid, "tanh": torch.tanh, "elu": functional.elu, "mish": functional.mish,
-    "selu": functional.selu, "hardsigmoid": functional.hardsigmoid, "celu": functional.celu,
-    "softplus": functional.softplus,
-}  # fmt: skip
-
-
-@dataclass(frozen=True)
-class Bn:
-    """A BN's numbers, float64."""
-
-    scale: Tensor
-    shift: Tensor
-    mean: Tensor
-    variance: Tensor
-    eps: float
-
-    @property
-    def gain(self) -> Tensor:
-        """γ/√(σ² + ε): what the BN multiplies its input by."""
-        return self.scale / torch.sqrt(self.variance + self.eps)
-
-    @property
-    def spread(self) -> Tensor:
-        """Deviation of the BN's output, |γ|·√(σ²/(σ² + ε))."""
-        return self.scale.abs() * torch.sqrt(self.variance / (self.variance + self.eps))
-
-
-def read_bn(tensors: Mapping[str, Tensor], name: str, eps: float) -> Bn | None:
-    """The numbers of the BN of that name; None if it keeps no statistics."""
-    mean, variance = tensors.get(f"{name}.running_mean"), tensors.get(f"{name}.running_var")
-    if mean is None or variance is None:
-        return None
-    scale, shift = tensors.get(f"{name}.weight"), tensors.get(f"{name}.bias")
-    one = torch.ones_like(variance, dtype=torch.float64)
-    return Bn(
-        scale.double() if scale is not None else one,
-        shift.double() if shift is not None else torch.zeros_like(one),
-        mean.double(),
-        variance.double().clamp(min=0),
-        eps,
-    )
 
 
 def layer_capacities(layer: NeuronLayer, tensors: Mapping[str, Tensor]) -> Tensor | Reason:
@@ -125,25 +80,17 @@ def signal_energies(layer: NeuronLayer, consumer: Consumer, tensors: Mapping[str
     slopes = _slopes(layer, step, tensors)
     if slopes is not None:
         return moments.energy(mean, spread, slopes.reshape(-1, 1).expand_as(mean))
-    if step.name in SMOOTH:
-        alpha = step.values[:1] if step.name in ("elu", "celu") else ()
-        return moments.energy_of(lambda y: SMOOTH[step.name](y, *alpha), mean, spread)
+    smooth = activation.function(step)
+    if smooth is not None:
+        return moments.energy_of(smooth, mean, spread)
     return Cause.UNKNOWN_ACTIVATION.at(step.name)
 
 
-def _slopes(layer: NeuronLayer, step: Step | None, tensors: Mapping[str, Tensor]) -> Tensor | None:
+def _slopes(layer: NeuronLayer, link: Link | None, tensors: Mapping[str, Tensor]) -> Tensor | None:
     """The slope below zero of a PH-1 activation, one per neuron or one for all; None if it is not PH-1."""
-    if step is None or step.name == "identity":
-        return torch.ones(1, dtype=torch.float64)
-    if step.name == "relu":
-        return torch.zeros(1, dtype=torch.float64)
-    if step.name == "leaky_relu":
-        return torch.tensor([step.values[0] if step.values else 0.01], dtype=torch.float64)
-    if step.name == "prelu" and step.tensor in tensors:
-        slopes = tensors[step.tensor].double()
-        places = _slice(layer, step.tensor)
-        return slopes if places is None else slopes[torch.from_numpy(places.index[:, 0])]
-    return None
+    slopes = activation.slopes(link, tensors)
+    places = _slice(layer, link.tensor) if link is not None else None
+    return slopes if slopes is None or places is None else slopes[torch.from_numpy(places.index[:, 0])]
 
 
 def _outgoing(layer: NeuronLayer, consumer: Consumer, tensors: Mapping[str, Tensor], channels: int) -> Tensor:
@@ -175,7 +122,7 @@ def _mergeable(layer: NeuronLayer) -> bool:
     kinds = [[step.kind for step in consumer.path] for consumer in layer.consumers]
     first = all(kind and kind[0] == "bn" and kind.count("bn") == 1 for kind in kinds)
     plain = all(not {"gate", "scale", "shift", "depthwise", "grouped", "norm"} & set(kind) for kind in kinds)
-    return first and plain and layer.activation in ("relu", "leaky_relu", "prelu", "identity")
+    return first and plain and activation.homogeneous(layer.activation)
 
 
 def _add_pairs(state: LayerState, layer: NeuronLayer, tensors: Mapping[str, Tensor]) -> None:
@@ -196,8 +143,8 @@ def _add_pairs(state: LayerState, layer: NeuronLayer, tensors: Mapping[str, Tens
     filters = gain[:, None] * raw
     state.bias = bn.shift[index] - gain * (bn.mean[index] - shift)
     state.mean, state.spread = bn.shift[index], bn.spread[index]
-    activation = next((s for s in layer.consumers[0].path if s.kind == "activation"), None)
-    slopes = _slopes(layer, activation, tensors)
+    link = next((s for s in layer.consumers[0].path if s.kind == "activation"), None)
+    slopes = _slopes(layer, link, tensors)
     assert slopes is not None
     state.slope = slopes.expand(layer.neurons).clone()
     state.energy = moments.energy(state.mean, state.spread, state.slope)

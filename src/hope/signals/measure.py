@@ -13,9 +13,10 @@ from hope._util.calls import as_call, mode
 from hope.anatomy.anatomy import Anatomy
 from hope.errors import InvalidExample, first_line
 from hope.methods.state import View
+from hope.ops.reading import DEFAULT_DECAY
+from hope.ops.weight import spatial
 from hope.signals.matrices import tap_distances
 from hope.signals.projection import variances
-from hope.signals.propagate import DEFAULT_DECAY
 from hope.signals.views import behind, stored
 
 
@@ -71,8 +72,8 @@ def measured_views(
     """
     sums: dict[str, _Sums] = {}
     handles = []
-    for weight, (repeat, spatial) in _readers(model, anatomy).items():
-        sums[weight] = one = _Sums(repeat, spatial)
+    for weight, (repeat, space) in _readers(model, anatomy).items():
+        sums[weight] = one = _Sums(repeat, space)
         module = model.get_submodule(weight.rpartition(".")[0])
         handles.append(module.register_forward_pre_hook(lambda _, args, one=one: one.add(args[0])))
     batches = 0
@@ -109,9 +110,10 @@ def _readers(model: nn.Module, anatomy: Anatomy) -> dict[str, tuple[int, int]]:
             if part.role != "in" or attribute != "weight":
                 continue
             module = model.get_submodule(owner)
-            if isinstance(module, (nn.Conv1d, nn.Conv2d, nn.Conv3d)):
-                found[part.tensor] = (1, len(module.kernel_size))
-            elif isinstance(module, nn.Linear) or len(anatomy.shapes[part.tensor]) == 2:
+            space = spatial(module)
+            if space:
+                found[part.tensor] = (1, space)
+            elif space == 0 or len(anatomy.shapes[part.tensor]) == 2:
                 repeat = part.index.shape[1] if layer.channels == 1 else 1
                 found[part.tensor] = (repeat, 0)
     return found

@@ -8,11 +8,14 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
+from hope import ops
 from hope.anatomy.anatomy import Anatomy
 from hope.anatomy.reasons import Cause, Reason
 from hope.anatomy.units import NeuronLayer
-from hope.methods.signals import read_bn, release
+from hope.methods.signals import release
 from hope.methods.state import AbsorbState, View
+from hope.ops.norm import bn_of, is_bn, read_bn
+from hope.ops.weight import is_weight, uses_of_weights
 from hope.signals.projection import outgoing, ridged
 from hope.signals.propagate import Propagated
 
@@ -24,13 +27,15 @@ def stored(tensor: Tensor) -> Tensor:
 
 def behind(anatomy: Anatomy) -> dict[str, tuple[str, float, str]]:
     """Reading weight -> (the BN right behind it, its eps, its bias); "" for none."""
-    bns = {op.inputs[0]: (op.tensors[0], op.values[0]) for op in anatomy.program if op.kind == "bn"}
+    forms = [form for form in ops.forms(anatomy.program) if form is not None]
+    bns = {form.inputs[0]: (bn_of(form.operation), form.values[0]) for form in forms if is_bn(form)}
+    readers = Counter(position for form in forms for position in set(form.inputs))
     found = {}
-    for position, op in enumerate(anatomy.program):
-        if op.kind in ("conv", "linear"):
-            readers = [other for other in anatomy.program if position in other.inputs]
-            bn, eps = bns.get(position, ("", 0.0)) if len(readers) == 1 else ("", 0.0)
-            found[op.tensors[0]] = (bn, eps, op.tensors[1])
+    for form in forms:
+        if is_weight(form):
+            position, tensors = form.operation.position, form.operation.tensors
+            bn, eps = bns.get(position, ("", 0.0)) if readers[position] == 1 else ("", 0.0)
+            found[tensors["weight"]] = (bn, eps, tensors.get("bias", ""))
     return found
 
 
@@ -94,7 +99,7 @@ def absorb_state(
     measured: bool,
 ) -> AbsorbState | Reason:
     """A layer's state, or the reason why it has none."""
-    uses = Counter(op.tensors[0] for op in anatomy.program if op.kind in ("conv", "linear"))
+    uses = uses_of_weights(anatomy.program)
     state = AbsorbState(layer.name, layer.neurons, release(anatomy, layer.slices), share, [], [])
     for consumer in layer.consumers:
         view = views.get(consumer.weight)

@@ -10,12 +10,11 @@ from typing import Any
 import numpy as np
 
 from hope.anatomy.anatomy import Anatomy
-from hope.anatomy.flow import Step
 from hope.anatomy.labels import Ids
 from hope.anatomy.reasons import Cause
 from hope.anatomy.units import Consumer, NeuronLayer, Skipped, Slice, Stream
+from hope.anatomy.values import Link
 from hope.graph.blocks import Block, Replace, Silence
-from hope.graph.program import Op
 
 
 def to_plain(anatomy: Anatomy) -> dict[str, Any]:
@@ -41,10 +40,6 @@ def to_plain(anatomy: Anatomy) -> dict[str, Any]:
         "parameters": sorted(anatomy.parameters),
         "positions": dict(anatomy.positions),
         "aliases": {name: list(names) for name, names in anatomy.aliases.items()},
-        "program": [
-            [op.kind, list(op.inputs), list(op.tensors), list(op.values), op.function, op.name]
-            for op in anatomy.program
-        ],
     }
 
 
@@ -74,10 +69,6 @@ def from_plain(data: dict[str, Any]) -> Anatomy:
         parameters=frozenset(data["parameters"]),
         positions=data["positions"],
         aliases={name: tuple(names) for name, names in data["aliases"].items()},
-        program=tuple(
-            Op(kind, tuple(inputs), tuple(tensors), tuple(values), function, name)
-            for kind, inputs, tensors, values, function, name in data.get("program", ())
-        ),
     )
 
 
@@ -104,7 +95,7 @@ def _read_layer(data: dict[str, Any]) -> NeuronLayer:
     consumers = tuple(
         Consumer(
             c["weight"],
-            tuple(Step(kind, name, tuple(values), tensor) for kind, name, values, tensor in c["path"]),
+            tuple(Link(kind, name, tuple(values), tensor) for kind, name, values, tensor in c["path"]),
         )
         for c in data["consumers"]
     )
