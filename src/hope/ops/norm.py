@@ -76,8 +76,8 @@ class PerChannel(Operator):
         module = next((module_of(p.tensor) for p in parameters if p.tensor is not None), operation.operator)
         eps = operation.arguments.get("eps")
         value = result.then(self.kind, module, (float(eps),) if eps is not None else ())
-        others = [Value(shape) for shape in operation.shapes[1:] if shape is not None]
-        return [value, *others] if operation.several else value
+        rest = [Value(())] * (len(operation.shapes) - 1)  # statistics of the batch, which evaluation ignores
+        return [value, *rest] if operation.several else value
 
     def resize(self, module: nn.Module, before: Mapping[str, Shape]) -> None:
         """As many features as are left."""
