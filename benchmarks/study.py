@@ -25,6 +25,8 @@ from benchmarks.compression import TITLES
 from benchmarks.readme import put
 from hope.bench import datasets
 from hope.bench.compression import known_task, write_results
+from hope.ops import reading
+from hope.ops.weight import Weighted
 from hope.signals.projection import ridged, takeover
 from hope.signals.views import channels_of
 
@@ -69,12 +71,10 @@ def _without(*what: str) -> Iterator[None]:
         "span": lambda: patch.object(absorb, "takeover", _no_span),
         "constants": lambda: patch.object(absorb, "_repair", no_constants),
         "repair": lambda: patch.object(absorb, "_repair", no_repair),
-        "propagation": lambda: patch.object(
-            propagated.Propagated, "_weigh", lambda self, position, op, x: _read_only(self, position, op, x)
-        ),
+        "propagation": lambda: patch.object(Weighted, "moments", _read_only),
         "crosses": lambda: patch.object(propagated.Propagated, "cross", lambda *_: None),
-        "q": lambda: patch.object(propagated, "DECAYS", (0.5,)),
-        "taps": lambda: patch.object(propagated, "DECAYS", (0.0,)),
+        "q": lambda: patch.object(reading, "DECAYS", (0.5,)),
+        "taps": lambda: patch.object(reading, "DECAYS", (0.0,)),
         "share": lambda: patch.object(plan.Plan, "_share", lambda *_: 1.0),
         "log": lambda: patch.object(absorption.AbsorbPath, "step", linear),
         "release": lambda: patch.object(views, "release", lambda *_: 1),
@@ -87,13 +87,14 @@ def _without(*what: str) -> Iterator[None]:
         yield
 
 
-_weigh: Any = None
+_moments = Weighted.moments
 
 
-def _read_only(self: Any, position: int, op: Any, x: Any) -> Any:
+def _read_only(self: Any, at: Any, form: Any, inputs: Any) -> Any:
     """What a weight reads is known, but what it writes is taken from its filters alone, as in the paper."""
-    _weigh(self, position, op, x)
-    return self._guess(op)
+    _moments(self, at, form, inputs)
+    raw = at.tensors.get(form.operation.tensors["weight"])
+    return None if raw is None else self.guess(form, raw)
 
 
 ROWS: dict[str, tuple[tuple[str, ...], dict[str, Any]]] = {
@@ -155,10 +156,6 @@ def _exact_borders(encoding: hope.Encoding, small: torch.nn.Module, steps: int) 
 
 
 def run(names: list[str], folders: list[Path], skipped: list[str]) -> None:
-    global _weigh
-    from hope.signals.propagate import Propagated
-
-    _weigh = Propagated._weigh
     results: dict[str, Any] = json.loads(RESULTS.read_text()) if RESULTS.is_file() else {}
     for name in names:
         task = known_task(name, folders, IMAGES[name])

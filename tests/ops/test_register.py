@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import pytest
 import torch
 from torch import Tensor, nn
@@ -16,7 +14,7 @@ from hope.anatomy.reasons import Cause
 from hope.anatomy.values import Value
 from hope.graph.program import Operation
 from hope.ops.elementwise import per_channel
-from hope.ops.registry import Form, Passing, Signal
+from hope.ops.registry import Form, Inputs, Passing, Signal
 from hope.signals.propagate import Propagated
 from tests.support import check_cut, randomise
 
@@ -55,7 +53,7 @@ class Scale(Passing):
         found = per_channel(flow, operation)
         return None if found is None else found[0].then("shift", "scale")
 
-    def moments(self, at: Propagated, form: Form, inputs: Sequence[Signal | None]) -> Signal | None:
+    def moments(self, at: Propagated, form: Form, inputs: Inputs) -> Signal | None:
         x, factor = inputs[0], at.tensors[form.operation.tensors["weight"]].double()
         if x is None:
             return None

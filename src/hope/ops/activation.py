@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
 import torch
@@ -12,7 +12,7 @@ from torch.nn import functional
 from hope.anatomy.values import Link, Value
 from hope.graph.program import Operation, Shape, numbers
 from hope.ops.elementwise import Elementwise, per_channel
-from hope.ops.registry import TABLE, Form, Read, Signal
+from hope.ops.registry import TABLE, Form, Inputs, Reads, Signal
 from hope.signals.hermite import Bent, bend, bend_with, covariance
 
 if TYPE_CHECKING:
@@ -55,11 +55,11 @@ class Activation(Elementwise):
         """The class in `torch.nn` that does what this operation does, "" if there is none."""
         return self.module if operation.given == 1 else ""
 
-    def form(self, operation: Operation, reads: Sequence[Read]) -> Form | None:
+    def form(self, operation: Operation, reads: Reads) -> Form | None:
         """Channels stay in their dimension."""
         return Form(operation, self, tuple(read.position for read in reads), reads[0].channel)
 
-    def moments(self, at: Propagated, form: Form, inputs: Sequence[Signal | None]) -> Signal | None:
+    def moments(self, at: Propagated, form: Form, inputs: Inputs) -> Signal | None:
         """Those of a Gaussian signal behind it."""
         x = inputs[0]
         if x is None or x.repeat != 1:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
 from math import prod
 from typing import TYPE_CHECKING
@@ -13,7 +12,7 @@ from torch import Tensor
 from hope.anatomy.labels import along
 from hope.anatomy.values import Value
 from hope.graph.program import Operation, Ref, module_of, numbers
-from hope.ops.registry import POINTWISE, TABLE, Form, Operator, Passing, Read, Signal
+from hope.ops.registry import POINTWISE, TABLE, Form, Inputs, Operator, Parts, Passing, Reads, Signal
 
 if TYPE_CHECKING:
     from hope.anatomy.flow import Flow
@@ -42,7 +41,7 @@ class Elementwise(Operator):
 class Add(Elementwise):
     """A sum: of two signals, their moments and twice their covariance."""
 
-    def form(self, operation: Operation, reads: Sequence[Read]) -> Form | None:
+    def form(self, operation: Operation, reads: Reads) -> Form | None:
         """Two signals of one form, or one signal twice."""
         other = operation.arguments.get("other")
         if operation.arguments.get("alpha") not in (None, 1) or not isinstance(other, Ref):
@@ -53,7 +52,7 @@ class Add(Elementwise):
             return None
         return Form(operation, self, (reads[0].position, reads[1].position), reads[0].channel)
 
-    def moments(self, at: Propagated, form: Form, inputs: Sequence[Signal | None]) -> Signal | None:
+    def moments(self, at: Propagated, form: Form, inputs: Inputs) -> Signal | None:
         """Means and covariances add up, and so does what the two have in common, as far as it is known."""
         a, b = (signal for signal in inputs if signal is not None)
         if len(a.mean) != len(b.mean) or a.repeat != b.repeat:
@@ -64,9 +63,7 @@ class Add(Elementwise):
             total = total + between + between.T
         return Signal(a.mean + b.mean, total, a.repeat)
 
-    def covariance(
-        self, at: Propagated, form: Form, parts: Sequence[Tensor | None], other: Signal
-    ) -> Tensor | None:
+    def covariance(self, at: Propagated, form: Form, parts: Parts, other: Signal) -> Tensor | None:
         """The sum of what is known."""
         there = [part for part in parts if part is not None]
         return torch.stack(there).sum(dim=0) if there else None
@@ -77,7 +74,7 @@ class Product(Elementwise):
 
     product = True
 
-    def form(self, operation: Operation, reads: Sequence[Read]) -> Form | None:
+    def form(self, operation: Operation, reads: Reads) -> Form | None:
         """The wider signal, then the gate. What divides is no gate."""
         if operation.operator != "mul" or len(reads) != 2:
             return None
@@ -86,7 +83,7 @@ class Product(Elementwise):
         same = wide.channel == narrow.channel
         return Form(operation, self, (wide.position, narrow.position), wide.channel) if same else None
 
-    def moments(self, at: Propagated, form: Form, inputs: Sequence[Signal | None]) -> Signal | None:
+    def moments(self, at: Propagated, form: Form, inputs: Inputs) -> Signal | None:
         """Each channel is multiplied by its gate's mean."""
         wide, gate = (signal for signal in inputs if signal is not None)
         if len(gate.mean) != len(wide.mean) or wide.repeat != 1:

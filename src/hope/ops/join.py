@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -14,7 +13,7 @@ from hope.anatomy.labels import FIXED, along, dims
 from hope.anatomy.reasons import Cause
 from hope.anatomy.values import Value
 from hope.graph.program import Operation, Ref, Shape, references
-from hope.ops.registry import TABLE, Form, Operator, Passing, Read, Signal
+from hope.ops.registry import TABLE, Form, Inputs, Operator, Parts, Passing, Reads, Signal
 
 if TYPE_CHECKING:
     from hope.anatomy.flow import Flow
@@ -56,7 +55,7 @@ class Item(Passing):
             held[index] if isinstance(held, list) and isinstance(index, int) and index < len(held) else None
         )
 
-    def form(self, operation: Operation, reads: Sequence[Read]) -> Form | None:
+    def form(self, operation: Operation, reads: Reads) -> Form | None:
         """The first result is the signal; whatever else an operation returns is not followed."""
         return super().form(operation, reads) if operation.arguments["1"] == 0 else None
 
@@ -96,7 +95,7 @@ class Concatenation(Operator):
         result = Value(shape, (*own, *rest.labels), all(part.static for part in parts), None, signals)
         return result.then("concat", what) if len(parts) > 1 else result
 
-    def form(self, operation: Operation, reads: Sequence[Read]) -> Form | None:
+    def form(self, operation: Operation, reads: Reads) -> Form | None:
         """Signals side by side, if the joined dimension is that of the channels."""
         if operation.operator == "stack":
             return None
@@ -106,7 +105,7 @@ class Concatenation(Operator):
         same = all(read.channel == dim for read in reads) and known.issuperset(order)
         return Form(operation, self, order, dim) if same else None
 
-    def moments(self, at: Propagated, form: Form, inputs: Sequence[Signal | None]) -> Signal | None:
+    def moments(self, at: Propagated, form: Form, inputs: Inputs) -> Signal | None:
         """Blocks of one covariance: each signal's own, and between them what is known."""
         parts = [signal for signal in inputs if signal is not None]
         if any(part.repeat != 1 for part in parts):
@@ -120,9 +119,7 @@ class Concatenation(Operator):
             rows.append(torch.cat(row, dim=1))
         return Signal(torch.cat([part.mean for part in parts]), torch.cat(rows))
 
-    def covariance(
-        self, at: Propagated, form: Form, parts: Sequence[Tensor | None], other: Signal
-    ) -> Tensor | None:
+    def covariance(self, at: Propagated, form: Form, parts: Parts, other: Signal) -> Tensor | None:
         """One above the other, zero where nothing is known."""
         found = []
         for position, part in zip(form.inputs, parts, strict=True):
@@ -162,7 +159,7 @@ class Pad(Passing):
             labels.append(np.pad(label, width, constant_values=FIXED) if padded else label)
         return x.moved(operation.output, labels).then("pad", operation.operator)
 
-    def form(self, operation: Operation, reads: Sequence[Read]) -> Form | None:
+    def form(self, operation: Operation, reads: Reads) -> Form | None:
         """Nothing, or (before, after): how many channels that are always zero."""
         x, shape, args = reads[0], operation.output, operation.arguments
         if x.channel is None or len(shape) != len(x.shape) or "pad" not in args:
@@ -176,7 +173,7 @@ class Pad(Passing):
         around = (float(pads[last]), float(pads[last + 1]))
         return Form(operation, self, (x.position,), x.channel, around)
 
-    def moments(self, at: Propagated, form: Form, inputs: Sequence[Signal | None]) -> Signal | None:
+    def moments(self, at: Propagated, form: Form, inputs: Inputs) -> Signal | None:
         """Channels that do not move, before and after the others."""
         x = inputs[0]
         if not form.values or x is None:
@@ -186,9 +183,7 @@ class Pad(Passing):
         pads = tuple(int(value) for value in form.values)
         return Signal(functional.pad(x.mean, pads), functional.pad(x.covariance, pads + pads))
 
-    def covariance(
-        self, at: Propagated, form: Form, parts: Sequence[Tensor | None], other: Signal
-    ) -> Tensor | None:
+    def covariance(self, at: Propagated, form: Form, parts: Parts, other: Signal) -> Tensor | None:
         """Zero for the new channels."""
         first = parts[0]
         pads = (0, 0, *(int(value) for value in form.values))

@@ -15,7 +15,7 @@ from hope.anatomy.reasons import Cause
 from hope.anatomy.values import Value
 from hope.graph.program import Operation, Program, Shape, module_of
 from hope.ops.elementwise import per_channel
-from hope.ops.registry import TABLE, Form, Operator, Read, Signal, forms
+from hope.ops.registry import TABLE, Form, Inputs, Operator, Reads, Signal, forms
 from hope.signals.matrices import semidefinite
 from hope.signals.pairwise import warped_correlation
 
@@ -90,7 +90,7 @@ class BatchNorm(PerChannel):
     kind = "bn"
     alone = True
 
-    def form(self, operation: Operation, reads: Sequence[Read]) -> Form | None:
+    def form(self, operation: Operation, reads: Reads) -> Form | None:
         """Channels are in dimension 1, if it has statistics."""
         if not bn_of(operation):
             return None
@@ -98,7 +98,7 @@ class BatchNorm(PerChannel):
             operation, self, tuple(r.position for r in reads), 1, (float(operation.arguments["eps"]),)
         )
 
-    def moments(self, at: Propagated, form: Form, inputs: Sequence[Signal | None]) -> Signal | None:
+    def moments(self, at: Propagated, form: Form, inputs: Inputs) -> Signal | None:
         """Mean and deviation are the BN's own, correlations those of what it reads, if known."""
         x, name = inputs[0], bn_of(form.operation)
         bn = read_bn(at.tensors, name, form.values[0])

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from hope.anatomy.reasons import Cause
 from hope.anatomy.values import Value
 from hope.graph.program import Operation, Ref
-from hope.ops.registry import POINTWISE, TABLE, Form, Operator, Passing, Read
+from hope.ops.registry import POINTWISE, TABLE, Form, Operator, Passing, Reads
 
 if TYPE_CHECKING:
     from hope.anatomy.flow import Flow
@@ -37,7 +36,7 @@ class Pool(Passing):
         result = result.then("pool", "max" if self.kind == "max" else "average")
         return [result, Value(result.shape)] if operation.several else result
 
-    def form(self, operation: Operation, reads: Sequence[Read]) -> Form | None:
+    def form(self, operation: Operation, reads: Reads) -> Form | None:
         """Channels stay in their dimension; the moments of other norms are not known."""
         return super().form(operation, reads) if self.kind in ("max", "average") else None
 
@@ -61,7 +60,7 @@ class Reduction(Passing):
         result = replace(result, shape=operation.output).then("pool", name)
         return [result] * len(operation.shapes) if operation.several else result
 
-    def form(self, operation: Operation, reads: Sequence[Read]) -> Form | None:
+    def form(self, operation: Operation, reads: Reads) -> Form | None:
         """Only a mean over other dimensions than the channels' is followed."""
         (x,), over = reads, operation.arguments.get("dim")
         if operation.operator != "mean" or not over or x.channel is None:

@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from torch import Tensor, nn
 
@@ -67,6 +67,11 @@ class Signal:
     gain: Tensor | None = None
 
 
+Reads: TypeAlias = Sequence[Read]  # the signals that an operation reads
+Inputs: TypeAlias = Sequence[Signal | None]  # what is known of them
+Parts: TypeAlias = Sequence[Tensor | None]  # their covariances with another signal
+
+
 class Operator:
     """Everything that is known of an operator. An entry of the table is an object of a subclass.
 
@@ -82,11 +87,11 @@ class Operator:
         """How channels pass: the operation's value, or a list of values. None means "not this case"."""
         return None
 
-    def form(self, operation: Operation, reads: Sequence[Read]) -> Form | None:
+    def form(self, operation: Operation, reads: Reads) -> Form | None:
         """The operation as one on whole signals; None means "not this case"."""
         return None
 
-    def moments(self, at: Propagated, form: Form, inputs: Sequence[Signal | None]) -> Signal | None:
+    def moments(self, at: Propagated, form: Form, inputs: Inputs) -> Signal | None:
         """How moments pass: the signal it returns, None if that is not known.
 
         Args:
@@ -95,9 +100,7 @@ class Operator:
         """
         return None
 
-    def covariance(
-        self, at: Propagated, form: Form, parts: Sequence[Tensor | None], other: Signal
-    ) -> Tensor | None:
+    def covariance(self, at: Propagated, form: Form, parts: Parts, other: Signal) -> Tensor | None:
         """How the covariance with another signal passes: (own channels, the other's).
 
         Args:
@@ -127,17 +130,15 @@ class Operator:
 class Passing(Operator):
     """An operator behind which a signal is taken to have the moments it had before."""
 
-    def form(self, operation: Operation, reads: Sequence[Read]) -> Form | None:
+    def form(self, operation: Operation, reads: Reads) -> Form | None:
         """Channels stay in their dimension."""
         return Form(operation, self, tuple(read.position for read in reads), reads[0].channel)
 
-    def moments(self, at: Propagated, form: Form, inputs: Sequence[Signal | None]) -> Signal | None:
+    def moments(self, at: Propagated, form: Form, inputs: Inputs) -> Signal | None:
         """Those of what it reads."""
         return inputs[0]
 
-    def covariance(
-        self, at: Propagated, form: Form, parts: Sequence[Tensor | None], other: Signal
-    ) -> Tensor | None:
+    def covariance(self, at: Propagated, form: Form, parts: Parts, other: Signal) -> Tensor | None:
         """That of what it reads."""
         return parts[0]
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from math import prod
 from typing import TYPE_CHECKING
 
@@ -13,7 +12,7 @@ from hope.anatomy.labels import Ids, dims, pad_left, reshape
 from hope.anatomy.reasons import Cause
 from hope.anatomy.values import Value
 from hope.graph.program import Operation
-from hope.ops.registry import TABLE, Form, Operator, Passing, Read, Signal
+from hope.ops.registry import TABLE, Form, Inputs, Operator, Parts, Passing, Reads, Signal
 
 if TYPE_CHECKING:
     from hope.anatomy.flow import Flow
@@ -37,7 +36,7 @@ class View(Passing):
         merged = any(label.size > 1 and moved.size > label.size for label, moved in pairs)
         return result.then("flatten", operation.operator) if merged else result
 
-    def form(self, operation: Operation, reads: Sequence[Read]) -> Form | None:
+    def form(self, operation: Operation, reads: Reads) -> Form | None:
         """Channels by themselves in some dimension, or in the last one with their places behind them."""
         x, shape = reads[0], operation.output
         assert x.channel is not None
@@ -49,16 +48,14 @@ class View(Passing):
             return Form(operation, self, (x.position,), len(shape) - 1, (float(behind),))
         return None
 
-    def moments(self, at: Propagated, form: Form, inputs: Sequence[Signal | None]) -> Signal | None:
+    def moments(self, at: Propagated, form: Form, inputs: Inputs) -> Signal | None:
         """Those of what it reads, at several places after a flatten."""
         x = inputs[0]
         if not form.values or x is None:
             return x
         return Signal(x.mean, x.covariance, int(form.values[0])) if x.repeat == 1 else None
 
-    def covariance(
-        self, at: Propagated, form: Form, parts: Sequence[Tensor | None], other: Signal
-    ) -> Tensor | None:
+    def covariance(self, at: Propagated, form: Form, parts: Parts, other: Signal) -> Tensor | None:
         """That of what it reads, except behind a flatten."""
         return None if form.values else parts[0]
 
@@ -80,9 +77,7 @@ def _disjoint(flow: Flow, operation: Operation, labels: list[Ids]) -> tuple[Ids,
 class PlainView(View):
     """A view whose signals are not followed."""
 
-    def form(self, operation: Operation, reads: Sequence[Read]) -> Form | None:
-        """Not known."""
-        return None
+    form = Operator.form  # not known
 
 
 class Expand(Operator):
@@ -133,7 +128,7 @@ class Cut(Passing):
             labels.append(label)
         return x.moved(shape, (label for label in labels if label.size > 1))
 
-    def form(self, operation: Operation, reads: Sequence[Read]) -> Form | None:
+    def form(self, operation: Operation, reads: Reads) -> Form | None:
         """Nothing, or (start, step, count) of the channels that are left."""
         x, shape, args = reads[0], operation.output, operation.arguments
         if x.channel is None or len(shape) != len(x.shape):
@@ -146,7 +141,7 @@ class Cut(Passing):
             operation, self, (x.position,), x.channel, (float(start), float(step), float(shape[x.channel]))
         )
 
-    def moments(self, at: Propagated, form: Form, inputs: Sequence[Signal | None]) -> Signal | None:
+    def moments(self, at: Propagated, form: Form, inputs: Inputs) -> Signal | None:
         """Those of the channels that are left."""
         x = inputs[0]
         if not form.values or x is None:
@@ -154,9 +149,7 @@ class Cut(Passing):
         part = _part(form)
         return Signal(x.mean[part], x.covariance[part, part]) if x.repeat == 1 else None
 
-    def covariance(
-        self, at: Propagated, form: Form, parts: Sequence[Tensor | None], other: Signal
-    ) -> Tensor | None:
+    def covariance(self, at: Propagated, form: Form, parts: Parts, other: Signal) -> Tensor | None:
         """That of the channels that are left."""
         first = parts[0]
         return first[_part(form)] if form.values and first is not None else first

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import torch
 
 from hope.anatomy.values import Value
 from hope.graph.program import Operation
-from hope.ops.registry import TABLE, Form, Operator, Read, Signal
+from hope.ops.registry import TABLE, Form, Inputs, Operator, Reads, Signal
 
 if TYPE_CHECKING:
     from hope.anatomy.flow import Flow
@@ -21,11 +20,11 @@ COLOURS = 0.95  # correlation between the channels of natural images
 class Input(Operator):
     """What enters the model: standardised images, whose colours resemble one another."""
 
-    def form(self, operation: Operation, reads: Sequence[Read]) -> Form | None:
+    def form(self, operation: Operation, reads: Reads) -> Form | None:
         """Channels are in dimension 1."""
         return Form(operation, self, (), 1)
 
-    def moments(self, at: Propagated, form: Form, inputs: Sequence[Signal | None]) -> Signal | None:
+    def moments(self, at: Propagated, form: Form, inputs: Inputs) -> Signal | None:
         """Mean 0 and variance 1."""
         if len(form.operation.output) < 2:
             return None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from math import prod
 from typing import TYPE_CHECKING, TypeGuard
 
@@ -15,7 +15,7 @@ from hope.anatomy.reasons import Cause
 from hope.anatomy.values import Value, origins_of
 from hope.graph.program import Operation, Program, Shape, module_of
 from hope.ops.reading import dense, depthwise, isotropic, sources, weigh
-from hope.ops.registry import TABLE, Form, Operator, Read, Signal, forms
+from hope.ops.registry import TABLE, Form, Inputs, Operator, Parts, Reads, Signal, forms
 
 if TYPE_CHECKING:
     from hope.anatomy.flow import Flow
@@ -51,7 +51,11 @@ class Weighted(Operator):
         if name is None:
             return self.computed(flow, operation, [x, weight, *([bias] if bias is not None else [])], channel)
         reads, writes = flow.mark(name, self.sides[0], "in"), flow.mark(name, self.sides[1], "out")
-        through = _read(flow, operation, x, channel, reads)
+        for label in x.labels:
+            if dims(label) == (channel,):
+                row = label.ravel()
+                flow.ties.tie(row[row >= 0], reads[row >= 0])
+        through = _through(flow, operation, x, channel)
         if x.labels:
             known = flow.reads.setdefault(name, {})
             known.update({writer: path for writer, path in x.signals.items() if writer not in known})
@@ -80,16 +84,14 @@ class Weighted(Operator):
         """What it computes from a known signal."""
         return None
 
-    def moments(self, at: Propagated, form: Form, inputs: Sequence[Signal | None]) -> Signal | None:
+    def moments(self, at: Propagated, form: Form, inputs: Inputs) -> Signal | None:
         """Those of weighted sums."""
         x, raw = inputs[0], at.tensors.get(form.operation.tensors["weight"])
         if raw is None:
             return None
         return self.guess(form, raw) if x is None or x.guess else self.weigh(at, form, x, raw)
 
-    def covariance(
-        self, at: Propagated, form: Form, parts: Sequence[Tensor | None], other: Signal
-    ) -> Tensor | None:
+    def covariance(self, at: Propagated, form: Form, parts: Parts, other: Signal) -> Tensor | None:
         """Through the weights, as they stand at the middle of the kernel."""
         first, signal = parts[0], at.signals[form.operation.position]
         reading = at.by_operation.get(form.operation.position)
@@ -105,25 +107,14 @@ class Weighted(Operator):
             flow.positions[weight.tensor] += self.positions(operation, x.shape, channel)
 
 
-def _read(flow: Flow, operation: Operation, x: Value, channel: int, reads: Ids) -> tuple[Ids, ...]:
-    """Tie what stands in the channel dimension to the weight's input side; labels over the batch pass."""
-    for label in x.labels:
-        if dims(label) == (channel,):
-            row = label.ravel()
-            flow.ties.tie(row[row >= 0], reads[row >= 0])
-    return _through(flow, operation, x, channel)
-
-
 def _through(flow: Flow, operation: Operation, x: Value, channel: int) -> tuple[Ids, ...]:
     """Labels over the batch pass; those over places that the weight covers are held fast."""
-    through: list[Ids] = []
-    for label in x.labels:
-        over = dims(label)
-        if over != (channel,) and channel not in over and all(d < channel for d in over):
-            through.append(label)
-        elif over != (channel,):
+    others = [label for label in x.labels if dims(label) != (channel,)]
+    through = tuple(label for label in others if all(d < channel for d in dims(label)))
+    for label in others:
+        if not any(label is one for one in through):
             flow.pin(label, Cause.MIXED.at(str(operation)))
-    return tuple(through)
+    return through
 
 
 class Convolution(Weighted):
@@ -153,7 +144,7 @@ class Convolution(Weighted):
         """The channels that a grouped convolution writes."""
         return flow.mark(weight, 0, "through")
 
-    def form(self, operation: Operation, reads: Sequence[Read]) -> Form | None:
+    def form(self, operation: Operation, reads: Reads) -> Form | None:
         """Channels stand in front of the places."""
         args = operation.arguments
         if args.get("transposed") or len(reads) != 1 or "weight" not in operation.tensors:
@@ -203,9 +194,7 @@ class Transposed(Convolution):
         flow.ties.tie(np.broadcast_to(rows[:, :1], rows.shape), rows)
         return np.repeat(rows[:, 0], outputs // groups)
 
-    def form(self, operation: Operation, reads: Sequence[Read]) -> Form | None:
-        """Not known."""
-        return None
+    form = Operator.form  # not known
 
 
 def _grouped(flow: Flow, operation: Operation, x: Value, weight: str, channel: int, writes: Ids) -> Value:
@@ -246,7 +235,7 @@ class Linear(Weighted):
         """Whether it is called in a way that is known."""
         return len(weight.shape) == 2
 
-    def form(self, operation: Operation, reads: Sequence[Read]) -> Form | None:
+    def form(self, operation: Operation, reads: Reads) -> Form | None:
         """Channels stand in the last dimension."""
         known = len(reads) == 1 and "weight" in operation.tensors
         return Form(operation, self, (reads[0].position,), len(operation.output) - 1) if known else None
@@ -276,9 +265,7 @@ class Transposing(Linear):
         """A signal times something made of parameters."""
         return weight.static and not x.static
 
-    def form(self, operation: Operation, reads: Sequence[Read]) -> Form | None:
-        """Not known."""
-        return None
+    form = Operator.form  # not known
 
     def holds(self, module: nn.Module, before: Mapping[str, Shape]) -> bool:
         """Its module has a size of its own kind."""
