@@ -80,7 +80,7 @@ def _exact_borders(encoding: hope.Encoding, small: torch.nn.Module, steps: int) 
             places = channels[:, 0]
             shares = takeover(ridged(intake.moments[places][:, places]), keep, left)
             constant = intake.mean[places[left]] - intake.mean[places[keep]] @ shares
-            weight = encoding.original.get_submodule(reader.module).weight.detach().double()
+            weight = encoding.original.get_parameter(reader.weight).detach().double()
             weight = weight[:, places[left]]
             own = next((other for other in encoding.anatomy.layers if other.weight == reader.weight), None)
             if own is not None:  # some of its outputs are gone as well
@@ -109,13 +109,14 @@ def run(names: list[str], folders: list[Path], skipped: list[str]) -> None:
             if row in entry["rows"] or row in skipped:
                 continue
             options = keywords({"method": hope.Absorb(), "evict": False, **settings}, task.unlabelled)
-            budget = {unit: float(low)}
+            budget: dict[str, Any] = {unit: float(low)}
             encoding = hope.encode(
                 task.model, task.example, anatomy=anatomy, progress=False, **budget, **options
             )
             scores = {}
             for point in POINTS[name]:
-                small = encoding.at(**{unit: _value(point)})
+                moment: dict[str, Any] = {unit: _value(point)}
+                small = encoding.at(**moment)
                 if row == BORDER:
                     _exact_borders(encoding, small, encoding.trajectory.steps_to(unit, _value(point)))
                 scores[point] = accuracy(small, task.images, task.labels)

@@ -7,9 +7,9 @@ import itertools
 import numpy as np
 import pytest
 import torch
-from hope.methods.signals import SMOOTH
 from torch import Tensor
 
+from hope.ops.activation import SMOOTH
 from hope.signals import gaussian as moments
 
 _NODES, _WEIGHTS = np.polynomial.legendre.leggauss(200)
@@ -24,7 +24,7 @@ def reference(name: str, mean: Tensor, spread: Tensor) -> Tensor:
     total = torch.zeros_like(mean)
     for low, high in itertools.pairwise(cuts):
         z = (low + high)[:, None] / 2 + (high - low)[:, None] / 2 * nodes
-        value = SMOOTH[name](mean[:, None] + spread[:, None] * z) ** 2 * moments.density(z)
+        value = SMOOTH[name].function(mean[:, None] + spread[:, None] * z) ** 2 * moments.density(z)
         total += value @ weights * (high - low) / 2
     return total
 
@@ -38,7 +38,7 @@ def test_energy_of_any_activation_equals_quadrature(name: str) -> None:
     )
     mean, spread = (ratios * spreads).flatten(), spreads.flatten()
     want = reference(name, mean, spread)
-    error = (moments.energy_of(SMOOTH[name], mean, spread) - want).abs()
+    error = (moments.energy_of(SMOOTH[name].function, mean, spread) - want).abs()
     assert (error / (want + 1e-6 * want.max())).max() < 1e-4
 
 

@@ -10,7 +10,7 @@ from hope.anatomy.labels import Shape
 from hope.anatomy.sizes import Size, size_after
 from hope.anatomy.units import Skipped, Unit
 from hope.graph.blocks import Block
-from hope.graph.program import Op
+from hope.graph.program import Program
 
 
 @dataclass(frozen=True, eq=False)
@@ -46,7 +46,7 @@ class Anatomy:
     positions: Mapping[str, int]
     aliases: Mapping[str, tuple[str, ...]]
     eps: Mapping[str, float]
-    program: tuple[Op, ...] = field(default=(), repr=False)
+    program: Program = field(default=(), repr=False)
 
     @cached_property
     def layers(self) -> tuple[Unit, ...]:

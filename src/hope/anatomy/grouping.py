@@ -8,11 +8,12 @@ from typing import TypeAlias, TypeVar
 
 import numpy as np
 
-from hope.anatomy.flow import Flow, module_of
+from hope.anatomy.flow import Flow
 from hope.anatomy.labels import Ids, Shape
 from hope.anatomy.reasons import Cause, Reason
 from hope.anatomy.sizes import released
 from hope.anatomy.units import Places, Reader, Skipped, Unit
+from hope.graph.program import module_of
 
 T = TypeVar("T")
 Key: TypeAlias = tuple[str, int]  # a tensor's name and one of its dimensions

@@ -10,7 +10,6 @@ from math import prod
 
 from torch import nn
 
-from hope import ops
 from hope._util.calls import Example
 from hope.anatomy.anatomy import Anatomy
 from hope.anatomy.flow import Flow
@@ -18,10 +17,12 @@ from hope.anatomy.grouping import read
 from hope.anatomy.labels import Shape
 from hope.anatomy.reasons import Cause
 from hope.anatomy.units import Skipped, Unit
+from hope.anatomy.ways import ending_bn, leaves_bias, preceding_bn, ways
 from hope.errors import UnsupportedModel
-from hope.graph.blocks import Block, Found, Layout, ending_bn, leaves_bias, preceding_bn, removes
-from hope.graph.capture import capture, check_readable, module_path, shape_of
+from hope.graph.blocks import Block, Found, Layout, removes
+from hope.graph.capture import capture, check_readable
 from hope.graph.program import read_program
+from hope.ops.norm import epsilons
 
 
 @dataclass(frozen=True)
@@ -45,25 +46,23 @@ def read_model(
     tensors = dict([*model.named_parameters(), *model.named_buffers()])
     parameters = frozenset(name for name, _ in model.named_parameters())
     flow = Flow({name: tuple(tensor.shape) for name, tensor in tensors.items()})
-    graph = capture(model, example, progress=progress)
-    unused = parameters - flow.walk(graph, ops.apply)
+    program = read_program(capture(model, example, progress=progress))
+    unused = parameters - flow.walk(program)
     if unused:  # heads that only training uses read channels too
-        with suppress(
-            UnsupportedModel
-        ):  # then they stay as they are, and the trial run tells whether that holds
-            unused -= flow.walk(capture(model, example, training=True, progress=progress), ops.apply)
+        with suppress(UnsupportedModel):  # then they stay, and the trial run tells whether that holds
+            trained = capture(model, example, training=True, progress=progress)
+            unused -= flow.walk(read_program(trained), training=True)
     shared = _shared(model)
     units, skipped = read(flow, parameters, shared)
     skipped += [
         Skipped(name, _first(flow.shapes[name]), Cause.UNUSED.at(), "parameter") for name in sorted(unused)
     ]
     weights = frozenset(tensor for (tensor, _), role in flow.roles.items() if role in ("out", "through"))
-    layout = Layout(graph)
+    layout = Layout(program)
     found = layout.find(weights)
     layers = [unit for unit in units if unit.kind == "layer"]
     candidates = _candidates(layout, found, layers, flow, parameters, shared)
     home = _homes(candidates)
-    program = read_program(graph)
     anatomy = Anatomy(
         model=type(model).__name__,
         units=tuple(replace(unit, block=home.get(unit.name)) for unit in units),
@@ -73,7 +72,7 @@ def read_model(
         parameters=parameters,
         positions=dict(flow.positions),
         aliases=shared,
-        eps={op.tensors[0]: op.values[0] for op in program if op.kind == "bn"},
+        eps=epsilons(program),
         program=program,
     )
     return anatomy, candidates
@@ -99,16 +98,16 @@ def _candidates(
     parameters: frozenset[str],
     shared: Mapping[str, tuple[str, ...]],
 ) -> list[Candidate]:
-    names = _block_names(found)
+    names = _block_names(layout, found)
     candidates = []
     for one in found:
         around = [other for other in found if one.add in other.branch]
         inside = min(around, key=lambda other: len(other.branch), default=None)
-        fed = {layout.graph.tensors.get(p.name) for node in one.branch for p in node.all_input_nodes}
+        fed = layout.tensors(one.branch)
         # a branch of depthwise filters only has the channels of the layer that runs through it; they may go
         writes = any(tensor in fed for (tensor, _), role in flow.roles.items() if role == "out")
-        shape = shape_of(one.add) or ()
-        dim = flow.channel_dim(one.end)
+        shape, end = layout.program[one.add].shape or (), layout.program[one.end]
+        dim = flow.channel_dim(end)
         blocks = tuple(
             Block(
                 name=names[one],
@@ -124,21 +123,21 @@ def _candidates(
                 ),
                 inside=names[inside] if inside is not None else None,
                 way=way,
-                bias=writes and leaves_bias(one, way),
-                last_bn=ending_bn(one, layout.graph),
-                skip_bn=preceding_bn(one, found, layout.graph),
-                tensors=tuple(sorted(name for name in fed if name is not None)),
-                branch_output=one.end.name,
+                bias=writes and leaves_bias(layout, one, way),
+                last_bn=ending_bn(layout, one),
+                skip_bn=preceding_bn(layout, one, found),
+                tensors=tuple(sorted(fed)),
+                branch_output=end.name,
             )
-            for way in layout.ways(one)
+            for way in ways(layout, one)
         )
         candidates.append(Candidate(names[one], shape[dim], blocks))
     return candidates
 
 
-def _block_names(found: list[Found]) -> dict[Found, str]:
+def _block_names(layout: Layout, found: list[Found]) -> dict[Found, str]:
     """A block goes by the module that does its add; several in one module are numbered."""
-    paths = [module_path(one.add) or "model" for one in found]
+    paths = [layout.program[one.add].module or "model" for one in found]
     seen: Counter[str] = Counter()
     names = {}
     for one, path in zip(found, paths, strict=True):

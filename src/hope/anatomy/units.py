@@ -8,9 +8,9 @@ from typing import TypeAlias, TypeVar
 
 import numpy as np
 
-from hope.anatomy.flow import Step
 from hope.anatomy.labels import Ids
 from hope.anatomy.reasons import Reason
+from hope.anatomy.values import Link
 
 T = TypeVar("T")
 Key: TypeAlias = tuple[str, int]  # a tensor's name and one of its dimensions
@@ -63,27 +63,27 @@ class Reader:
 
     Attributes:
         weight: name of the reading weight.
-        path: channel-wise steps from the filter to this weight, in order.
+        path: channel-wise operations from the filter to this weight, in order.
     """
 
     weight: str
-    path: tuple[Step, ...]
+    path: tuple[Link, ...]
 
     @property
     def module(self) -> str:
         """Path of the reading module."""
         return self.weight.rpartition(".")[0] or self.weight
 
-    def last(self, kind: str) -> Step | None:
-        """The last step of a kind on the way, e.g. the BN whose output this reader sees."""
-        return next((step for step in reversed(self.path) if step.kind == kind), None)
+    def last(self, kind: str) -> Link | None:
+        """The last link of a kind on the way, e.g. the BN whose output this reader sees."""
+        return next((link for link in reversed(self.path) if link.kind == kind), None)
 
     @property
     def activation(self) -> str:
         """The kind of the last activation behind the last BN, "identity" if there is none."""
-        kinds = [step.kind for step in self.path]
+        kinds = [link.kind for link in self.path]
         start = len(kinds) - 1 - kinds[::-1].index("bn") if "bn" in kinds else 0
-        names = [step.name for step in self.path[start:] if step.kind == "activation"]
+        names = [link.name for link in self.path[start:] if link.kind == "activation"]
         return names[-1] if names else "identity"
 
 

@@ -13,7 +13,6 @@ signals and its bias take over what slack told it.
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
@@ -23,6 +22,8 @@ from torch import Tensor, nn
 from hope.anatomy.units import Unit
 from hope.deft.masks import in_head, owned
 from hope.deft.partition import Partition
+from hope.ops.norm import uses_of_bns
+from hope.ops.weight import uses_of_weights
 from hope.signals.bn import Numbers
 from hope.signals.intake import Intake, propagated_intakes
 from hope.surgery.absorb import settle, take_over
@@ -53,7 +54,7 @@ def absorb(model: nn.Module, partition: Partition) -> Absorbed:
     anatomy = partition.anatomy
     dims = {p.tensor: p.dim for group in partition.units for p in group.places if p.role == "in"}
     intakes, _ = propagated_intakes(anatomy, Numbers.of(model, anatomy), dims=dims)
-    uses = Counter(op.tensors[0] for op in anatomy.program if op.kind in ("conv", "linear", "bn"))
+    uses = uses_of_weights(anatomy.program) + uses_of_bns(anatomy.program)
     head = model.get_submodule(partition.head)
     before = {name: value.clone() for name, value in head.state_dict().items()}
     notes = []

@@ -9,10 +9,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from fnmatch import fnmatchcase
 
+from hope import ops
 from hope.anatomy.anatomy import Anatomy
 from hope.anatomy.reasons import Cause
 from hope.anatomy.units import Skipped, Unit
 from hope.errors import HopeError
+from hope.ops.weight import is_weight
 
 HARMLESS = (Cause.OUTPUT, Cause.SINGLE, Cause.UNREAD)
 
@@ -63,13 +65,16 @@ def find_head(anatomy: Anatomy, name: str | None) -> str:
 def _reader(anatomy: Anatomy, module: str) -> str:
     """A weight that reads what a module computes, at however many removes; "" if there is none."""
     behind: set[int] = set()
-    for position, op in enumerate(anatomy.program):
-        own = any(f"{tensor}.".startswith(f"{module}.") for tensor in op.tensors)
-        fed = not behind.isdisjoint(op.inputs)
-        if fed and not own and op.kind in ("conv", "linear"):
-            return op.tensors[0]
+    for form in ops.forms(anatomy.program):
+        if form is None:
+            continue
+        tensors = form.operation.tensors
+        own = any(f"{tensor}.".startswith(f"{module}.") for tensor in tensors.values())
+        fed = not behind.isdisjoint(form.inputs)
+        if fed and not own and is_weight(form):
+            return tensors["weight"]
         if fed or own:
-            behind.add(position)
+            behind.add(form.operation.position)
     return ""
 
 

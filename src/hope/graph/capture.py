@@ -139,23 +139,3 @@ def _graph(model: nn.Module, program: ExportedProgram, training: bool) -> Graph:
         inputs=frozenset(name for name in signature.user_inputs if isinstance(name, str)),
         training=training,
     )
-
-
-def module_path(node: Node) -> str:
-    """The path of the module whose code ran this node ("" for the model itself)."""
-    stack = node.meta.get("nn_module_stack") or {}
-    return str(next(reversed(stack.values()))[0]) if stack else ""
-
-
-def module_stack(node: Node) -> tuple[str, ...]:
-    """The paths of all modules that were being run, outermost first."""
-    return tuple(str(path) for path, _ in (node.meta.get("nn_module_stack") or {}).values())
-
-
-def shape_of(node: Node) -> tuple[int, ...] | None:
-    """The shape of a node's value, None if it is not one tensor of known shape."""
-    value = node.meta.get("val")
-    if not isinstance(value, Tensor):
-        return None
-    sizes = tuple(value.shape)
-    return sizes if all(isinstance(size, int) for size in sizes) else None

@@ -1,201 +1,212 @@
-"""The network as a short program over whole signals: what a surrogate follows, without modules or graphs.
+"""The program: a captured network described once, operation by operation, without `torch.fx`.
 
-Where `flow.py` follows single channels to see what can be cut, this keeps only the order of operations: which
-weight reads which signal, which BN stands behind it, what is added to what. What has no rule here is
-"unknown", and whoever follows the program does without it.
+Channel flow, signal flow, blocks, sizes and MACs all read this description and nothing else. What an operator
+means is said in `hope.ops`; here is only what was called, on what, by whom.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from math import prod
-from typing import Any
+from typing import Any, TypeAlias
 
+import torch
 from torch import Tensor
 from torch.fx import Node
+from torch.fx.node import map_arg
 
-from hope.anatomy.flow import arguments, is_in_place, module_of, operator
-from hope.graph.capture import Graph, shape_of
+from hope.graph.capture import Graph
 
-ACTIVATIONS = (
-    "relu", "leaky_relu", "prelu", "relu6", "hardtanh", "silu", "gelu", "elu", "celu", "selu", "mish",
-    "hardswish", "sigmoid", "hardsigmoid", "tanh", "softplus",
-)  # fmt: skip
-PASSING = (
-    "dropout", "alpha_dropout", "feature_dropout", "contiguous", "clone", "alias", "detach", "to", "_to_copy",
-    "type_as",
-)  # fmt: skip
+Shape: TypeAlias = tuple[int, ...]
 
 
 @dataclass(frozen=True)
-class Op:
-    """One operation on whole signals.
+class Ref:
+    """An argument that is the result of another operation."""
+
+    position: int
+
+
+@dataclass(frozen=True, eq=False)
+class Operation:
+    """One operation of a network.
 
     Attributes:
-        kind: "input", "conv", "linear", "bn", "activation", "add", "cat", "max", "average", "pass", "pad",
-            "slice", "flatten", "gate" or "unknown".
-        inputs: positions of the operations whose results it reads.
-        tensors: names: (weight, bias) of a conv or linear ("" for none), (module,) of a BN, (slopes,) of a
-            PReLU.
-        values: numbers: (groups,) of a conv, (in_dim,) of a linear, (eps,) of a BN, an activation's own,
-            (before, after) of a pad, (start, step, count) of a slice, (places,) of a flatten.
-        function: an activation's name.
+        position: its place in the program.
+        operator: its bare name, in-place or not ("add" for `aten.add_.Tensor`); operators of other libraries
+            carry their namespace ("torchvision::nms"). Besides: "input" (of the model), "tensor" (a parameter
+            or buffer), "constant", "attribute" (other things that the graph holds) and "output".
         name: of the graph's node.
+        arguments: by name, defaults included; results of other operations as `Ref`.
+        given: how many arguments the call gave itself.
+        inputs: positions of all operations whose results it reads, each once.
+        tensors: argument -> the name of the parameter or buffer that it is.
+        shapes: of its results; None for what is no tensor of known shape.
+        several: whether it returns a list or tuple.
+        calls: the modules that were being run, outermost first: (path, which call of it).
+        in_place: whether it writes into its first argument, which later operations then read here.
+        pointwise: whether torch says that it works element by element.
     """
 
-    kind: str
-    inputs: tuple[int, ...] = ()
-    tensors: tuple[str, ...] = ()
-    values: tuple[float, ...] = ()
-    function: str = ""
-    name: str = ""
+    position: int
+    operator: str
+    name: str
+    arguments: Mapping[str, Any]
+    given: int
+    inputs: tuple[int, ...]
+    tensors: Mapping[str, str]
+    shapes: tuple[Shape | None, ...]
+    several: bool = False
+    calls: tuple[tuple[str, str], ...] = ()
+    in_place: bool = False
+    pointwise: bool = False
+
+    @property
+    def tensor(self) -> str | None:
+        """The parameter or buffer that it is, if it is one."""
+        return self.tensors[""] if self.operator == "tensor" else None
+
+    @property
+    def first(self) -> Any:
+        """Its first argument, None if it has none."""
+        return next(iter(self.arguments.values()), None)
+
+    @property
+    def shape(self) -> Shape | None:
+        """The shape of its result, None if that is not one tensor of known shape."""
+        return None if self.several else self.shapes[0]
+
+    @property
+    def output(self) -> Shape:
+        """The shape of its (first) result, () if unknown."""
+        return next((shape for shape in self.shapes if shape is not None), ())
+
+    @property
+    def modules(self) -> tuple[str, ...]:
+        """The paths of all modules that were being run, outermost first."""
+        return tuple(path for path, _ in self.calls)
+
+    @property
+    def module(self) -> str:
+        """The path of the module whose code ran it ("" for the model itself)."""
+        return self.calls[-1][0] if self.calls else ""
+
+    def __str__(self) -> str:
+        """The operator and where it is, in words: "softmax in layer1.attention"."""
+        bare = self.operator.rpartition("::")[2]
+        return f"{bare} in {self.module}" if self.module else bare
 
 
-class _Reader:
-    def __init__(self, graph: Graph) -> None:
-        self.graph = graph
-        self.ops: list[Op] = []
-        self.at: dict[Node, int] = {}
-        self.channel: dict[Node, int | None] = {}  # the dimension that channels stand in
-
-    def read(self) -> tuple[Op, ...]:
-        for node in self.graph.nodes:
-            if node.op == "placeholder" and node.name in self.graph.inputs:
-                shape = shape_of(node) or ()
-                self._put(node, Op("input", values=tuple(map(float, shape)), name=node.name), 1)
-            elif node.op == "call_function":
-                self._call(node)
-                base = node.args[0] if node.args else None
-                if is_in_place(node) and isinstance(base, Node) and node in self.at:
-                    self.at[base], self.channel[base] = self.at[node], self.channel[node]
-        return tuple(self.ops)
-
-    def _put(self, node: Node, op: Op, channel: int | None) -> None:
-        self.at[node], self.channel[node] = len(self.ops), channel
-        self.ops.append(op)
-
-    def _tensor(self, arg: Any) -> str:
-        return self.graph.tensors.get(arg.name, "") if isinstance(arg, Node) else ""
-
-    def _call(self, node: Node) -> None:
-        args, name = arguments(node), operator(node)
-        reads = [arg for arg in node.all_input_nodes if arg in self.at]
-        if not reads or not isinstance(node.meta.get("val"), Tensor):
-            if name == "getitem" and reads and node.args[1] == 0:  # a pool that also returns its indices
-                self.at[node], self.channel[node] = self.at[reads[0]], self.channel[reads[0]]
-                return
-            if not reads or not name.startswith(("max_pool", "adaptive_max")):
-                if reads:
-                    self._put(node, Op("unknown", tuple(self.at[r] for r in reads), name=node.name), None)
-                return
-        x = reads[0]
-        try:
-            made = self._rule(node, name, args, x, reads)
-        except (AttributeError, IndexError, KeyError, TypeError, ValueError):
-            made = None  # called in a way that no rule foresaw: unknown, like what has no rule
-        op, channel = made if made is not None else (Op("unknown"), None)
-        known = all(self.channel[r] is not None for r in reads)
-        if not known and op.kind not in ("bn", "conv", "linear"):  # their results do not hang on the order
-            op, channel = Op("unknown"), None
-        inputs = op.inputs or tuple(self.at[r] for r in reads)
-        self._put(node, Op(op.kind, inputs, op.tensors, op.values, op.function, node.name), channel)
-
-    def _rule(
-        self, node: Node, name: str, args: dict[str, Any], x: Node, reads: list[Node]
-    ) -> tuple[Op, int | None] | None:
-        shape, before, channel = shape_of(node) or (), shape_of(x) or (), self.channel[x]
-        if name in ("conv1d", "conv2d", "conv3d", "convolution") and not args.get("transposed"):
-            weight = self._tensor(args["weight"])
-            ok = weight and len(reads) == 1
-            dim = len(shape) - len(shape_of(args["weight"]) or ()) + 1
-            found = Op("conv", (), (weight, self._tensor(args["bias"])), (float(args["groups"]),))
-            return (found, dim) if ok else None
-        if name == "linear" and len(reads) == 1 and self._tensor(args["weight"]):
-            return Op("linear", (), (self._tensor(args["weight"]), self._tensor(args["bias"])), (1.0,)), (
-                len(shape) - 1
-            )
-        if name in ("batch_norm", "_native_batch_norm_legit_no_training"):
-            running = self._tensor(args.get("running_var"))
-            return (Op("bn", (), (module_of(running),), (float(args["eps"]),)), 1) if running else None
-        if name in ACTIVATIONS:
-            numbers = tuple(
-                float(v) for v in args.values() if isinstance(v, (int, float)) and not isinstance(v, bool)
-            )
-            label = "relu6" if name == "hardtanh" and numbers == (0.0, 6.0) else name
-            return Op("activation", (), (self._tensor(args.get("weight")),), numbers, label), channel
-        if name == "add" and args.get("alpha") in (None, 1) and len(reads) == 2:
-            same = self.channel[reads[0]] == self.channel[reads[1]] and shape_of(reads[0]) == shape_of(
-                reads[1]
-            )
-            return (Op("add"), channel) if same else None
-        if name == "add" and len(node.all_input_nodes) == 1 and isinstance(node.args[1], Node):
-            return (Op("add", (self.at[x], self.at[x])), channel)
-        if name in ("cat", "concat", "concatenate"):
-            dim = (args["dim"] or 0) % len(shape)
-            parts: Any = node.args[0]
-            same = all(self.channel[r] == dim for r in reads) and all(part in self.at for part in parts)
-            order = tuple(self.at[part] for part in parts) if same else ()
-            return (Op("cat", order), dim) if same else None
-        if name.startswith(("max_pool", "adaptive_max")):
-            return Op("max"), channel
-        if name.startswith(("avg_pool", "adaptive_avg")):
-            return Op("average"), channel
-        if name == "mean" and args.get("dim"):
-            over = [d % len(before) for d in args["dim"]]
-            if channel in over or channel is None:
-                return None
-            moved = channel if args.get("keepdim") else channel - sum(d < channel for d in over)
-            return Op("average"), moved
-        if name in PASSING:
-            return Op("pass"), channel
-        if name in ("slice", "narrow", "pad", "constant_pad_nd"):
-            return self._cut(name, args, shape, before, channel)
-        if name in ("view", "reshape", "flatten", "_unsafe_view", "squeeze", "unsqueeze"):
-            return self._view(shape, before, channel)
-        if name == "mul" and len(reads) == 2:
-            wide = max(reads, key=lambda r: prod(shape_of(r) or ()))
-            narrow = next(r for r in reads if r is not wide)
-            same = self.channel[wide] == self.channel[narrow]
-            return (Op("gate", (self.at[wide], self.at[narrow])), self.channel[wide]) if same else None
-        return None
-
-    def _cut(
-        self,
-        name: str,
-        args: dict[str, Any],
-        shape: tuple[int, ...],
-        before: tuple[int, ...],
-        channel: int | None,
-    ) -> tuple[Op, int | None] | None:
-        if channel is None or len(shape) != len(before):
-            return None
-        if shape[channel] == before[channel]:
-            return Op("pass"), channel
-        if name in ("pad", "constant_pad_nd"):
-            pads, last = args["pad"], 2 * (len(shape) - 1 - channel)
-            zeros = not args.get("value") and args.get("mode", "constant") == "constant"
-            if not zeros or len(pads) < last + 2 or min(pads[last], pads[last + 1]) < 0:
-                return None
-            return Op("pad", values=(float(pads[last]), float(pads[last + 1]))), channel
-        start, step = args.get("start") or 0, args.get("step") or 1
-        start += before[channel] if start < 0 else 0
-        return Op("slice", values=(float(start), float(step), float(shape[channel]))), channel
-
-    def _view(
-        self, shape: tuple[int, ...], before: tuple[int, ...], channel: int | None
-    ) -> tuple[Op, int | None] | None:
-        if channel is None:
-            return None
-        width, behind = before[channel], prod(before[channel + 1 :])
-        ahead = prod(before[:channel])
-        for dim, size in enumerate(shape):
-            if prod(shape[:dim]) == ahead and size == width and prod(shape[dim + 1 :]) == behind:
-                return Op("pass"), dim
-        if shape and prod(shape[:-1]) == ahead and shape[-1] == width * behind:
-            return Op("flatten", values=(float(behind),)), len(shape) - 1
-        return None
+Program: TypeAlias = tuple[Operation, ...]
 
 
-def read_program(graph: Graph) -> tuple[Op, ...]:
+def read_program(graph: Graph) -> Program:
     """The program of a captured network."""
-    return _Reader(graph).read()
+    made: list[Operation] = []
+    at: dict[Node, int] = {}  # where a node's result stands now: writing in place moves it
+    for node in graph.nodes:
+        made.append(_operation(node, graph, at, made))
+        at[node] = len(made) - 1
+        if made[-1].in_place and node.args and isinstance(node.args[0], Node):
+            at[node.args[0]] = at[node]
+    return tuple(made)
+
+
+def _operation(node: Node, graph: Graph, at: Mapping[Node, int], before: list[Operation]) -> Operation:
+    arguments, given = _arguments(node, at)
+    inputs = tuple(dict.fromkeys(at[other] for other in node.all_input_nodes))
+    value = node.meta.get("val")
+    several = value if isinstance(value, (list, tuple)) else None
+    own = graph.tensors.get(node.name) if node.op == "placeholder" else None
+    calls = (node.meta.get("nn_module_stack") or {}).items()
+    return Operation(
+        position=len(before),
+        operator=_operator(node, graph),
+        name=node.name,
+        arguments=arguments,
+        given=given,
+        inputs=inputs,
+        tensors={"": own} if own is not None else _tensors(arguments, before),
+        shapes=tuple(map(_shape, several if several is not None else (value,))),
+        several=several is not None,
+        calls=tuple((str(path), str(call)) for call, (path, _) in calls),
+        in_place=_is_in_place(node),
+        pointwise=isinstance(node.target, torch._ops.OpOverload) and torch.Tag.pointwise in node.target.tags,
+    )
+
+
+def _operator(node: Node, graph: Graph) -> str:
+    if node.op == "placeholder":
+        return (
+            "tensor" if node.name in graph.tensors else "input" if node.name in graph.inputs else "constant"
+        )
+    if node.op != "call_function":
+        return "attribute" if node.op == "get_attr" else node.op
+    packet = getattr(node.target, "overloadpacket", None)
+    name = str(packet.__name__ if packet is not None else getattr(node.target, "__name__", node.target))
+    name = name[:-1] if name.endswith("_") and not name.endswith("__") else name
+    space = getattr(node.target, "namespace", "aten")
+    return name if space == "aten" else f"{space}::{name}"
+
+
+def _arguments(node: Node, at: Mapping[Node, int]) -> tuple[dict[str, Any], int]:
+    refer: Callable[[Node], Any] = lambda other: Ref(at[other])  # noqa: E731
+    args, kwargs = map_arg(node.args, refer), map_arg(node.kwargs, refer)
+    given = len(args) + len(kwargs)
+    if not isinstance(node.target, torch._ops.OpOverload):
+        return {**{str(place): value for place, value in enumerate(args)}, **kwargs}, given
+    bound: dict[str, Any] = {}
+    for place, argument in enumerate(node.target._schema.arguments):
+        if place < len(args):
+            bound[argument.name] = args[place]
+        elif argument.name in kwargs:
+            bound[argument.name] = kwargs[argument.name]
+        else:
+            bound[argument.name] = argument.default_value if argument.has_default_value() else None
+    return bound, given
+
+
+def _tensors(arguments: Mapping[str, Any], before: list[Operation]) -> dict[str, str]:
+    found = {}
+    for key, argument in arguments.items():
+        for place, position in enumerate(references(argument)):
+            name = before[position].tensor
+            if name is not None:
+                found[key if isinstance(argument, Ref) else f"{key}.{place}"] = name
+    return found
+
+
+def _is_in_place(node: Node) -> bool:
+    if not isinstance(node.target, torch._ops.OpOverload) or not node.target._schema.arguments:
+        return False
+    alias = node.target._schema.arguments[0].alias_info
+    return node.target._schema.is_mutable and alias is not None and bool(alias.is_write)
+
+
+def _shape(value: Any) -> Shape | None:
+    if not isinstance(value, Tensor) or not all(isinstance(size, int) for size in value.shape):
+        return None
+    return tuple(value.shape)
+
+
+def references(argument: Any) -> Iterator[int]:
+    """Positions of all operations among (nested) arguments."""
+    if isinstance(argument, Ref):
+        yield argument.position
+    elif isinstance(argument, Mapping):
+        yield from references(list(argument.values()))
+    elif isinstance(argument, (list, tuple)):
+        for inner in argument:
+            yield from references(inner)
+
+
+def numbers(operation: Operation) -> tuple[float, ...]:
+    """The plain numbers among an operation's arguments, such as the slope of a leaky ReLU."""
+    found = (v for v in operation.arguments.values() if isinstance(v, (int, float)))
+    return tuple(float(value) for value in found if not isinstance(value, bool))
+
+
+def module_of(tensor: str) -> str:
+    """The module that holds a parameter; the parameter's own name if it is no plain weight or bias."""
+    owner, _, attribute = tensor.rpartition(".")
+    return owner if owner and attribute in ("weight", "bias", "running_mean", "running_var") else tensor

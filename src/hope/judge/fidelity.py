@@ -7,7 +7,7 @@ counts for nothing.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from hope._util.calls import Example, mode
 from hope.errors import InvalidExample
-from hope.graph.program import Op
+from hope.graph.program import Program
 from hope.signals.dream import probes
 
 IMAGES = 32
@@ -41,7 +41,7 @@ class Judge:
     """
 
     def __init__(
-        self, model: nn.Module, example: Example | None, program: Sequence[Op] = (), count: int = IMAGES
+        self, model: nn.Module, example: Example | None, program: Program = (), count: int = IMAGES
     ) -> None:
         self._args, self._kwargs = probes(model, example, program, count=count)
         self._answers = _centred(self._run(model))

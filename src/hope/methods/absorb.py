@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -23,6 +22,7 @@ from hope.errors import UnknownMethod
 from hope.graph.blocks import Block
 from hope.methods.absorption import AbsorbPath, AbsorbState
 from hope.methods.base import Branch, Known, Method, Rewrite, State
+from hope.ops.weight import uses_of_weights
 from hope.signals.bn import Numbers
 from hope.signals.dream import dream
 from hope.signals.energy import capacities
@@ -106,8 +106,7 @@ class Absorb(Method):
         """Covariances of what the unit's readers read, and their weights."""
         share = branch_share(unit.block, known) if self.share and unit.block is not None else 1.0
         state = AbsorbState(unit.name, unit.neurons, Releases(known.anatomy).unit(unit.name), share, [], [])
-        program = known.anatomy.program
-        uses = Counter(op.tensors[0] for op in program if op.kind in ("conv", "linear"))
+        uses = uses_of_weights(known.anatomy.program)
         for reader in unit.readers:
             intake = known.intakes.get(reader.weight)
             if self.calibration is None and reader.last("bn") is None:

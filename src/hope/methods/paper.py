@@ -16,6 +16,7 @@ from hope.graph.blocks import Block
 from hope.methods import costs
 from hope.methods.base import Branch, Known, Method, State
 from hope.methods.pairs import PairPath, PaperState
+from hope.ops import activation
 from hope.signals import gaussian
 from hope.signals.bn import Numbers
 from hope.signals.energy import capacities, outgoing, slopes_of
@@ -123,7 +124,7 @@ def _mergeable(layer: Unit) -> bool:
     kinds = [[step.kind for step in reader.path] for reader in layer.readers]
     first = all(kind and kind[0] == "bn" and kind.count("bn") == 1 for kind in kinds)
     plain = all(not {"gate", "scale", "shift", "depthwise", "grouped", "norm"} & set(kind) for kind in kinds)
-    return first and plain and layer.activation in ("relu", "leaky_relu", "prelu", "identity")
+    return first and plain and activation.homogeneous(layer.activation)
 
 
 def _add_pairs(state: PaperState, layer: Unit, numbers: Numbers) -> None:
@@ -144,8 +145,8 @@ def _add_pairs(state: PaperState, layer: Unit, numbers: Numbers) -> None:
     filters = gain[:, None] * raw
     state.bias = bn.shift[index] - gain * (bn.mean[index] - shift)
     state.mean, state.spread = bn.shift[index], bn.spread[index]
-    activation = next((s for s in layer.readers[0].path if s.kind == "activation"), None)
-    slopes = slopes_of(layer, activation, numbers)
+    link = next((link for link in layer.readers[0].path if link.kind == "activation"), None)
+    slopes = slopes_of(layer, link, numbers)
     assert slopes is not None
     state.slope = slopes.expand(layer.neurons).clone()
     state.energy = gaussian.energy(state.mean, state.spread, state.slope)

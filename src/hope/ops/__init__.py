@@ -1,6 +1,16 @@
-"""What each operator does."""
+"""What each operator does: one table, an entry for each, and nowhere else a list of operators.
 
-from hope.ops import channelwise, views, weights
-from hope.ops.registry import apply
+Adding an operator is adding an entry: `register` does it for operators of your own.
+"""
 
-__all__ = ["apply", "channelwise", "views", "weights"]
+from hope.ops import activation, elementwise, join, norm, pool, shape, source, weight
+from hope.ops.activation import Activation
+from hope.ops.elementwise import Elementwise, Nothing
+from hope.ops.norm import epsilons
+from hope.ops.registry import Operator, Registration, channels, find, forms, register, resize
+
+__all__ = [
+    "Activation", "Elementwise", "Nothing", "Operator", "Registration", "activation", "channels",
+    "elementwise", "epsilons", "find", "forms", "join", "norm", "pool", "register", "resize", "shape",
+    "source", "weight",
+]  # fmt: skip

@@ -5,31 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-import torch
 from torch import Tensor, nn
 
 from hope.anatomy.anatomy import Anatomy
-
-
-@dataclass(frozen=True)
-class Bn:
-    """A BN's numbers, float64."""
-
-    scale: Tensor
-    shift: Tensor
-    mean: Tensor
-    variance: Tensor
-    eps: float
-
-    @property
-    def gain(self) -> Tensor:
-        """γ/√(σ² + ε): what the BN multiplies its input by."""
-        return self.scale / torch.sqrt(self.variance + self.eps)
-
-    @property
-    def spread(self) -> Tensor:
-        """Deviation of the BN's output, |γ|·√(σ²/(σ² + ε))."""
-        return self.scale.abs() * torch.sqrt(self.variance / (self.variance + self.eps))
+from hope.ops.norm import Bn, read_bn
 
 
 @dataclass(frozen=True)
@@ -58,15 +37,4 @@ class Numbers:
 
     def bn(self, name: str | None) -> Bn | None:
         """The numbers of the BN of that name; None if there is none, or it keeps no statistics."""
-        mean, variance = self.tensors.get(f"{name}.running_mean"), self.tensors.get(f"{name}.running_var")
-        if name is None or name not in self.eps or mean is None or variance is None:
-            return None
-        scale, shift = self.tensors.get(f"{name}.weight"), self.tensors.get(f"{name}.bias")
-        one = torch.ones_like(variance, dtype=torch.float64)
-        return Bn(
-            scale.double() if scale is not None else one,
-            shift.double() if shift is not None else torch.zeros_like(one),
-            mean.double(),
-            variance.double().clamp(min=0),
-            self.eps[name],
-        )
+        return read_bn(self.tensors, name, self.eps[name]) if name is not None and name in self.eps else None

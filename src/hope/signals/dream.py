@@ -14,9 +14,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from hope import ops
 from hope._util.calls import Example, as_call, mode
 from hope._util.progress import busy
-from hope.graph.program import Op
+from hope.graph.program import Program
+from hope.ops.norm import bn_of, is_bn
+from hope.ops.weight import first_convolution
 
 COLOURS = 0.9  # correlation between the channels of the noise
 STEPS = 10  # from noise to what the BNs describe: more brings little to the judge
@@ -49,7 +52,7 @@ def coloured_noise(count: int, channels: int, sizes: Sequence[int], seed: int = 
 def probes(
     model: nn.Module,
     example: Example | None,
-    program: Sequence[Op],
+    program: Program,
     *,
     count: int,
     steps: int = STEPS,
@@ -148,14 +151,14 @@ def _listening(model: nn.Module) -> Iterator[list[tuple[nn.Module, Tensor]]]:
             handle.remove()
 
 
-def _settled(model: nn.Module, program: Sequence[Op], x: Tensor, call: Any) -> Tensor:
+def _settled(model: nn.Module, program: Program, x: Tensor, call: Any) -> Tensor:
     """Give images the deviation and mean that the first BN's statistics imply."""
-    first = next((k for k, op in enumerate(program) if op.kind == "conv" and op.inputs == (0,)), None)
-    behind = next((op for op in program if op.kind == "bn" and op.inputs == (first,)), None)
-    if first is None or behind is None:
+    first = first_convolution(program)
+    behind = {form.inputs[0]: bn_of(form.operation) for form in reversed(ops.forms(program)) if is_bn(form)}
+    if first is None or first.position not in behind:
         return x
-    bn = model.get_submodule(behind.tensors[0])
-    weight = dict(model.named_parameters()).get(program[first].tensors[0])
+    bn = model.get_submodule(behind[first.position])
+    weight = dict(model.named_parameters()).get(first.tensors["weight"])
     with mode(model, training=False), torch.no_grad(), _listening(model) as heard:
         call(x)
     reached = next((z.double().cpu() for one, z in heard if one is bn), None)

@@ -2,25 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import torch
 from torch import Tensor
-from torch.nn import functional
 
-from hope.anatomy.flow import Step
 from hope.anatomy.reasons import Cause, Reason
 from hope.anatomy.units import Reader, Unit
+from hope.anatomy.values import Link
+from hope.ops import activation
 from hope.signals import gaussian
 from hope.signals.bn import Numbers
-
-SMOOTH: dict[str, Callable[..., Tensor]] = {
-    "silu": functional.silu, "gelu": functional.gelu, "hardswish": functional.hardswish,
-    "relu6": functional.relu6,
-    "sigmoid": torch.sigmoid, "tanh": torch.tanh, "elu": functional.elu, "mish": functional.mish,
-    "selu": functional.selu, "hardsigmoid": functional.hardsigmoid, "celu": functional.celu,
-    "softplus": functional.softplus,
-}  # fmt: skip
 
 
 def capacities(layer: Unit, numbers: Numbers) -> Tensor | Reason:
@@ -59,25 +49,17 @@ def signal_energies(layer: Unit, reader: Reader, numbers: Numbers) -> Tensor | R
     slopes = slopes_of(layer, step, numbers)
     if slopes is not None:
         return gaussian.energy(mean, spread, slopes.reshape(-1, 1).expand_as(mean))
-    if step.name in SMOOTH:
-        alpha = step.values[:1] if step.name in ("elu", "celu") else ()
-        return gaussian.energy_of(lambda y: SMOOTH[step.name](y, *alpha), mean, spread)
+    smooth = activation.function(step)
+    if smooth is not None:
+        return gaussian.energy_of(smooth, mean, spread)
     return Cause.UNKNOWN_ACTIVATION.at(step.name)
 
 
-def slopes_of(layer: Unit, step: Step | None, numbers: Numbers) -> Tensor | None:
+def slopes_of(layer: Unit, link: Link | None, numbers: Numbers) -> Tensor | None:
     """The slope below zero of a PH-1 activation, one per neuron or one for all; None if it is not PH-1."""
-    if step is None or step.name == "identity":
-        return torch.ones(1, dtype=torch.float64)
-    if step.name == "relu":
-        return torch.zeros(1, dtype=torch.float64)
-    if step.name == "leaky_relu":
-        return torch.tensor([step.values[0] if step.values else 0.01], dtype=torch.float64)
-    if step.name == "prelu" and step.tensor in numbers:
-        slopes = numbers[step.tensor].double()
-        places = layer.at(step.tensor)
-        return slopes if places is None else slopes[torch.from_numpy(places.index[:, 0])]
-    return None
+    slopes = activation.slopes(link, numbers.tensors)
+    places = layer.at(link.tensor) if link is not None else None
+    return slopes if slopes is None or places is None else slopes[torch.from_numpy(places.index[:, 0])]
 
 
 def _squares(layer: Unit, reader: Reader, numbers: Numbers, channels: int) -> Tensor:

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
+from hope import ops
 from hope.anatomy.anatomy import Anatomy
 from hope.anatomy.units import Unit
+from hope.ops.norm import bn_of, is_bn
+from hope.ops.weight import is_weight
 from hope.signals.bn import Numbers
 from hope.signals.propagate import Propagated
 
@@ -75,15 +79,17 @@ def stored(tensor: Tensor) -> Tensor:
     return tensor.float().double()
 
 
-def behind(anatomy: Anatomy) -> dict[str, tuple[str, float, str]]:
-    """Reading weight -> (the BN right behind it, its eps, its bias); "" for none."""
-    bns = {op.inputs[0]: (op.tensors[0], op.values[0]) for op in anatomy.program if op.kind == "bn"}
+def behind(anatomy: Anatomy) -> dict[str, tuple[str, str]]:
+    """Reading weight -> (the BN right behind it, its bias); "" for none."""
+    forms = [form for form in ops.forms(anatomy.program) if form is not None]
+    bns = {form.inputs[0]: bn_of(form.operation) for form in forms if is_bn(form)}
+    readers = Counter(position for form in forms for position in set(form.inputs))
     found = {}
-    for position, op in enumerate(anatomy.program):
-        if op.kind in ("conv", "linear"):
-            readers = [other for other in anatomy.program if position in other.inputs]
-            bn, eps = bns.get(position, ("", 0.0)) if len(readers) == 1 else ("", 0.0)
-            found[op.tensors[0]] = (bn, eps, op.tensors[1])
+    for form in forms:
+        if is_weight(form):
+            position, tensors = form.operation.position, form.operation.tensors
+            bn = bns.get(position, "") if readers[position] == 1 else ""
+            found[tensors["weight"]] = (bn, tensors.get("bias", ""))
     return found
 
 
@@ -108,7 +114,7 @@ def propagated_intakes(
     intakes = {}
     for weight in sorted(dims.keys() & surrogate.readings.keys()):
         reading = surrogate.readings[weight]
-        bn, _, bias = beside[weight]
+        bn, bias = beside[weight]
         if reading.bn is None:
             bn = ""
         signal = reading.signal

@@ -12,10 +12,11 @@ from torch import Tensor, nn
 from hope._util.calls import as_call, mode
 from hope.anatomy.anatomy import Anatomy
 from hope.errors import InvalidExample, first_line
+from hope.ops.reading import DEFAULT_DECAY
+from hope.ops.weight import spatial
 from hope.signals.intake import Intake, behind, stored
 from hope.signals.matrices import tap_distances
 from hope.signals.projection import variances
-from hope.signals.propagate import DEFAULT_DECAY
 
 
 class _Sums:
@@ -70,8 +71,8 @@ def measured_intakes(
     """
     sums: dict[str, _Sums] = {}
     handles = []
-    for weight, (repeat, spatial) in _readers(model, anatomy).items():
-        sums[weight] = one = _Sums(repeat, spatial)
+    for weight, (repeat, space) in _readers(model, anatomy).items():
+        sums[weight] = one = _Sums(repeat, space)
         module = model.get_submodule(weight.rpartition(".")[0])
         handles.append(module.register_forward_pre_hook(lambda _, args, one=one: one.add(args[0])))
     batches = 0
@@ -108,9 +109,10 @@ def _readers(model: nn.Module, anatomy: Anatomy) -> dict[str, tuple[int, int]]:
             if part.role != "in" or attribute != "weight":
                 continue
             module = model.get_submodule(owner)
-            if isinstance(module, (nn.Conv1d, nn.Conv2d, nn.Conv3d)):
-                found[part.tensor] = (1, len(module.kernel_size))
-            elif isinstance(module, nn.Linear) or len(anatomy.shapes[part.tensor]) == 2:
+            space = spatial(module)
+            if space:
+                found[part.tensor] = (1, space)
+            elif space == 0 or len(anatomy.shapes[part.tensor]) == 2:
                 repeat = part.index.shape[1] if layer.channels == 1 else 1
                 found[part.tensor] = (repeat, 0)
     return found
@@ -120,7 +122,7 @@ def _intake(weight: str, one: _Sums, model: nn.Module, anatomy: Anatomy, known: 
     part = next(p for layer in anatomy.layers for p in layer.places if p.tensor == weight and p.role == "in")
     tensor = dict(model.named_parameters())[weight]
     owner = weight.rpartition(".")[0]
-    bn, _, bias = behind(anatomy).get(weight, ("", 0.0, ""))
+    bn, bias = behind(anatomy).get(weight, ("", ""))
     if not bias and getattr(model.get_submodule(owner), "bias", None) is not None:
         bias = f"{owner}.bias"
     if known is not None:

@@ -11,10 +11,10 @@ from typing import Any
 import numpy as np
 
 from hope.anatomy.anatomy import Anatomy
-from hope.anatomy.flow import Step
 from hope.anatomy.labels import Ids, Shape
 from hope.anatomy.reasons import Cause
 from hope.anatomy.units import Places, Reader, Skipped, Unit
+from hope.anatomy.values import Link
 from hope.graph.blocks import Block, Replace, Silence
 
 
@@ -78,7 +78,7 @@ def _read_unit(data: dict[str, Any], shapes: Mapping[str, Shape]) -> Unit:
     readers = tuple(
         Reader(
             r["weight"],
-            tuple(Step(kind, name, tuple(values), tensor) for kind, name, values, tensor in r["path"]),
+            tuple(Link(kind, name, tuple(values), tensor) for kind, name, values, tensor in r["path"]),
         )
         for r in data["readers"]
     )

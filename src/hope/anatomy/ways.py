@@ -1,0 +1,165 @@
+"""How a residual block can be taken out of the modules, and which BNs write what it carries."""
+
+from __future__ import annotations
+
+from hope import ops
+from hope.graph.blocks import Found, Layout, Replace, Silence, under
+from hope.graph.program import Operation
+from hope.ops.activation import Activation
+from hope.ops.elementwise import Nothing
+from hope.ops.join import Item
+from hope.ops.norm import BatchNorm
+from hope.ops.pool import Pool
+
+
+def ways(layout: Layout, found: Found) -> tuple[Replace | Silence, ...]:
+    """How the block can be taken out of the modules, best first. Whether the code agrees is for a trial to
+    say.
+    """
+    return tuple(way for way in (_replace(layout, found), _silence(layout, found)) if way is not None)
+
+
+def _replace(layout: Layout, found: Found) -> Replace | None:
+    program = layout.program
+    inner = _home(layout, found)
+    if inner is None:
+        return None
+    module, inside = inner
+    outside = {p for position in inside for p in layout.above[position] if p not in inside}
+    skip = _children(layout, found.skip, module)
+    after = _after(layout, found, module)
+    if outside != {found.fork} or skip is None or after is None:
+        return None
+    names = tuple(name for name, _ in after)
+    if len({*skip, *names}) < len(skip) + len(names):
+        return None  # a child that is called twice
+    last = max(inside)
+    relus = program[found.fork].operator == "relu" and program[last].operator == "relu"
+    positive = relus and not skip and last != found.add and len(after) == 1
+    return Replace(module, skip, names, positive)
+
+
+def _home(layout: Layout, found: Found) -> tuple[str, set[int]] | None:
+    """The innermost module that runs all of the block and nothing in front of it, and what it runs."""
+    for module in reversed(layout.program[found.add].modules):
+        inside = layout.ran.get(module, set())
+        if not module or found.fork in inside:
+            return None  # the module does more than the block, and so do the modules around it
+        if found.branch <= inside and found.skip <= inside:
+            return module, inside
+    return None
+
+
+def _after(layout: Layout, found: Found, module: str) -> list[tuple[str, str]] | None:
+    """What a module does behind the add: its children, or classes of `torch.nn`, each with its call."""
+    rest = layout.ran[module] - found.branch - found.skip - {found.add}
+    after: list[tuple[str, str]] = []
+    position = found.add
+    while rest:
+        users = layout.below[position]
+        if len(users) != 1 or users[0] not in rest:
+            return None
+        position = users[0]
+        rest.discard(position)
+        operation = layout.program[position]
+        call = _child(operation, module) or (_functional(operation), operation.name)
+        if not call[0]:
+            return None
+        if call not in after:
+            after.append(call)
+    return after
+
+
+def _functional(operation: Operation) -> str:
+    """The torch.nn class for a functional activation with default numbers, "" if there is none."""
+    entry = ops.find(operation)
+    return entry.plain(operation) if isinstance(entry, Activation) else ""
+
+
+def _child(operation: Operation, module: str) -> tuple[str, str] | None:
+    """The name of the module's direct child that ran the operation, and which call it was; None if its own
+    code did.
+    """
+    paths = operation.modules
+    depth = paths.index(module) + 1 if module in paths else len(paths)
+    return (paths[depth][len(module) + 1 :], operation.calls[depth][1]) if depth < len(paths) else None
+
+
+def _children(layout: Layout, positions: frozenset[int], module: str) -> tuple[str, ...] | None:
+    """Direct children that do exactly these operations, in order; None if the module's own code does some."""
+    calls = dict.fromkeys(_child(layout.program[position], module) for position in sorted(positions))
+    names = tuple(call[0] for call in calls if call is not None)
+    others = (_child(layout.program[position], module) for position in layout.ran[module] - positions)
+    taken = {call[0] for call in others if call is not None}
+    return None if None in calls or taken & set(names) else names
+
+
+def _silence(layout: Layout, found: Found) -> Silence | None:
+    program = layout.program
+    inside = _outermost(layout, found.branch, program[found.add].module)
+    if not inside:
+        return None
+    last = max(layout.ran[inside[-1]])
+    behind = [program[position] for position in found.branch if position > last]
+    if any(operation.operator != "mul" and not _does_nothing(operation) for operation in behind):
+        return None
+    entered = {position for position in found.branch if found.fork in layout.above[position]}
+    full = program[found.add].in_place and program[found.add].inputs[0] == found.end
+    same = program[found.end].shape == program[found.fork].shape
+    if not entered <= layout.ran[inside[0]] or (full and not same):
+        return None
+    return Silence(inside, full)
+
+
+def _outermost(layout: Layout, positions: frozenset[int], home: str) -> tuple[str, ...]:
+    """Outermost modules below `home` whose every operation is among the given ones, in order of execution."""
+    names: dict[str, None] = {}
+    for position in sorted(positions):
+        for module in layout.program[position].modules:
+            below = module and module != home and (not home or under(module, home))
+            if below and layout.ran.get(module, set()) <= positions:
+                names[module] = None
+                break
+    return tuple(names)
+
+
+def leaves_bias(layout: Layout, found: Found, way: Replace | Silence) -> bool:
+    """Whether a per-channel bias can stay behind: where the block is replaced, or its last module ends the
+    branch.
+    """
+    return isinstance(way, Replace) or way.modules[-1] in layout.program[found.end].modules
+
+
+def ending_bn(layout: Layout, found: Found) -> str | None:
+    """The BN whose output is the branch's output."""
+    position = found.end
+    while _does_nothing(layout.program[position]):
+        position = layout.program[position].inputs[0]
+    return _bn(layout.program[position])
+
+
+def preceding_bn(layout: Layout, found: Found, everything: list[Found]) -> str | None:
+    """The last BN that wrote into the tensor that the skip carries: the previous block's, or the stem's."""
+    branch_ends = {other.add: other.end for other in everything}
+    position: int | None = found.fork
+    while position is not None and _bn(layout.program[position]) is None:
+        operation = layout.program[position]
+        fed = [p for p in operation.inputs if layout.program[p].tensor is None]
+        onwards = fed[0] if len(fed) == 1 and _channelwise(operation) else None
+        position = branch_ends.get(position, onwards)
+    return _bn(layout.program[position]) if position is not None else None
+
+
+def _bn(operation: Operation) -> str | None:
+    names = list(operation.tensors.values())
+    return names[0].rpartition(".")[0] if names and isinstance(ops.find(operation), BatchNorm) else None
+
+
+def _does_nothing(operation: Operation) -> bool:
+    return isinstance(ops.find(operation), (Nothing, Item))
+
+
+def _channelwise(operation: Operation) -> bool:
+    """Whether channels stay what they are but for an activation without parameters, or a pool."""
+    entry = ops.find(operation)
+    return isinstance(entry, (Nothing, Item, Pool)) or (isinstance(entry, Activation) and bool(entry.module))

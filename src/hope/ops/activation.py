@@ -1,0 +1,194 @@
+"""Activations: their functions, their slopes, and what signals look like behind them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from hope.anatomy.values import Link, Value
+from hope.graph.program import Operation, Shape, numbers
+from hope.ops.elementwise import Elementwise, per_channel
+from hope.ops.registry import TABLE, Form, Inputs, Reads, Signal
+from hope.signals.hermite import Bent, bend, bend_with, covariance
+
+if TYPE_CHECKING:
+    from hope.anatomy.flow import Flow
+    from hope.signals.propagate import Propagated
+
+Function = Callable[..., Tensor]
+
+
+class Activation(Elementwise):
+    """A function of one signal.
+
+    Args:
+        function: what it computes, for quadrature; None if its moments are not known or follow from a slope.
+        slope: below zero, of a positively homogeneous activation (PH-1).
+        module: the class in `torch.nn` that does the same without being given any numbers, "" if none does.
+        given: how many of the operator's numbers the function takes.
+    """
+
+    def __init__(
+        self,
+        function: Function | None = None,
+        *,
+        slope: float | None = None,
+        module: str = "",
+        given: int = 0,
+    ) -> None:
+        self.function, self.slope, self.module, self.given = function, slope, module, given
+        self.homogeneous = slope is not None
+
+    def link(self, operation: Operation) -> Link:
+        """The operation as a link between a filter and its readers."""
+        return Link("activation", operation.operator, numbers(operation), operation.tensors.get("weight", ""))
+
+    def slopes(self, link: Link, tensors: Mapping[str, Tensor]) -> Tensor | None:
+        """The slope below zero, one or one per channel; None if it is not PH-1."""
+        return None if self.slope is None else torch.tensor([self.slope], dtype=torch.float64)
+
+    def plain(self, operation: Operation) -> str:
+        """The class in `torch.nn` that does what this operation does, "" if there is none."""
+        return self.module if operation.given == 1 else ""
+
+    def form(self, operation: Operation, reads: Reads) -> Form | None:
+        """Channels stay in their dimension."""
+        return Form(operation, self, tuple(read.position for read in reads), reads[0].channel)
+
+    def moments(self, at: Propagated, form: Form, inputs: Inputs) -> Signal | None:
+        """Those of a Gaussian signal behind it."""
+        x = inputs[0]
+        if x is None or x.repeat != 1:
+            return None
+        spread = torch.sqrt(x.covariance.diagonal().clamp(min=0))
+        bent = self._bend(self.link(form.operation), at.tensors, x.mean, spread)
+        if bent is None:
+            return None
+        safe = torch.where(spread > 0, spread, torch.ones_like(spread))
+        rho = (x.covariance / torch.outer(safe, safe)).clamp(-1, 1)
+        return Signal(bent.mean, covariance(bent, bent, rho), gain=bent.slope)
+
+    def _bend(self, link: Link, tensors: Mapping[str, Tensor], mean: Tensor, spread: Tensor) -> Bent | None:
+        below, smooth = slopes(link, tensors), function(link)
+        if below is not None:
+            return bend(mean, spread, below.expand(len(mean)).contiguous())
+        return None if smooth is None else bend_with(smooth, mean, spread)
+
+
+class Leaky(Activation):
+    """A leaky ReLU: the slope is its number."""
+
+    def slopes(self, link: Link, tensors: Mapping[str, Tensor]) -> Tensor | None:
+        """The number it was given, or torch's own."""
+        return torch.tensor([link.values[0] if link.values else self.slope], dtype=torch.float64)
+
+
+class Parametric(Activation):
+    """A PReLU: the slopes are a parameter."""
+
+    modules = (nn.PReLU,)
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.homogeneous = True
+
+    def channels(self, flow: Flow, operation: Operation) -> Value | None:
+        """Every channel by itself, with its slope."""
+        found = per_channel(flow, operation)
+        return None if found is None else found[0].then("activation", "prelu", (), found[1][0].tensor or "")
+
+    def slopes(self, link: Link, tensors: Mapping[str, Tensor]) -> Tensor | None:
+        """The parameter, one slope or one per channel."""
+        return tensors[link.tensor].double() if link.tensor in tensors else None
+
+    def resize(self, module: nn.Module, before: Mapping[str, Shape]) -> None:
+        """As many slopes as are left."""
+        assert isinstance(module, nn.PReLU)
+        module.num_parameters = int(module.weight.shape[0])
+
+
+class Clamp(Activation):
+    """A hard tanh, which is a ReLU6 if its bounds are 0 and 6."""
+
+    def _bounds(self, operation: Operation) -> tuple[float, float]:
+        return operation.arguments.get("min_val", 0), operation.arguments.get("max_val", 6)
+
+    def link(self, operation: Operation) -> Link:
+        """By the name that its bounds give it."""
+        low, high = self._bounds(operation)
+        own = (low, high) != (0, 6)
+        return Link("activation", *(("hardtanh", (float(low), float(high))) if own else ("relu6", ())))
+
+    def channels(self, flow: Flow, operation: Operation) -> Value | None:
+        """Every channel by itself."""
+        x = flow.value(operation.first)
+        return None if x is None else x.moved(x.shape, x.labels).then(*self.link(operation))
+
+    def plain(self, operation: Operation) -> str:
+        """A ReLU6 or nothing."""
+        return "ReLU6" if self._bounds(operation) == (0, 6) else ""
+
+
+SMOOTH: dict[str, Activation] = {
+    "silu": Activation(functional.silu, module="SiLU"),
+    "gelu": Activation(functional.gelu, module="GELU"),
+    "hardswish": Activation(functional.hardswish, module="Hardswish"),
+    "relu6": Clamp(functional.relu6, module="ReLU6"),
+    "sigmoid": Activation(torch.sigmoid, module="Sigmoid"),
+    "tanh": Activation(torch.tanh, module="Tanh"),
+    "elu": Activation(functional.elu, module="ELU", given=1),
+    "mish": Activation(functional.mish, module="Mish"),
+    "selu": Activation(functional.selu, module="SELU"),
+    "hardsigmoid": Activation(functional.hardsigmoid, module="Hardsigmoid"),
+    "celu": Activation(functional.celu, module="CELU", given=1),
+    "softplus": Activation(functional.softplus, module="Softplus"),
+}
+TABLE.update(SMOOTH)
+TABLE.update(
+    {
+        "relu": Activation(slope=0.0, module="ReLU"),
+        "leaky_relu": Leaky(slope=0.01, module="LeakyReLU"),
+        "prelu": Parametric(),
+        "hardtanh": Clamp(),
+        "log_sigmoid": Activation(),
+        "rrelu": Activation(),
+    }
+)
+
+
+def slopes(link: Link | None, tensors: Mapping[str, Tensor]) -> Tensor | None:
+    """The slope below zero of a PH-1 activation, one for all or one per channel; None if it is not PH-1.
+
+    Args:
+        link: the activation; None for none, whose slope is 1.
+        tensors: parameters by name.
+
+    >>> slopes(Link("activation", "leaky_relu", (0.2,)), {})
+    tensor([0.2000], dtype=torch.float64)
+    """
+    if link is None or link.name == "identity":
+        return torch.ones(1, dtype=torch.float64)
+    entry = TABLE.get(link.name)
+    return entry.slopes(link, tensors) if isinstance(entry, Activation) else None
+
+
+def function(link: Link) -> Function | None:
+    """What an activation computes, with its own numbers; None if that is not known.
+
+    >>> function(Link("activation", "elu", (2.0,)))(torch.tensor(-100.0))
+    tensor(-2.)
+    """
+    entry = TABLE.get(link.name)
+    found = entry.function if isinstance(entry, Activation) else None
+    own = link.values[: entry.given] if isinstance(entry, Activation) else ()
+    return None if found is None else lambda y: found(y, *own)
+
+
+def homogeneous(name: str) -> bool:
+    """Whether an activation of that name is PH-1; "identity" is."""
+    entry = TABLE.get(name)
+    return name == "identity" or (isinstance(entry, Activation) and entry.homogeneous)

@@ -1,0 +1,190 @@
+"""Normalisations: BN by its running statistics, and those that make channels depend on one another."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, TypeGuard
+
+import torch
+from torch import Tensor, nn
+
+from hope.anatomy.labels import dims
+from hope.anatomy.reasons import Cause
+from hope.anatomy.values import Value
+from hope.graph.program import Operation, Program, Shape, module_of
+from hope.ops.elementwise import per_channel
+from hope.ops.registry import TABLE, Form, Inputs, Operator, Reads, Signal, forms
+from hope.signals.matrices import semidefinite
+from hope.signals.pairwise import warped_correlation
+
+if TYPE_CHECKING:
+    from hope.anatomy.flow import Flow
+    from hope.signals.propagate import Propagated
+
+
+@dataclass(frozen=True)
+class Bn:
+    """A BN's numbers, float64."""
+
+    scale: Tensor
+    shift: Tensor
+    mean: Tensor
+    variance: Tensor
+    eps: float
+
+    @property
+    def gain(self) -> Tensor:
+        """γ/√(σ² + ε): what the BN multiplies its input by."""
+        return self.scale / torch.sqrt(self.variance + self.eps)
+
+    @property
+    def spread(self) -> Tensor:
+        """Deviation of the BN's output, |γ|·√(σ²/(σ² + ε))."""
+        return self.scale.abs() * torch.sqrt(self.variance / (self.variance + self.eps))
+
+
+def read_bn(tensors: Mapping[str, Tensor], name: str, eps: float) -> Bn | None:
+    """The numbers of the BN of that name; None if it keeps no statistics."""
+    mean, variance = tensors.get(f"{name}.running_mean"), tensors.get(f"{name}.running_var")
+    if mean is None or variance is None:
+        return None
+    scale, shift = tensors.get(f"{name}.weight"), tensors.get(f"{name}.bias")
+    one = torch.ones_like(variance, dtype=torch.float64)
+    return Bn(
+        scale.double() if scale is not None else one,
+        shift.double() if shift is not None else torch.zeros_like(one),
+        mean.double(),
+        variance.double().clamp(min=0),
+        eps,
+    )
+
+
+class PerChannel(Operator):
+    """A normalisation of every channel by itself."""
+
+    kind = "norm"
+    modules = (nn.modules.batchnorm._NormBase,)
+
+    def channels(self, flow: Flow, operation: Operation) -> Any:
+        """Channels are tied to their numbers."""
+        found = per_channel(flow, operation)
+        if found is None:
+            return None
+        result, parameters = found
+        module = next((module_of(p.tensor) for p in parameters if p.tensor is not None), operation.operator)
+        eps = operation.arguments.get("eps")
+        value = result.then(self.kind, module, (float(eps),) if eps is not None else ())
+        rest = [Value(())] * (len(operation.shapes) - 1)  # statistics of the batch, which evaluation ignores
+        return [value, *rest] if operation.several else value
+
+    def resize(self, module: nn.Module, before: Mapping[str, Shape]) -> None:
+        """As many features as are left."""
+        vars(module)["num_features"] = int(getattr(module, next(iter(before))).shape[0])
+
+
+class BatchNorm(PerChannel):
+    """Batch normalisation in evaluation: its running statistics say what its output looks like."""
+
+    kind = "bn"
+    alone = True
+
+    def form(self, operation: Operation, reads: Reads) -> Form | None:
+        """Channels are in dimension 1, if it has statistics."""
+        if not bn_of(operation):
+            return None
+        return Form(
+            operation, self, tuple(r.position for r in reads), 1, (float(operation.arguments["eps"]),)
+        )
+
+    def moments(self, at: Propagated, form: Form, inputs: Inputs) -> Signal | None:
+        """Mean and deviation are the BN's own, correlations those of what it reads, if known."""
+        x, name = inputs[0], bn_of(form.operation)
+        bn = read_bn(at.tensors, name, form.values[0])
+        if bn is None or (x is not None and len(x.mean) != len(bn.shift)):
+            return None
+        if x is None or x.repeat != 1:
+            at.fallbacks.append(name)
+            return Signal(bn.shift, torch.diag(bn.spread**2))
+        if x.guess:
+            at.fallbacks.append(name)
+            gram = x.covariance * torch.outer(bn.gain, bn.gain)
+            rho = semidefinite(warped_correlation(gram, bn.spread))
+            return Signal(bn.shift, rho * torch.outer(bn.spread, bn.spread))
+        deviation = torch.sqrt(x.covariance.diagonal().clamp(min=0))
+        signed = bn.spread * torch.sign(bn.scale)
+        gain = torch.where(deviation > 0, signed / deviation.clamp(min=1e-150), torch.zeros_like(deviation))
+        found = gain[:, None] * x.covariance * gain[None, :]
+        return Signal(bn.shift, found.diagonal_scatter(bn.spread**2), gain=gain)
+
+
+class Together(Operator):
+    """Channels normalised together depend on one another; the labels stay, so that streams remain visible."""
+
+    def channels(self, flow: Flow, operation: Operation) -> Value | None:
+        """Channels along a normalised dimension are held fast."""
+        x = flow.value(operation.first)
+        if x is None:
+            return None
+        over = set(self.over(operation, len(x.shape)))
+        for label in x.labels:
+            if over & set(dims(label)):
+                flow.pin(label, Cause.NORMALISED.at(str(operation)))
+        return x.moved(x.shape, x.labels).then("norm", str(operation))
+
+    def over(self, operation: Operation, ndim: int) -> Iterable[int]:
+        """The dimensions that are normalised."""
+        return range(1, ndim)
+
+
+class LayerNorm(Together):
+    """Layer normalisation: the last dimensions."""
+
+    def over(self, operation: Operation, ndim: int) -> Iterable[int]:
+        """The last dimensions, as many as its shape has."""
+        return range(ndim - len(operation.arguments["normalized_shape"]), ndim)
+
+
+class Softmax(Together):
+    """Softmax: one dimension."""
+
+    def over(self, operation: Operation, ndim: int) -> Iterable[int]:
+        """Its own."""
+        return (operation.arguments["dim"] % ndim,)
+
+
+TABLE.update(dict.fromkeys(("batch_norm", "_native_batch_norm_legit_no_training"), BatchNorm()))
+TABLE.update({"instance_norm": PerChannel(), "group_norm": Together()})
+TABLE.update(dict.fromkeys(("layer_norm", "rms_norm"), LayerNorm()))
+TABLE.update(dict.fromkeys(("softmax", "log_softmax", "_softmax", "_log_softmax"), Softmax()))
+
+
+def bn_of(operation: Operation) -> str:
+    """The module of a BN that keeps statistics, "" if it keeps none."""
+    running = operation.tensors.get("running_var", "")
+    return module_of(running) if running else ""
+
+
+def epsilons(program: Program) -> dict[str, float]:
+    """BN module -> its ε, for all that keep statistics."""
+    return {bn_of(form.operation): form.values[0] for form in _bns(forms(program))}
+
+
+def uses_of_bns(program: Program) -> Counter[str]:
+    """How many times each BN is used."""
+    return Counter(bn_of(form.operation) for form in _bns(forms(program)))
+
+
+def bn_behind(every: Sequence[Form | None], tensors: Mapping[str, Tensor]) -> dict[int, Bn | None]:
+    """Position of an operation -> the numbers of the BN that reads it."""
+    return {f.inputs[0]: read_bn(tensors, bn_of(f.operation), f.values[0]) for f in _bns(every)}
+
+
+def _bns(every: Sequence[Form | None]) -> list[Form]:
+    return [form for form in every if is_bn(form)]
+
+
+def is_bn(form: Form | None) -> TypeGuard[Form]:
+    """Whether an operation is a BN that keeps statistics."""
+    return form is not None and isinstance(form.operator, BatchNorm)
