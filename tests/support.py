@@ -51,9 +51,9 @@ def masked(model: nn.Module, anatomy: Anatomy, actions: Sequence[Prune]) -> nn.M
     tensors = dict(silent.named_parameters())
     with torch.no_grad():
         for action in actions:
-            for part in anatomy.layer(action.layer).places:
+            for part in anatomy.unit(action.name).places:
                 if part.role == "in":
-                    places = torch.from_numpy(part.index[list(action.neurons)].ravel())
+                    places = torch.from_numpy(part.index[list(action.gone)].ravel())
                     tensors[part.tensor].index_fill_(part.dim, places, 0)
     return silent
 
