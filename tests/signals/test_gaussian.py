@@ -7,10 +7,10 @@ import itertools
 import numpy as np
 import pytest
 import torch
-from hope.methods.signals import SMOOTH
 from torch import Tensor
 
 from hope.signals import gaussian as moments
+from hope.signals.energy import SMOOTH
 
 _NODES, _WEIGHTS = np.polynomial.legendre.leggauss(200)
 

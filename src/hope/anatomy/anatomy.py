@@ -24,7 +24,7 @@ from hope.graph.capture import capture, check_readable, module_path, shape_of
 from hope.graph.program import Op, read_program
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Anatomy:
     """A network read as neurons. `print(anatomy)` shows it as a table.
 
@@ -104,6 +104,12 @@ class Anatomy:
         """The smallest size within reach: every block evicted, one neuron left in every other layer."""
         outer = [block.name for block in self.blocks if block.inside is None]
         return self.size({layer.name: layer.neurons - 1 for layer in self.layers}, outer)
+
+    def __repr__(self) -> str:
+        return (
+            f"<Anatomy of {self.model}: {len(self.layers)} layers, {len(self.blocks)} blocks, "
+            f"{len(self.streams)} streams>"
+        )
 
     def __str__(self) -> str:
         from hope.anatomy.table import render

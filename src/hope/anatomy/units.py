@@ -19,7 +19,7 @@ T = TypeVar("T")
 Key: TypeAlias = tuple[str, int]  # a tensor's name and one of its dimensions
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Places:
     """The places that a unit's neurons own along one dimension of one parameter or buffer.
 
@@ -59,6 +59,11 @@ class Places:
         """How many places a neuron owns here."""
         return int(self.index.shape[1])
 
+    def __repr__(self) -> str:
+        return (
+            f"<Places of {int(self.owner.max()) + 1} neurons in {self.tensor}, dim {self.dim} ({self.role})>"
+        )
+
 
 @dataclass(frozen=True)
 class Reader:
@@ -90,7 +95,7 @@ class Reader:
         return names[-1] if names else "identity"
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Unit:
     """What goes together: a layer's neurons, or a stream's channels.
 
@@ -148,6 +153,9 @@ class Unit:
     def at(self, tensor: str, role: str | None = None) -> Places | None:
         """Where its neurons stand in a tensor."""
         return next((p for p in self.places if p.tensor == tensor and role in (None, p.role)), None)
+
+    def __repr__(self) -> str:
+        return f"<Unit {self.name}: a {self.kind} of {self.neurons} neurons, {len(self.readers)} readers>"
 
 
 @dataclass(frozen=True)
