@@ -4,25 +4,25 @@ from __future__ import annotations
 
 import json
 from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
-from functools import partial
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from hope.methods.state import BlockState
 from torch import nn
 
 import hope
+from hope._util.numbers import rounded
 from hope.anatomy.reasons import Cause
 from hope.anatomy.sizes import sizes
 from hope.demo import DigitsNet
 from hope.methods import costs
-from hope.methods.pairs import PairPath as LayerPath
-from hope.methods.pairs import PaperState as LayerState
-from hope.methods.pairs import layer_path
-from hope.run.merge import choices, rounded
+from hope.methods.pairs import PairPath, PaperState
+from hope.methods.paper import AnchoredBranch
+from hope.run.merge import Merger
+from hope.run.plan import Plan
 from hope.surgery.apply import outcome
+from tests.methods.explicit import random_layer
 from tests.support import assert_same, randomise, run
 from zoo.networks import CifarResNet, trained
 
@@ -66,30 +66,36 @@ def test_every_budget_is_met_and_just_met(
 def test_sizes_along_the_run_are_those_of_the_replayed_networks(
     model: nn.Module, anatomy: hope.Anatomy
 ) -> None:
-    encoding = hope.encode(model, EXAMPLE, density=0.2, anatomy=anatomy)
+    encoding = hope.encode(model, EXAMPLE, density=0.2, method="hope", anatomy=anatomy)
     for steps in range(0, len(encoding.trajectory), 7):
         predicted = encoding.trajectory.size(steps)
-        assert predicted == outcome(anatomy, encoding.trajectory.actions[:steps]).size(anatomy)
+        assert predicted == outcome(anatomy, encoding.trajectory.steps[:steps]).size(anatomy)
         assert predicted.parameters == sum(p.numel() for p in encoding.at(steps=steps).parameters())
 
 
 def test_replaying_a_prefix_in_two_goes_equals_one(model: nn.Module, anatomy: hope.Anatomy) -> None:
     """Actions are recipes on live weights, so stopping in between and going on changes nothing."""
-    encoding = hope.encode(model, EXAMPLE, density=0.4, merge="sum", evict=False, anatomy=anatomy)
+    encoding = hope.encode(
+        model, EXAMPLE, density=0.4, method=hope.Paper(merge="sum"), evict=False, anatomy=anatomy
+    )
     once = encoding.at(density=0.5)
-    early = hope.encode(model, EXAMPLE, density=0.5, merge="sum", evict=False, anatomy=anatomy)
-    assert early.trajectory.actions[: early.steps] == encoding.trajectory.actions[: early.steps]
+    early = hope.encode(
+        model, EXAMPLE, density=0.5, method=hope.Paper(merge="sum"), evict=False, anatomy=anatomy
+    )
+    assert early.trajectory.steps[: early.steps] == encoding.trajectory.steps[: early.steps]
     assert_same(run(early.model, EXAMPLE), run(once, EXAMPLE), 0)
 
 
 def test_the_argument_is_never_changed(model: nn.Module, anatomy: hope.Anatomy) -> None:
     before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
-    hope.encode(model, EXAMPLE, density=0.3, merge="sum", anatomy=anatomy)
+    hope.encode(model, EXAMPLE, density=0.3, method=hope.Paper(merge="sum"), anatomy=anatomy)
     assert all(torch.equal(before[name], tensor) for name, tensor in model.state_dict().items())
 
 
 def test_excluded_modules_keep_their_shapes_in_and_out(model: nn.Module, anatomy: hope.Anatomy) -> None:
-    encoding = hope.encode(model, EXAMPLE, density=0.55, exclude=["blocks.1.*", "head"], anatomy=anatomy)
+    encoding = hope.encode(
+        model, EXAMPLE, density=0.55, method="hope", exclude=["blocks.1.*", "head"], anatomy=anatomy
+    )
     small = encoding.model
     for name in ("blocks.1.conv1", "blocks.1.conv2", "head"):
         assert small.get_submodule(name).weight.shape == model.get_submodule(name).weight.shape
@@ -100,11 +106,10 @@ def test_excluded_modules_keep_their_shapes_in_and_out(model: nn.Module, anatomy
 @pytest.mark.parametrize("kind", [ThreadPoolExecutor, ProcessPoolExecutor])
 @pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
 def test_an_executor_gives_the_same_trajectory(model: nn.Module, anatomy: hope.Anatomy, kind: type) -> None:
-    alone = hope.encode(model, EXAMPLE, density=0.3, anatomy=anatomy)
+    alone = hope.encode(model, EXAMPLE, density=0.3, method="hope", anatomy=anatomy)
     with kind(2) as pool:
-        shared = hope.encode(model, EXAMPLE, density=0.3, anatomy=anatomy, executor=pool)
-    assert shared.trajectory.actions == alone.trajectory.actions
-    assert shared.trajectory.costs == alone.trajectory.costs
+        shared = hope.encode(model, EXAMPLE, density=0.3, method="hope", anatomy=anatomy, executor=pool)
+    assert shared.trajectory.steps == alone.trajectory.steps
 
 
 @pytest.mark.parametrize(
@@ -115,7 +120,6 @@ def test_an_executor_gives_the_same_trajectory(model: nn.Module, anatomy: hope.A
         ({"params": -1}, "negative"),
         ({"density": 0.001}, "cannot be met: the least is density="),
         ({"density": 0.5, "method": "magic"}, "no method 'magic'"),
-        ({"density": 0.5, "merge": "both"}, "no merge 'both'"),
     ],
 )
 def test_impossible_requests_are_one_line(
@@ -131,7 +135,7 @@ def test_layers_without_bn_are_left_alone_and_said_so() -> None:
     net = nn.Sequential(
         nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 2)
     )
-    encoding = hope.encode(net.eval(), torch.zeros(2, 4), density=0.9)
+    encoding = hope.encode(net.eval(), torch.zeros(2, 4), density=0.9, method="hope")
     assert encoding.left_alone == {"0": Cause.NO_BN_BEFORE.at("2")}
     assert "needs calibration" in str(encoding)
 
@@ -139,7 +143,7 @@ def test_layers_without_bn_are_left_alone_and_said_so() -> None:
 def test_saved_run_gives_back_any_moment_of_it(
     model: nn.Module, anatomy: hope.Anatomy, tmp_path: Path
 ) -> None:
-    encoding = hope.encode(model, EXAMPLE, density=0.4, merge="sum", anatomy=anatomy)
+    encoding = hope.encode(model, EXAMPLE, density=0.4, method=hope.Paper(merge="sum"), anatomy=anatomy)
     encoding.save(tmp_path)
     assert_same(run(hope.load(tmp_path, DigitsNet()).eval(), EXAMPLE), run(encoding.model, EXAMPLE), 0)
     other = hope.load(tmp_path, model, params=0.8)
@@ -154,78 +158,81 @@ def test_saved_run_gives_back_any_moment_of_it(
 # ---- the order of actions ----------------------------------------------------------------------------------
 
 
-def random_states(seed: int, merge: bool = True) -> list[LayerState]:
-    from hope.bench.speed import random_layer
-
+def random_states(seed: int) -> list[PaperState]:
     rng = np.random.default_rng(seed)
-    states = []
-    for number in range(3):
-        state = random_layer(int(rng.integers(3, 9)), 6, 5, seed=seed * 10 + number)
-        state.release = int(rng.integers(5, 40))
-        states.append(state)
-    return states
+    sizes = [(int(rng.integers(3, 9)), int(rng.integers(5, 40))) for _ in range(3)]
+    return [
+        random_layer(seed * 10 + number, neurons, 6, 5).state(str(number), release)
+        for number, (neurons, release) in enumerate(sizes)
+    ]
 
 
 def naive(
-    states: list[LayerState], blocks: list[BlockState], merge: str | None
-) -> list[tuple[str, int, float]]:
+    states: list[PaperState], branches: list[AnchoredBranch], merge: str | None
+) -> list[tuple[str, str, float]]:
     """Look at every layer and every block at each step, and take the smallest ratio."""
-    paths = [LayerPath(state, merge=merge, kernel="zero-bias") for state in states]
-    heads = [path.step() if path.count > 1 else None for path in paths]
-    now = [(len(state.capacities), float(state.capacities.sum())) for state in states]
-    gone: set[int] = set()
-    evicted: set[int] = set()
+    paths = {state.name: PairPath(state, merge=merge, kernel="zero-bias") for state in states}
+    heads = {name: path.step() if path.neurons > 1 else None for name, path in paths.items()}
+    now = {state.name: (state.neurons, state.capacity) for state in states}
+    gone: set[str] = set()
+    evicted: set[str] = set()
     done = []
     while True:
         found = []
-        for position, head in enumerate(heads):
-            if head is not None and position not in gone:
-                kind = 0 if head.other < 0 else 1
-                ratio = rounded(head.cost / states[position].release)
-                found.append((ratio, kind, position, head.neuron, head.other, head.cost))
-        for number, block in enumerate(blocks):
-            if number not in evicted and not set(block.layers) <= gone:
-                price = costs.evict(
-                    [now[p][0] for p in block.layers], [now[p][1] for p in block.layers], block.anchors
-                )
-                found.append((rounded(price / block.release), 2, number, 0, 0, price))
+        for position, state in enumerate(states):
+            head = heads[state.name]
+            if head is not None and state.name not in gone:
+                kind = 1 if head.kind == "merge" else 0
+                ratio = rounded(head.cost / state.release)
+                found.append((ratio, kind, position, head.neurons, head.name, head.cost))
+        for number, block in enumerate(branches):
+            if block.name not in evicted and not set(block.layers) <= gone:
+                left = [now[name] for name in block.layers]
+                price = costs.evict([n for n, _ in left], [e for _, e in left], block.anchors)
+                found.append((rounded(price / block.release), 2, number, (), block.name, price))
         if not found:
             return done
-        _, kind, target, _, _, cost = min(found)
-        done.append((("prune", "merge", "evict")[kind], target, cost))
+        _, kind, target, _, name, cost = min(found)
+        done.append((("prune", "merge", "evict")[kind], name, cost))
         if kind == 2:
-            evicted.add(target)
-            gone |= set(blocks[target].layers)
+            evicted.add(name)
+            gone |= set(branches[target].layers)
         else:
-            head = heads[target]
+            head, path = heads[name], paths[name]
             assert head is not None
-            now[target] = (head.neurons, head.capacity)
-            heads[target] = paths[target].step() if paths[target].count > 1 else None
+            now[name] = (now[name][0] - 1, head.left)
+            heads[name] = path.step() if path.neurons > 1 else None
+
+
+def merged(
+    states: list[PaperState], branches: list[AnchoredBranch], merge: str | None
+) -> list[tuple[str, str, float]]:
+    method = hope.Paper(merge=merge)
+    steps = Merger(states, branches, walk=method.path, rank=method.rank)
+    return [(step.kind, step.name, step.cost) for step in steps]
 
 
 @pytest.mark.parametrize("merge", [None, "pair", "sum"])
 @pytest.mark.parametrize("seed", range(6))
 def test_merging_paths_equals_rescanning_everything(seed: int, merge: str | None) -> None:
     states = random_states(seed)
-    blocks = [BlockState("a", (0, 1), (3.0, 3.0), 300), BlockState("b", (2,), (2.0,), 90)]
-    walk = partial(layer_path, merge=merge, kernel="zero-bias")
-    fast = [(choice.kind, choice.target, choice.cost) for choice in choices(states, blocks, walk=walk)]
-    assert fast == naive(states, blocks, merge)
+    branches = [
+        AnchoredBranch("a", ("0", "1"), 300, None, (3.0, 3.0)),
+        AnchoredBranch("b", ("2",), 90, None, (2.0,)),
+    ]
+    fast = merged(states, branches, merge)
+    assert fast == naive(states, branches, merge)
 
 
 def test_real_resnet20_path_merge_equals_rescanning(data_folder: Path) -> None:
-    from hope.methods.signals import block_state, layer_state
-
     model = trained("cifar10-resnet20", data_folder)
-    anatomy = hope.inspect(model, torch.zeros(1, 3, 32, 32))
-    tensors = {n: t.detach() for n, t in [*model.named_parameters(), *model.named_buffers()]}
-    states = [layer_state(layer, anatomy, tensors) for layer in anatomy.layers]
-    assert all(isinstance(state, LayerState) for state in states)
-    blocks = [block_state(block, anatomy, tensors, states) for block in anatomy.blocks]  # type: ignore[arg-type]
-    assert all(isinstance(block, BlockState) for block in blocks)
-    walk = partial(layer_path, merge="pair", kernel="zero-bias")
-    fast = [(c.kind, c.target, c.cost) for c in choices(states, blocks, walk=walk)]  # type: ignore[arg-type]
-    assert fast == naive(states, blocks, "pair")  # type: ignore[arg-type]
+    example = torch.zeros(1, 3, 32, 32)
+    plan = Plan(model, example, hope.inspect(model, example), hope.Paper())
+    states = [state for state in plan.states if isinstance(state, PaperState)]
+    branches = [branch for branch in plan.branches if isinstance(branch, AnchoredBranch)]
+    assert (len(states), len(branches)) == (len(plan.anatomy.layers), len(plan.anatomy.blocks) - 2)
+    fast = merged(states, branches, "pair")
+    assert fast == naive(states, branches, "pair")
     assert len(fast) > 100
 
 
@@ -235,7 +242,7 @@ def test_dead_neurons_go_first_and_change_nothing() -> None:
         for neuron in (2, 5):
             net.get_submodule("layer1.0.conv2").weight[:, neuron] = 0
     example = torch.randn(1, 3, 16, 16, dtype=torch.float64)
-    encoding = hope.encode(net, example, steps=2, evict=False)
+    encoding = hope.encode(net, example, steps=2, method="hope", evict=False)
     assert {(s.name, s.neurons) for s in encoding.trajectory} == {
         ("layer1.0.conv1", (2,)),
         ("layer1.0.conv1", (5,)),
@@ -256,7 +263,7 @@ def test_merging_twins_by_sum_comes_first_and_is_lossless() -> None:
     net = randomise(CifarResNet(8)).double().eval()
     _twins(net, outgoing=False)
     example = torch.randn(1, 3, 16, 16, dtype=torch.float64)
-    encoding = hope.encode(net, example, steps=1, merge="sum")
+    encoding = hope.encode(net, example, steps=1, method=hope.Paper(merge="sum"))
     (step,) = encoding.trajectory
     assert (step.kind, step.name, step.neurons) == ("merge", "layer2.0.conv1", (3, 7))
     assert_same(run(encoding.model, example), run(net, example), 1e-9)
@@ -267,7 +274,7 @@ def test_merging_twins_by_pair_comes_first_and_halves_them() -> None:
     net = randomise(CifarResNet(8)).double().eval()
     _twins(net, outgoing=True)
     example = torch.randn(1, 3, 16, 16, dtype=torch.float64)
-    encoding = hope.encode(net, example, steps=1)
+    encoding = hope.encode(net, example, steps=1, method="hope")
     (step,) = encoding.trajectory
     assert (step.kind, step.name, step.neurons) == ("merge", "layer2.0.conv1", (3, 7))
     assert step.cost == pytest.approx(0, abs=1e-6)
@@ -285,14 +292,14 @@ def test_sizes_of_no_actions_are_the_network_itself(anatomy: hope.Anatomy) -> No
 
 
 def test_live_releases_change_the_ranking_only(model: nn.Module, anatomy: hope.Anatomy) -> None:
-    static = hope.encode(model, EXAMPLE, density=0.4, anatomy=anatomy)
-    live = hope.encode(model, EXAMPLE, density=0.4, static_release=False, anatomy=anatomy)
-    assert live.trajectory.releases != static.trajectory.releases
+    static = hope.encode(model, EXAMPLE, density=0.4, method="hope", anatomy=anatomy)
+    live = hope.encode(model, EXAMPLE, density=0.4, method=hope.Paper(release="live"), anatomy=anatomy)
+    assert [step.release for step in live.trajectory] != [step.release for step in static.trajectory]
     assert live.trajectory[0] == static.trajectory[0]
 
 
 def test_summary_says_what_was_kept(model: nn.Module, anatomy: hope.Anatomy) -> None:
-    words = str(hope.encode(model, EXAMPLE, params=0.5, anatomy=anatomy))
+    words = str(hope.encode(model, EXAMPLE, params=0.5, method="hope", anatomy=anatomy))
     assert "DigitsNet by hope" in words
     assert "prunes" in words
     assert "parameters" in words

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 import torch
-from hope.methods.plan import Plan
 from torch import nn
 
 import hope
+from hope.run.plan import Plan
 from hope.signals.dream import coloured_noise
 from hope.signals.projection import RIDGE
 from tests.support import randomise
@@ -107,8 +107,8 @@ def test_a_dead_neuron_and_a_constant_are_absorbed_without_loss_behind_a_1x1_con
 def test_absorbing_beats_pruning_the_same_neurons() -> None:
     net = network(3)
     encoding = hope.encode(net, EXAMPLE, density=0.6, method="absorb", evict=False)
-    actions = encoding.trajectory.actions[: encoding.steps]
-    pruned = hope.cut(net, encoding.anatomy, [hope.Prune(a.layer, a.neurons) for a in actions])  # type: ignore[union-attr]
+    actions = encoding.trajectory.steps[: encoding.steps]
+    pruned = hope.cut(net, encoding.anatomy, [hope.Prune(a.name, a.gone) for a in actions])
     assert error(net, encoding.model) < 0.7 * error(net, pruned)
 
 
@@ -116,21 +116,21 @@ def test_measured_moments_predict_what_is_lost() -> None:
     """With moments of the very inputs, the modelled loss of one layer is the real one."""
     net = network(4)
     x = inputs(5, 128)
-    plan = Plan(net, hope.inspect(net, EXAMPLE), "absorb", evict=False, calibration=[x])
-    view = plan.views["8.weight"]
+    plan = Plan(net, EXAMPLE, hope.inspect(net, EXAMPLE), hope.Absorb(calibration=[x]), evict=False)
+    intake = plan.known.intakes["8.weight"]
     with torch.no_grad():
         seen = net[:8](x).double()  # type: ignore[index]
-    assert torch.allclose(view.mean, seen.mean(dim=0), atol=1e-5)
-    assert torch.allclose(view.covariance, torch.cov(seen.T, correction=0), atol=1e-5)
+    assert torch.allclose(intake.mean, seen.mean(dim=0), atol=1e-5)
+    assert torch.allclose(intake.covariance, torch.cov(seen.T, correction=0), atol=1e-5)
 
 
 def test_calibration_helps_on_the_inputs_it_saw() -> None:
     plain = calibrated = 0.0
     for seed in range(4):
         net = network(seed)
-        settings = {"density": 0.8, "method": "absorb", "evict": False}
+        settings = {"density": 0.8, "evict": False}
         plain += error(net, hope.encode(net, EXAMPLE, **settings).model)  # type: ignore[arg-type]
-        with_inputs = hope.encode(net, EXAMPLE, calibration=[inputs()], **settings)  # type: ignore[arg-type]
+        with_inputs = hope.encode(net, EXAMPLE, method=hope.Absorb(calibration=[inputs()]), **settings)  # type: ignore[arg-type]
         calibrated += error(net, with_inputs.model)
     assert calibrated < 0.9 * plain
 
@@ -152,7 +152,7 @@ def test_the_argument_is_not_changed_and_runs_repeat() -> None:
     before = copy.deepcopy(net.state_dict())
     one = hope.encode(net, EXAMPLE, density=0.4, method="absorb")
     other = hope.encode(net, EXAMPLE, density=0.4, method="absorb")
-    assert one.trajectory.actions == other.trajectory.actions
+    assert one.trajectory.steps == other.trajectory.steps
     assert one.fidelity == other.fidelity
     assert all(torch.equal(before[k], v) for k, v in net.state_dict().items())
     assert all(p.requires_grad for p in net.parameters())
@@ -208,9 +208,9 @@ def test_other_shapes_of_network(kind: str) -> None:
         settle(net)
         net.eval()
         encoding = hope.encode(net, EXAMPLE, density=0.75, method="absorb")
-        actions = encoding.trajectory.actions[: encoding.steps]
+        actions = encoding.trajectory.steps[: encoding.steps]
         assert encoding.steps > 0
-        pruned = hope.cut(net, encoding.anatomy, [hope.Prune(a.layer, a.neurons) for a in actions])  # type: ignore[union-attr]
+        pruned = hope.cut(net, encoding.anatomy, [hope.Prune(a.name, a.gone) for a in actions])
         ours, theirs = ours + error(net, encoding.model), theirs + error(net, pruned)
     assert ours < theirs
 
@@ -218,13 +218,11 @@ def test_other_shapes_of_network(kind: str) -> None:
 def test_layers_without_bn_are_left_alone_until_there_is_calibration() -> None:
     net = nn.Sequential(nn.Linear(4, 10), nn.ReLU(), nn.Linear(10, 3)).eval()
     example = torch.zeros(2, 4)
-    plan = Plan(net, hope.inspect(net, example), "absorb")
+    plan = Plan(net, example, hope.inspect(net, example), hope.Absorb())
     assert "calibration" in str(plan.left_alone["0"])
     x = torch.randn(256, 4, generator=torch.Generator().manual_seed(0))
-    encoding = hope.encode(net, example, density=0.6, method="absorb", calibration=[x])
-    pruned = hope.cut(
-        net, encoding.anatomy, [hope.Prune(a.layer, a.neurons) for a in encoding.trajectory.actions]
-    )  # type: ignore[union-attr]
+    encoding = hope.encode(net, example, density=0.6, method=hope.Absorb(calibration=[x]))
+    pruned = hope.cut(net, encoding.anatomy, [hope.Prune(a.name, a.gone) for a in encoding.trajectory])
     with torch.no_grad():
         right, ours, theirs = net(x), encoding.model(x), pruned(x)
     assert (ours - right).norm() < 0.5 * (theirs - right).norm()
@@ -257,7 +255,7 @@ def test_repaired_variances_are_those_of_the_signals() -> None:
 def test_weights_that_grow_are_reported() -> None:
     net = network(3)
     encoding = hope.encode(net, EXAMPLE, density=0.6, method="absorb", evict=False)
-    assert set(encoding.growth) == set(encoding.views)
+    assert set(encoding.growth) == set(encoding.intakes)
     assert all(0 < times < 4 for times in encoding.growth.values())
     assert "grew" not in str(encoding)
     with torch.no_grad():

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import pytest
 import torch
-from hope.methods.plan import Plan
 from torch import nn
 
 import hope
+from hope.anatomy.steps import Evict
 from hope.errors import InfeasibleBudget, InvalidExample
-from hope.judge.evictions import LEVELS, TRIED, _Weaver, decide
+from hope.judge.evictions import LEVELS, TRIED, _network, _Weaver, decide
 from hope.judge.fidelity import Judge
+from hope.run.plan import Plan
 from hope.signals.dream import _distance, _listening, coloured_noise, probes
 from tests.judge.test_absorb_networks import EXAMPLE, network
 
@@ -82,8 +83,8 @@ def test_a_fidelity_as_budget_is_the_longest_run_that_holds() -> None:
 
 def test_evictions_are_decided_within_the_stated_number_of_looks() -> None:
     net = network(5)
-    plan = Plan(net, hope.inspect(net, EXAMPLE), "absorb")
-    assert [block.name for block in plan.blocks] == ["1", "2"]
+    plan = Plan(net, EXAMPLE, hope.inspect(net, EXAMPLE), hope.Absorb())
+    assert [branch.name for branch in plan.branches] == ["1", "2"]
     looks = 0
 
     class Counting(Judge):
@@ -92,41 +93,41 @@ def test_evictions_are_decided_within_the_stated_number_of_looks() -> None:
             looks += 1
             return super().__call__(model)
 
-    woven = decide(net, plan, list(plan.stream()), Counting(net, EXAMPLE, plan.anatomy.program))
-    evicted = sum(choice.move is None for choice in woven)
+    woven = decide(net, plan, list(plan.steps()), Counting(net, EXAMPLE, plan.anatomy.program))
+    evicted = sum(isinstance(step, Evict) for step in woven)
     assert looks <= (len(LEVELS) + evicted) * (1 + 2 * TRIED)
 
 
 def test_weaving_leaves_out_what_an_evicted_block_contains() -> None:
     net = network(6)
-    plan = Plan(net, hope.inspect(net, EXAMPLE), "absorb")
-    sequence = list(plan.stream())
-    woven = _Weaver(plan, sequence).weave([(3, 1)])
-    position = next(k for k, choice in enumerate(woven) if choice.move is None)
-    inside = set(plan.blocks[1].layers)
+    plan = Plan(net, EXAMPLE, hope.inspect(net, EXAMPLE), hope.Absorb())
+    sequence = list(plan.steps())
+    woven = _Weaver(plan, sequence, lambda steps: 0.0).weave([(3, 1)])
+    position = next(k for k, step in enumerate(woven) if isinstance(step, Evict))
+    inside = set(plan.branches[1].layers)
     assert position == 3
-    assert not any(choice.target in inside for choice in woven[4:])
-    small = _Weaver(plan, sequence).network(net, woven[:8])
+    assert not any(step.name in inside for step in woven[4:])
+    small = _network(net, plan, woven[:8])
     with torch.no_grad():
         assert small(EXAMPLE).shape == (2, 5)
 
 
 def test_an_evicted_branch_leaves_its_mean() -> None:
     net = network(7)
-    plan = Plan(net, hope.inspect(net, EXAMPLE), "absorb")
+    plan = Plan(net, EXAMPLE, hope.inspect(net, EXAMPLE), hope.Absorb())
     shift = net[2].bn2.bias.detach()  # type: ignore[index, union-attr]
-    assert plan.blocks[1].bias == pytest.approx(shift.tolist())
+    assert plan.branches[1].bias == pytest.approx(shift.tolist())
 
 
 def test_what_a_dream_is_for() -> None:
     net = network(8)
     one, other = hope.dream(net, EXAMPLE, count=8, steps=3), hope.dream(net, EXAMPLE, count=8, steps=3)
     assert torch.equal(one[0][0], other[0][0])  # type: ignore[index]
-    encoding = hope.encode(net, EXAMPLE, density=0.8, method="absorb", calibration="dream", evict=False)
+    encoding = hope.encode(net, EXAMPLE, density=0.8, method=hope.Absorb(calibration="dream"), evict=False)
     assert encoding.fidelity > 0.5
     with pytest.raises(ValueError, match="dream"):
-        hope.encode(net, EXAMPLE, density=0.8, method="absorb", calibration="nightmare")
-    with pytest.raises(ValueError, match="absorb"):
-        hope.encode(net, EXAMPLE, density=0.8, calibration="dream")
+        hope.Absorb(calibration="nightmare")
+    with pytest.raises(TypeError, match="calibration"):
+        hope.Paper(calibration="dream")  # type: ignore[call-arg]
     with pytest.raises(InvalidExample, match="no inputs"):
-        hope.encode(net, EXAMPLE, density=0.8, method="absorb", calibration=[])
+        hope.encode(net, EXAMPLE, density=0.8, method=hope.Absorb(calibration=[]))

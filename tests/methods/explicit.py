@@ -13,7 +13,8 @@ import torch
 from numpy.typing import NDArray
 from scipy.special import ndtr, owens_t
 
-from hope.methods.pairs import PaperState as LayerState
+from hope.methods import costs
+from hope.methods.pairs import PaperState
 from hope.methods.parent import PARALLEL, Side
 
 Array = NDArray[np.float64]
@@ -56,11 +57,11 @@ class Layer:
             ]
         )
 
-    def state(self, name: str = "layer", release: int = 1) -> LayerState:
+    def state(self, name: str = "layer", release: int = 1) -> PaperState:
         """What the library works on."""
         tensor = torch.from_numpy
         energies = [energy(*signal) for signal in zip(self.mean, self.spread, self.slope, strict=True)]
-        return LayerState(
+        return PaperState(
             name,
             tensor(self.capacities()),
             release,
@@ -77,6 +78,12 @@ class Layer:
         """The arguments of `parents`."""
         state = self.state()
         return state.side(i), state.side(j), state.inner[i, j], state.outer[i, j]
+
+
+def pair_cost(neurons: int, a: float, b: float, rest: float) -> float:
+    """The library's J_merge from a and b alone: D_min² = a − b²/2."""
+    distance = math.sqrt(max(a - b**2 / 2, 0.0))
+    return float(costs.merge_pair(neurons, *map(np.asarray, (distance, b, rest, a))))
 
 
 def random_layer(

@@ -5,18 +5,17 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from hope.methods.state import AbsorbState
 
-from hope.methods.absorption import LEFT, AbsorbPath
+from hope.methods.absorption import LEFT, AbsorbPath, AbsorbState
 from hope.signals.projection import RIDGE, ridged, takeover
 
 
 def random_state(
-    seed: int, n: int = 10, channels: int = 1, consumers: int = 1, rank: int | None = None
+    seed: int, n: int = 10, channels: int = 1, readers: int = 1, rank: int | None = None
 ) -> AbsorbState:
     generator = torch.Generator().manual_seed(seed)
     state = AbsorbState("layer", n, 10, 0.6, [], [])
-    for _ in range(consumers):
+    for _ in range(readers):
         size = n * channels
         factor = torch.randn(size, rank or 3 * size, generator=generator, dtype=torch.float64)
         weight = torch.randn(size, 40, generator=generator, dtype=torch.float64)
@@ -27,9 +26,9 @@ def random_state(
     return state
 
 
-def loss(state: AbsorbState, gone: list[int], consumer: int) -> float:
+def loss(state: AbsorbState, gone: list[int], reader: int) -> float:
     """What removing neurons loses, by a dense solve on the original matrices."""
-    c, h = state.moments[consumer], state.outer[consumer]
+    c, h = state.moments[reader], state.outer[reader]
     p = len(c) // state.neurons
     out = torch.zeros(state.neurons, dtype=torch.bool)
     out[gone] = True
@@ -40,19 +39,19 @@ def loss(state: AbsorbState, gone: list[int], consumer: int) -> float:
 
 
 @pytest.mark.parametrize("channels", [1, 3])
-@pytest.mark.parametrize("consumers", [1, 2])
+@pytest.mark.parametrize("readers", [1, 2])
 @pytest.mark.parametrize("seed", range(3))
-def test_losses_along_a_path_are_those_of_dense_solves(seed: int, channels: int, consumers: int) -> None:
-    state = random_state(seed, channels=channels, readers=consumers)
+def test_losses_along_a_path_are_those_of_dense_solves(seed: int, channels: int, readers: int) -> None:
+    state = random_state(seed, channels=channels, readers=readers)
     path = AbsorbPath(state)
     gone: list[int] = []
     total = 0.0
-    for move in path.moves():
-        gone.append(move.neuron)
+    for move in path.steps():
+        gone += move.gone
         total += move.cost
-        left = [max(1 - loss(state, gone, k), LEFT) for k in range(consumers)]
+        left = [max(1 - loss(state, gone, k), LEFT) for k in range(readers)]
         assert total == pytest.approx(-state.share * sum(np.log(left)), rel=1e-6)
-        assert move.capacity == pytest.approx(min(left), rel=1e-6)
+        assert move.left == pytest.approx(min(left), rel=1e-6)
     assert len(gone) == state.neurons - 1
 
 
@@ -60,11 +59,11 @@ def test_losses_along_a_path_are_those_of_dense_solves(seed: int, channels: int,
 def test_each_step_is_the_cheapest(seed: int) -> None:
     state = random_state(seed, n=7)
     gone: list[int] = []
-    for move in AbsorbPath(state).moves():
+    for move in AbsorbPath(state).steps():
         others = [i for i in range(state.neurons) if i not in gone]
         losses = {i: loss(state, [*gone, i], 0) for i in others}
-        assert losses[move.neuron] <= min(losses.values()) * (1 + 1e-9)
-        gone.append(move.neuron)
+        assert losses[move.gone[0]] <= min(losses.values()) * (1 + 1e-9)
+        gone += move.gone
 
 
 def test_downdated_inverses_match_fresh_ones() -> None:
@@ -99,8 +98,8 @@ def test_twins_constants_and_the_dead_go_first_and_cost_nothing() -> None:
     weight = torch.randn(8, 5, generator=generator, dtype=torch.float64)
     covariance = factor @ factor.T / 30
     outer = weight @ weight.T / float((weight @ weight.T * covariance).sum())
-    moves = list(AbsorbPath(AbsorbState("x", 8, 1, 1.0, [ridged(covariance)], [outer])).moves())
-    first = {move.neuron for move in moves[:3]}
+    moves = list(AbsorbPath(AbsorbState("x", 8, 1, 1.0, [ridged(covariance)], [outer])).steps())
+    first = {move.gone[0] for move in moves[:3]}
     assert 7 in first
     assert first & {2, 5}
     assert first & {0, 1, 6}
@@ -121,9 +120,9 @@ def test_ill_conditioned_covariances_stay_finite(kind: str) -> None:
         + 1e-13 * torch.randn(n, n, generator=generator, dtype=torch.float64),
     }[kind]
     state = AbsorbState("x", n, 1, 1.0, [ridged(covariance)], [torch.eye(n, dtype=torch.float64) / n])
-    moves = list(AbsorbPath(state).moves())
-    assert len({move.neuron for move in moves}) == n - 1
-    assert all(np.isfinite([move.cost, move.capacity]).all() for move in moves)
+    moves = list(AbsorbPath(state).steps())
+    assert len({move.gone[0] for move in moves}) == n - 1
+    assert all(np.isfinite([move.cost, move.left]).all() for move in moves)
     shares = takeover(state.moments[0], torch.arange(6), torch.arange(6, n))
     assert torch.isfinite(shares).all()
     assert shares.abs().max() < 1 / RIDGE
@@ -140,5 +139,5 @@ def test_permuting_neurons_permutes_the_path() -> None:
         [c[order][:, order] for c in state.moments],
         [h[order][:, order] for h in state.outer],
     )
-    moves, moved = list(AbsorbPath(state).moves()), list(AbsorbPath(other).moves())
-    assert [int(order[m.neuron]) for m in moved] == [m.neuron for m in moves]
+    moves, moved = list(AbsorbPath(state).steps()), list(AbsorbPath(other).steps())
+    assert [int(order[m.gone[0]]) for m in moved] == [m.gone[0] for m in moves]

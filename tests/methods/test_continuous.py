@@ -15,8 +15,8 @@ from numpy.typing import NDArray
 from scipy import integrate
 
 from hope.methods import costs
-from hope.methods.pairs import PairPath as LayerPath
-from tests.methods.explicit import Layer, Pair, random_layer
+from hope.methods.pairs import PairPath
+from tests.methods.explicit import Layer, Pair, pair_cost, random_layer
 
 Array = NDArray[np.float64]
 SAMPLE = 400
@@ -56,6 +56,16 @@ def capacity_cost(start: Array, end: Array) -> float:
     return integrate.quad(rate, 2e-6, 1 - 2e-6)[0]
 
 
+def capacity_price(neurons: int, before: float, after: float) -> float:
+    """N·ln(E_a/E_b): J_capacity in closed form while the number of neurons stays."""
+    return neurons * math.log(before / after)
+
+
+def bound(neurons: int, distance: float, after: float) -> float:
+    """N·‖Φ_a − Φ_b‖/E(Φ_b): the theorem's bound of a transition's cost."""
+    return neurons * distance / after
+
+
 def pruned(state: Array, k: int) -> Array:
     end = state.copy()
     end[k] = 0
@@ -82,7 +92,7 @@ class Merged:
         self.end = state.copy()
         self.end[[i, j]] = self.scale * psi
         self.after = self.rest + self.scale  # E(Φ_b), with one neuron less
-        self.cost = float(costs.merge_pair(len(state), *map(np.asarray, (self.a, self.b, self.rest))))
+        self.cost = pair_cost(len(state), self.a, self.b, self.rest)
 
 
 # ---- Theorem "Discrete Transition Cost Bound" -----------------------------------------------------------
@@ -95,7 +105,7 @@ def test_prune_cost_bounds_the_integral_along_its_path(slope: float) -> None:
     sizes = np.linalg.norm(state, axis=1)
     for k in range(8):
         cost = costs.prune(8, float(sizes.sum()), float(sizes[k]))
-        assert cost == pytest.approx(costs.bound(8, sizes[k], sizes.sum() - sizes[k]), rel=1e-12)
+        assert cost == pytest.approx(bound(8, sizes[k], sizes.sum() - sizes[k]), rel=1e-12)
         assert projection_cost(state, pruned(state, k)) <= cost
 
 
@@ -105,7 +115,7 @@ def test_along_a_prune_distance_and_capacity_are_one_and_the_same() -> None:
     before = capacity(state)
     for k in range(6):
         end = pruned(state, k)
-        closed = costs.capacity_cost(6, before, capacity(end))
+        closed = capacity_price(6, before, capacity(end))
         assert projection_cost(state, end) == pytest.approx(closed, rel=1e-9)
         assert capacity_cost(state, end) == pytest.approx(closed, rel=1e-4)
 
@@ -121,7 +131,7 @@ def test_merge_cost_of_a_correlated_pair_bounds_the_integral_along_its_path(nois
         path = [capacity(along(state, merged.end, t)) for t in np.linspace(0, 1, 101)]
         assert min(path) >= merged.after  # Lemma "Capacity Bound for Correlated Projections"
         distance = float(np.linalg.norm(merged.end - state))
-        assert merged.cost == pytest.approx(costs.bound(6, distance, merged.after), rel=1e-9)
+        assert merged.cost == pytest.approx(bound(6, distance, merged.after), rel=1e-9)
         assert projection_cost(state, merged.end) <= merged.cost
 
 
@@ -156,21 +166,18 @@ def test_magnitude_neutrality_holds_for_whole_paths(factor: float, merge: str | 
     layer = random_layer(4, 9, clusters=4, noise=0.2)
     grown = layer.take(list(range(9)))
     grown.outs *= factor
-    one, other = (list(LayerPath(x.state(), merge=merge, kernel=kernel).moves()) for x in (layer, grown))
-    assert [(m.neuron, m.other) for m in one] == [(m.neuron, m.other) for m in other]
+    one, other = (list(PairPath(x.state(), merge=merge, kernel=kernel).steps()) for x in (layer, grown))
+    assert [m.neurons for m in one] == [m.neurons for m in other]
     assert [m.cost for m in one] == pytest.approx([m.cost for m in other], rel=1e-6)
-    assert [factor * m.capacity for m in one] == pytest.approx([m.capacity for m in other], rel=1e-9)
+    assert [factor * m.left for m in one] == pytest.approx([m.left for m in other], rel=1e-9)
 
 
 def test_every_cost_is_scale_free() -> None:
     for k in (1e-6, 3.0, 1e6):
         assert costs.prune(5, 10 * k, 2 * k) == pytest.approx(costs.prune(5, 10, 2), rel=1e-12)
-        assert costs.capacity_cost(5, 10 * k, 8 * k) == pytest.approx(
-            costs.capacity_cost(5, 10, 8), rel=1e-12
-        )
-        assert costs.bound(5, 2 * k, 8 * k) == pytest.approx(costs.bound(5, 2, 8), rel=1e-12)
-        pair = [np.asarray(x) for x in (5 * k**2, 2.5 * k, 3 * k)]
-        assert costs.merge_pair(5, *pair) == pytest.approx(costs.merge_pair(5, *map(np.asarray, (5, 2.5, 3))))
+        assert capacity_price(5, 10 * k, 8 * k) == pytest.approx(capacity_price(5, 10, 8), rel=1e-12)
+        assert bound(5, 2 * k, 8 * k) == pytest.approx(bound(5, 2, 8), rel=1e-12)
+        assert pair_cost(5, 5 * k**2, 2.5 * k, 3 * k) == pytest.approx(pair_cost(5, 5, 2.5, 3))
         assert costs.evict([3, 4], [2 * k, 5 * k], [7 * k] * 2) == pytest.approx(
             costs.evict([3, 4], [2, 5], [7, 7])
         )
@@ -181,8 +188,8 @@ def test_connectivity_is_preserved() -> None:
     left = 10.0 ** -np.arange(0, 13, 3)
     for cost in (
         [costs.prune(2, 1 + e, 1.0) for e in left],
-        [costs.capacity_cost(2, 1 + e, e) for e in left],
-        [costs.bound(2, 1.0, e) for e in left],
+        [capacity_price(2, 1 + e, e) for e in left],
+        [bound(2, 1.0, e) for e in left],
     ):
         assert (np.diff(cost) > 0).all()
         assert cost[-1] > 50
@@ -198,16 +205,16 @@ def test_a_whole_layer_cannot_be_merged_away_for_nothing() -> None:
     rest = costs.remaining(2.0, np.asarray(1.0), np.asarray(1.0))
     assert float(rest) == costs.LEAST
     assert costs.best_scale(a, b, rest) == pytest.approx(float(a / b), rel=1e-9)
-    assert costs.merge_pair(2, a, b, rest) == pytest.approx(2 * math.sqrt((2 - 0.32) / 1), rel=1e-9)
+    assert pair_cost(2, float(a), float(b), float(rest)) == pytest.approx(
+        2 * math.sqrt((2 - 0.32) / 1), rel=1e-9
+    )
 
 
 def test_capacity_cost_is_additive_along_a_path() -> None:
     """Axiom 3, while the number of neurons stays."""
-    whole = costs.capacity_cost(6, 9.0, 2.0)
-    assert costs.capacity_cost(6, 9.0, 5.0) + costs.capacity_cost(6, 5.0, 2.0) == pytest.approx(
-        whole, rel=1e-12
-    )
-    assert costs.capacity_cost(6, 9.0, 9.0) == 0
+    whole = capacity_price(6, 9.0, 2.0)
+    assert capacity_price(6, 9.0, 5.0) + capacity_price(6, 5.0, 2.0) == pytest.approx(whole, rel=1e-12)
+    assert capacity_price(6, 9.0, 9.0) == 0
 
 
 @pytest.mark.parametrize("parts", [2, 5])

@@ -7,16 +7,16 @@ import math
 import numpy as np
 import pytest
 import torch
-from hope.methods.signals import layer_state
 from scipy import optimize
 from torch import Tensor, nn
 
 import hope
 from hope.methods import costs
-from hope.methods.pairs import PairPath as LayerPath
-from hope.methods.pairs import PaperState as LayerState
+from hope.methods.pairs import PairPath, PaperState
+from hope.methods.paper import paper_state
 from hope.methods.parent import Parents, Side, alignments, overlaps, parents, recipe
-from tests.methods.explicit import Array, Layer, Pair, energy, exact_kernel, random_layer
+from hope.signals.bn import Numbers
+from tests.methods.explicit import Array, Layer, Pair, energy, exact_kernel, pair_cost, random_layer
 from tests.support import assert_same, randomise
 
 KERNELS = ("zero-bias", "exact")
@@ -194,7 +194,7 @@ def test_opposite_twins_have_no_parent(scale: float, kernel: str) -> None:
         layer = plant(random_layer(seed, 4), 1, 2, scale=scale, out=-1.0)
         assert float(found(layer, 1, 2, kernel).alignment) == 0
         for merge in ("pair", "sum"):
-            path = LayerPath(layer.state(), merge=merge, kernel=kernel)
+            path = PairPath(layer.state(), merge=merge, kernel=kernel)
             assert path.distance[1, 2] == math.inf
 
 
@@ -203,7 +203,7 @@ def test_neurons_with_different_slopes_have_no_parent() -> None:
     layer.slope[1] = 0.1
     for kernel in KERNELS:
         assert float(found(layer, 0, 1, kernel).alignment) == 0
-        assert LayerPath(layer.state(), merge="pair", kernel=kernel).distance[0, 1] == math.inf
+        assert PairPath(layer.state(), merge="pair", kernel=kernel).distance[0, 1] == math.inf
 
 
 # ---- scale and distance --------------------------------------------------------------------------------
@@ -223,7 +223,7 @@ def test_best_scale_and_cost_are_those_of_a_line_search(rest: float) -> None:
         b = float(sizes.sum() * rng.uniform(0.01, 1))
         b = min(b, math.sqrt(2 * a))
         scale = float(costs.best_scale(*map(np.asarray, (a, b, rest))))
-        cost = float(costs.merge_pair(7, *map(np.asarray, (a, b, rest))))
+        cost = pair_cost(7, a, b, rest)
         assert cost == pytest.approx(merge_cost(scale, a, b, rest, 7), rel=1e-9, abs=1e-7)
         nearby = scale * np.linspace(0.5, 1.5, 1001)
         assert cost <= merge_cost(nearby, a, b, rest, 7).min() + 1e-7
@@ -237,14 +237,14 @@ def test_least_distance_bounds_the_cost_from_below() -> None:
     """D_min² = a − b²/2 is the least of D², and J_merge ≥ N·D_min/E; for the sum J ≥ N·D_sum/E."""
     for layer in layers():
         state, sizes = layer.state(), layer.capacities()
-        pair, both = (LayerPath(state, merge=merge, kernel="exact") for merge in ("pair", "sum"))
+        pair, both = (PairPath(state, merge=merge, kernel="exact") for merge in ("pair", "sum"))
         for i, j in every_pair(layer):
             a, b = sizes[i] ** 2 + sizes[j] ** 2, pair.alignment[i, j]
             rest = sizes.sum() - sizes[i] - sizes[j]
             scales = np.linspace(0, 2 * b, 4001)
             least = math.sqrt(max((2 * scales**2 - 2 * b * scales + a).min(), 0))
             assert pair.distance[i, j] == pytest.approx(least, rel=1e-5, abs=1e-3 * math.sqrt(a))
-            cost = float(costs.merge_pair(6, *map(np.asarray, (a, b, rest))))
+            cost = pair_cost(6, a, b, rest)
             assert cost >= 6 * pair.distance[i, j] / sizes.sum() * (1 - 1e-12)
             cost = float(costs.merge_sum(6, *map(np.asarray, (both.distance[i, j], b, rest))))
             assert cost >= 6 * both.distance[i, j] / sizes.sum() * (1 - 1e-12)
@@ -254,7 +254,7 @@ def test_sum_distance_is_what_the_next_layer_loses() -> None:
     """‖f_i + f_j − f_p‖ of f_p = b·ψ*, over samples."""
     draws = np.random.default_rng(0).normal(size=(200_000, 2))
     layer = random_layer(1, 2, clusters=1, noise=0.4)
-    path = LayerPath(layer.state(), merge="sum", kernel="exact")
+    path = PairPath(layer.state(), merge="sum", kernel="exact")
     got = found(layer, 0, 1, "exact")
     rho = float(got.correlation)
     mixed = np.stack([draws[:, 0], rho * draws[:, 0] + math.sqrt(1 - rho**2) * draws[:, 1]], axis=1)
@@ -301,11 +301,10 @@ def inputs(kind: str) -> Tensor:
     return torch.randn(shape, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
 
 
-def state_of(net: nn.Sequential, kind: str) -> tuple[hope.Anatomy, LayerState]:
+def state_of(net: nn.Sequential, kind: str) -> tuple[hope.Anatomy, PaperState]:
     anatomy = hope.inspect(net, inputs(kind))
-    tensors = {name: t.detach() for name, t in [*net.named_parameters(), *net.named_buffers()]}
-    state = layer_state(anatomy.layers[0], anatomy, tensors)
-    assert isinstance(state, LayerState)
+    state = paper_state(anatomy.layers[0], Numbers.of(net, anatomy), 1)
+    assert isinstance(state, PaperState)
     return anatomy, state
 
 
@@ -381,10 +380,9 @@ def test_merging_duplicates_halves_them_by_pair_and_is_lossless_by_sum(
     anatomy, state = state_of(net, kind)
     both = contribution(net, 1, kind) + contribution(net, 3, kind)
     for merge, share in (("pair", 0.5), ("sum", 1.0)):
-        path = LayerPath(state, merge=merge, kernel=kernel)
+        path = PairPath(state, merge=merge, kernel=kernel)
         assert path.distance[1, 3] == 0
         move = path.step()
-        assert (move.neuron, move.other, move.cost) == (1, 3, 0)
-        assert move.recipe is not None
-        small = hope.cut(net, anatomy, [hope.Merge("0", 1, 3, *move.recipe)])
+        assert (move.kind, move.name, move.neurons, move.cost) == ("merge", "0", (1, 3), 0)
+        small = hope.cut(net, anatomy, [move])
         assert_same([contribution(small, 1, kind)], [share * both], 1e-6)

@@ -31,7 +31,7 @@ def silenced(
     """What the full model gives when the branches of these blocks give nothing but their biases."""
     instead = {}
     for action in evictions:
-        block = anatomy.block(action.block)
+        block = anatomy.block(action.name)
         shape = [1] * block.ndim
         shape[block.channel_dim] = block.channels
         numbers = action.bias or (0.0,) * block.channels

@@ -38,7 +38,7 @@ def test_one_layer_can_be_cut_alone(net: Net, seed: int) -> None:
         assert_same(run(small, x), run(masked(model, anatomy, [action]), x), TOLERANCE)
         released = sum(p.numel() for p in model.parameters()) - sum(p.numel() for p in small.parameters())
         if len(action.neurons) == 1:
-            assert released == anatomy.layer(action.layer).release
+            assert released == anatomy.unit(action.name).release
 
 
 @given(networks(), seeds)
@@ -67,7 +67,7 @@ def test_a_cut_network_learns_what_the_masked_one_learns(net: Net, seed: int) ->
 def test_the_order_of_prunes_does_not_matter(net: Net, seed: int) -> None:
     model = build(net)
     anatomy = hope.inspect(model, example(net))
-    actions = [hope.Prune(a.layer, n) for a in random_cut(anatomy, 0.5, seed) for n in a.neurons]
+    actions = [hope.Prune(a.name, n) for a in random_cut(anatomy, 0.5, seed) for n in a.neurons]
     shuffled = random.Random(seed).sample(actions, len(actions))
     one, other = (
         hope.cut(model, anatomy, actions).state_dict(),
@@ -84,16 +84,16 @@ def test_cutting_in_two_goes_equals_cutting_in_one(net: Net, seed: int) -> None:
     first = random_cut(anatomy, 0.3, seed)
     middle = hope.cut(model, anatomy, first)
     again = hope.inspect(middle, x)
-    gone = {action.layer: action.neurons for action in first}
+    gone = {action.name: action.neurons for action in first}
     left = {
         layer.name: [n for n in range(layer.neurons) if n not in gone[layer.name]] for layer in anatomy.layers
     }
     assert {layer.name: layer.neurons for layer in again.layers if len(left.get(layer.name, ())) > 1} == {
         name: len(kept) for name, kept in left.items() if len(kept) > 1
     }
-    second = [action for action in random_cut(again, 0.4, seed) if len(left.get(action.layer, ())) > 1]
+    second = [action for action in random_cut(again, 0.4, seed) if len(left.get(action.name, ())) > 1]
     assume(second)
-    whole = first + [hope.Prune(a.layer, [left[a.layer][n] for n in a.neurons]) for a in second]
+    whole = first + [hope.Prune(a.name, [left[a.name][n] for n in a.neurons]) for a in second]
     one, two = hope.cut(model, anatomy, whole).state_dict(), hope.cut(middle, again, second).state_dict()
     assert all(torch.equal(one[name], two[name]) for name in one)
 

@@ -51,7 +51,7 @@ def summary(anatomy: Anatomy) -> dict[str, Any]:
             for b in anatomy.blocks
         ],
         "streams": [
-            (original_name(s.name), s.channels, len(s.writers), len(s.readers)) for s in anatomy.streams
+            (original_name(s.name), s.neurons, len(s.writers), len(s.readers)) for s in anatomy.streams
         ],
         "skipped": Counter((original_name(one.name), one.outputs, one.kind) for one in anatomy.skipped),
     }

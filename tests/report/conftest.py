@@ -39,7 +39,7 @@ def original() -> nn.Module:
 @pytest.fixture(scope="session")
 def folder(original: nn.Module, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run by the paper's method."""
-    encoding = hope.encode(original, EXAMPLE, density=0.2, progress=False)
+    encoding = hope.encode(original, EXAMPLE, method="hope", density=0.2, progress=False)
     assert all(encoding.trajectory.mix().values())  # prunes, merges and evictions
     path = tmp_path_factory.mktemp("runs")
     save_file(original.state_dict(), path / "weights.safetensors")
@@ -51,7 +51,7 @@ def folder(original: nn.Module, tmp_path_factory: pytest.TempPathFactory) -> Pat
 @pytest.fixture(scope="session")
 def stepped(original: nn.Module, folder: Path) -> Path:
     """A run whose widths are multiples of eight, beside the others."""
-    encoding = hope.encode(original, EXAMPLE, density=0.4, multiple_of=8, progress=False)
+    encoding = hope.encode(original, EXAMPLE, method="hope", density=0.4, multiple_of=8, progress=False)
     assert len(encoding.trajectory.stops) < len(encoding.trajectory)
     return encoding.save(folder.with_name("stepped"), source={"model": "net.py:build", "input": "1x1x8x8"})
 

@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 import hope
-from hope.anatomy.steps import Absorb, Merge
+from hope.anatomy.steps import Absorption, Merge
 from hope.demo import DigitsNet
 from hope.report.page import KINDS, labels, page_data, render, run_data, scales, write_page
 from hope.report.takers import takers
@@ -49,7 +49,7 @@ def test_sizes_costs_and_releases_add_up_to_the_trajectory(folder: Path) -> None
     data = run_data(run)
     for column, name in enumerate(("neurons", "parameters", "macs")):
         assert list(accumulate(data[name])) == run.trajectory.sizes[:, column].tolist()
-    assert np.allclose(data["costs"], run.trajectory.costs, rtol=1e-4)
+    assert np.allclose(data["costs"], [step.cost for step in run.trajectory], rtol=1e-4)
     last: dict[tuple[bool, int], int] = {}
     for t, step in enumerate(run.trajectory):
         assert data["kinds"][t] == KINDS[step.kind]
@@ -57,7 +57,7 @@ def test_sizes_costs_and_releases_add_up_to_the_trajectory(folder: Path) -> None
         assert data["blocks" if target[0] else "layers"][target[1]]["name"] == step.name
         last[target] = last.get(target, 0) + data["releases"][t]
         assert last[target] == step.release
-        if isinstance(run.trajectory.actions[t], Merge):
+        if isinstance(step, Merge):
             assert (data["into"][t], data["who"][t]) == step.neurons
 
 
@@ -106,12 +106,12 @@ def test_a_baselines_scores_fall_too(original: nn.Module, tmp_path: Path) -> Non
 
 def test_takers_are_the_projection_on_the_survivors(absorbed: Path) -> None:
     run = read_run(absorbed)
-    views = run.views()
-    layer = run.anatomy.layer("squeeze")
-    order = [a.neurons[0] for a in run.trajectory.actions if isinstance(a, Absorb) and a.layer == layer.name]
-    found = takers(layer, views, order[:5])
+    intakes = run.intakes()
+    layer = run.anatomy.unit("squeeze")
+    order = [s.gone[0] for s in run.trajectory if isinstance(s, Absorption) and s.name == layer.name]
+    found = takers(layer, intakes, order[:5])
     assert found is not None
-    moments = views["head.weight"].moments
+    moments = intakes["head.weight"].moments
     floor = RIDGE * moments.diagonal().mean() * torch.eye(len(moments), dtype=torch.float64)
     rest = [i for i in range(layer.neurons) if i not in order[:5]]
     want = torch.linalg.solve((moments + floor)[rest][:, rest], moments[rest, order[4]])
@@ -226,14 +226,7 @@ def test_a_page_of_twenty_thousand_steps_stays_small(folder: Path) -> None:
     t = run.trajectory
     times = 20_000 // len(t) + 1
     sizes = np.concatenate([t.sizes[:1], *[t.sizes[1:]] * times])
-    more = replace(
-        t,
-        actions=t.actions * times,
-        costs=t.costs * times,
-        releases=t.releases * times,
-        left=t.left * times,
-        sizes=sizes,
-    )
+    more = replace(t, steps=t.steps * times, sizes=sizes)
     assert len(render(page_data([replace(run, trajectory=more)]))) < 1_200_000
 
 

@@ -58,11 +58,13 @@ def test_widths_are_multiples_at_every_budget(
 
 def test_within_a_layer_the_order_stays_and_nothing_is_done_twice(model: nn.Module) -> None:
     anatomy = hope.inspect(model, EXAMPLE)
-    actions = hope.encode(model, EXAMPLE, density=0.3, anatomy=anatomy, evict=False).trajectory.actions
+    actions = hope.encode(
+        model, EXAMPLE, density=0.3, method="hope", anatomy=anatomy, evict=False
+    ).trajectory.steps
     order, stops = aligned(anatomy, actions, 8)
     assert max(Counter(order).values()) == 1
     for layer in anatomy.layers:
-        mine = [k for k in order if actions[k].layer == layer.name]
+        mine = [k for k in order if actions[k].name == layer.name]
         assert mine == sorted(mine)
         assert (layer.neurons - len(mine)) % 8 == 0 or not mine
     assert stops[0] == 0

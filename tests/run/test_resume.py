@@ -3,25 +3,28 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from hope.methods.plan import Plan
+from msgspec.structs import replace
 
 import hope
-from hope.anatomy.steps import to_json
+from hope._util.told import told_inputs
+from hope.anatomy.steps import Step
 from hope.demo import DigitsNet
 from hope.run import checkpoint
+from hope.run.plan import Plan
 from tests.support import randomise
 
 EXAMPLE = torch.zeros(1, 1, 8, 8)
 SETTINGS: list[dict[str, Any]] = [
-    {},
-    {"merge": "sum"},
-    {"static_release": False},
+    {"method": hope.Paper()},
+    {"method": hope.Paper(merge="sum")},
+    {"method": hope.Paper(release="live")},
     {"method": "l1-joint"},
     {"method": "absorb"},
     {"method": "absorb", "evict": False},
@@ -30,6 +33,11 @@ SETTINGS: list[dict[str, Any]] = [
 
 def model() -> torch.nn.Module:
     return randomise(DigitsNet(), 3).eval()
+
+
+def bare(steps: Iterable[Step]) -> list[Step]:
+    """Steps without what they cost."""
+    return [replace(step, cost=0.0, release=0, left=0.0) for step in steps]
 
 
 class Stopped(Exception):
@@ -57,12 +65,13 @@ def test_an_interrupted_run_goes_on(
         patch.setattr(checkpoint.Checkpoint, "write", stop)
         with pytest.raises(Stopped):
             hope.encode(net, EXAMPLE, density=0.2, checkpoint=file, **settings)
-    assert len(json.loads(file.read_text())["actions"]) >= 8
+    assert len(json.loads(file.read_text())["steps"]) >= 8
     again = hope.encode(net, EXAMPLE, density=0.2, checkpoint=file, **settings)
     steps = whole.steps
     assert again.steps == steps
-    assert again.trajectory.actions[:steps] == whole.trajectory.actions[:steps]
-    assert again.trajectory.costs[:steps] == pytest.approx(whole.trajectory.costs[:steps])
+    assert bare(again.trajectory.steps[:steps]) == bare(whole.trajectory.steps[:steps])
+    costs = [[step.cost for step in run.trajectory.steps[:steps]] for run in (again, whole)]
+    assert costs[0] == pytest.approx(costs[1])
     assert not file.exists()
 
 
@@ -70,28 +79,29 @@ def test_an_interrupted_run_goes_on(
 @pytest.mark.parametrize("merge", [None, "pair", "sum"])
 def test_the_rest_of_a_run_follows_from_its_beginning(begun: int, merge: str | None) -> None:
     net = model()
-    plan = Plan(net, hope.inspect(net, EXAMPLE), "hope")
-    whole = [to_json(plan.action(choice)) for choice in plan.stream(merge=merge)]
-    done = [plan.action(choice) for choice, _ in zip(plan.stream(merge=merge), range(begun), strict=False)]
-    assert [to_json(plan.action(c)) for c in plan.stream(merge=merge, done=done)] == whole[begun:]
+    plan = Plan(net, EXAMPLE, hope.inspect(net, EXAMPLE), hope.Paper(merge=merge))
+    whole = list(plan.steps())
+    done = whole[:begun]
+    assert bare(plan.steps(done=done)) == bare(whole[begun:])
     with ThreadPoolExecutor(2) as pool:
-        rest = [to_json(plan.action(c)) for c in plan.stream(merge=merge, done=done, executor=pool)]
-    assert rest == whole[begun:]
+        rest = list(plan.steps(done=done, executor=pool))
+    assert bare(rest) == bare(whole[begun:])
 
 
 def test_another_runs_file_is_not_gone_on_with(tmp_path: Path) -> None:
     net, file = model(), tmp_path / "partial.json"
     for text in ("not json", "{}", json.dumps({"format": "hope-partial", "version": 99})):
         file.write_text(text)
-        assert hope.encode(net, EXAMPLE, density=0.9, checkpoint=file).steps > 0
+        assert hope.encode(net, EXAMPLE, density=0.9, method="hope", checkpoint=file).steps > 0
     other = checkpoint.Checkpoint(file, {"method": "other"})
-    other.write([hope.Prune("stem.0", 0)], [0.0], [1], [0.0], now=True)
-    assert hope.encode(net, EXAMPLE, density=0.9, checkpoint=file).trajectory[0].release > 1
+    other.write([hope.Prune("stem.0", 0, release=1)], now=True)
+    assert hope.encode(net, EXAMPLE, density=0.9, method="hope", checkpoint=file).trajectory[0].release > 1
 
 
 def test_a_file_of_other_calibration_inputs_is_not_gone_on_with() -> None:
     first, second = [torch.zeros(2, 3), torch.ones(2, 3)], [torch.zeros(2, 3), torch.ones(2, 3) / 2]
-    told = [checkpoint.settings(calibration=some) for some in (None, "dream", first, second, iter(first))]
-    assert len({str(one["calibration"]) for one in told}) == 5
-    assert checkpoint.settings(calibration=tuple(first)) == told[2]
-    assert checkpoint.settings(calibration=[first[0].bfloat16()]) != checkpoint.settings(calibration=[])
+    told = [told_inputs(some) for some in (None, "dream", first, second, iter(first))]
+    assert len(set(told)) == 5
+    assert told_inputs(tuple(first)) == told[2]
+    assert told_inputs([first[0].bfloat16()]) != told_inputs([])
+    assert hope.Absorb(calibration=first).told()["calibration"] == told[2]

@@ -183,7 +183,7 @@ def test_evicting_leaves_no_operator_of_the_branch() -> None:
 
 def test_pruning_inside_an_evicted_block_is_harmless(model: nn.Module) -> None:
     anatomy = hope.inspect(model, EXAMPLE)
-    pruned = [action for action in random_cut(anatomy) if action.layer != "blocks.1.conv1"]
+    pruned = [action for action in random_cut(anatomy) if action.name != "blocks.1.conv1"]
     evict = hope.Evict("blocks.1")
     both = hope.cut(model, anatomy, [hope.Prune("blocks.1.conv1", [0]), *pruned, evict])
     one = hope.cut(model, anatomy, [*pruned, evict])

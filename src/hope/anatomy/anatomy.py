@@ -13,7 +13,7 @@ from hope.graph.blocks import Block
 from hope.graph.program import Program
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Anatomy:
     """A network read as neurons. `print(anatomy)` shows it as a table.
 
@@ -93,6 +93,12 @@ class Anatomy:
         """The smallest size within reach: every block evicted, one neuron left in every other layer."""
         outer = [block.name for block in self.blocks if block.inside is None]
         return self.size({layer.name: layer.neurons - 1 for layer in self.layers}, outer)
+
+    def __repr__(self) -> str:
+        return (
+            f"<Anatomy of {self.model}: {len(self.layers)} layers, {len(self.blocks)} blocks, "
+            f"{len(self.streams)} streams>"
+        )
 
     def __str__(self) -> str:
         from hope.anatomy.table import render

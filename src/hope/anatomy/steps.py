@@ -39,6 +39,12 @@ class Step(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
         """The neurons that take part."""
         return self.gone
 
+    def __repr__(self) -> str:
+        which = (
+            ", ".join(map(str, self.neurons)) if len(self.neurons) <= 4 else f"{len(self.neurons)} neurons"
+        )
+        return f"<{type(self).__name__} {f'{which} of ' if which else ''}{self.name}: cost {self.cost:.4g}>"
+
 
 class Prune(Step, frozen=True, array_like=True, tag="prune"):
     """Remove neurons of a unit.

@@ -16,7 +16,7 @@ T = TypeVar("T")
 Key: TypeAlias = tuple[str, int]  # a tensor's name and one of its dimensions
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Places:
     """The places that a unit's neurons own along one dimension of one parameter or buffer.
 
@@ -56,6 +56,11 @@ class Places:
         """How many places a neuron owns here."""
         return int(self.index.shape[1])
 
+    def __repr__(self) -> str:
+        return (
+            f"<Places of {int(self.owner.max()) + 1} neurons in {self.tensor}, dim {self.dim} ({self.role})>"
+        )
+
 
 @dataclass(frozen=True)
 class Reader:
@@ -87,7 +92,7 @@ class Reader:
         return names[-1] if names else "identity"
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Unit:
     """What goes together: a layer's neurons, or a stream's channels.
 
@@ -145,6 +150,9 @@ class Unit:
     def at(self, tensor: str, role: str | None = None) -> Places | None:
         """Where its neurons stand in a tensor."""
         return next((p for p in self.places if p.tensor == tensor and role in (None, p.role)), None)
+
+    def __repr__(self) -> str:
+        return f"<Unit {self.name}: a {self.kind} of {self.neurons} neurons, {len(self.readers)} readers>"
 
 
 @dataclass(frozen=True)

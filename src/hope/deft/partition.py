@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 from os import PathLike
 from pathlib import Path
@@ -34,7 +34,7 @@ BY = ("prune-cost", "capacity")
 MERGES: dict[bool | str, str | None] = {True: "sum", "sum": "sum", "pair": "pair", False: None}
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Partition:
     """A network split into core and slack. `print` it for a table, `plot` it for a picture.
 
@@ -67,21 +67,21 @@ class Partition:
         (8, '3', True, True)
     """
 
-    anatomy: Anatomy = field(repr=False)
+    anatomy: Anatomy
     head: str
     by: str
     percentile: float
     threshold: float
     lock: Lock
     merge: str | None
-    core: Mapping[str, Tensor] = field(repr=False)
-    merges: tuple[Merge, ...] = field(repr=False)
-    freed: Mapping[str, tuple[int, ...]] = field(repr=False)
-    costs: Mapping[str, Tensor] = field(repr=False)
-    capacities: Mapping[str, Tensor] = field(repr=False)
-    bounds: Bounds = field(repr=False)
-    left_alone: Mapping[str, Reason] = field(repr=False)
-    original: str = field(repr=False)
+    core: Mapping[str, Tensor]
+    merges: tuple[Merge, ...]
+    freed: Mapping[str, tuple[int, ...]]
+    costs: Mapping[str, Tensor]
+    capacities: Mapping[str, Tensor]
+    bounds: Bounds
+    left_alone: Mapping[str, Reason]
+    original: str
     seed: int = 0
 
     @cached_property
@@ -123,6 +123,10 @@ class Partition:
         from hope.deft.picture import draw
 
         return draw(self, Path(path))
+
+    def __repr__(self) -> str:
+        core, slack, freed = (sum(column) for column in zip((0, 0, 0), *self.counts().values(), strict=True))
+        return f"<Partition of {self.anatomy.model}: {core} core, {slack} slack, {freed} freed by merging>"
 
     def __str__(self) -> str:
         counts = self.counts()

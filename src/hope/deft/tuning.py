@@ -141,6 +141,10 @@ class Tuning:
         if freeze_statistics:
             hold(model, frozen, head)
 
+    def __repr__(self) -> str:
+        free, total = self.trainable()
+        return f"<Tuning of {type(self.model).__name__} by {self.method}: {free} of {total} entries may move>"
+
     def penalty(self) -> Tensor:
         """What the method adds to the loss: 0 for DEFT, full, head-only and BN-tuning."""
         if self._penalty is None:

@@ -66,7 +66,7 @@ class Silence:
         return self.modules
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Block:
     """A branch of layers beside a skip, which can be evicted.
 
@@ -110,6 +110,9 @@ class Block:
     def removes(self, name: str) -> bool:
         """Whether evicting this block removes the module, parameter or buffer of that name."""
         return removes(self.way, name)
+
+    def __repr__(self) -> str:
+        return f"<Block {self.name}: {len(self.layers)} layers beside {self.skip}, {self.channels} channels>"
 
 
 def removes(way: Replace | Silence, name: str) -> bool:

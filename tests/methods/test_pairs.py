@@ -11,24 +11,23 @@ from typing import NamedTuple
 import numpy as np
 import pytest
 import torch
-from hope.methods.signals import layer_state
 from torch import nn
 
 import hope
-from hope.methods.pairs import Move
-from hope.methods.pairs import PairPath as LayerPath
-from hope.methods.pairs import PaperState as LayerState
+from hope.anatomy.steps import Merge, Step
+from hope.methods.pairs import PairPath, PaperState
+from hope.methods.paper import paper_state
+from hope.signals.bn import Numbers
 from tests.methods.explicit import FLOOR, Array, Layer, Pair, Parent, random_layer
 from tests.support import randomise
 
 
-class Step(NamedTuple):
+class Wanted(NamedTuple):
     """A move, and the layer after it."""
 
     cost: float
-    neuron: int
-    other: int
-    neurons: int
+    neurons: tuple[int, ...]
+    count: int
     capacity: float
     alive: list[int]
     layer: Layer
@@ -38,7 +37,7 @@ def best_scale(a: float, b: float, rest: float) -> float:
     return (a + b * rest) / (2 * rest + b)
 
 
-def naive_path(layer: Layer, merge: str | None, kernel: str) -> Iterator[Step]:
+def naive_path(layer: Layer, merge: str | None, kernel: str) -> Iterator[Wanted]:
     """All moves down to one neuron, everything from scratch at every one."""
     layer = layer.take(list(range(len(layer))))
     alive = list(range(len(layer)))
@@ -70,7 +69,14 @@ def naive_path(layer: Layer, merge: str | None, kernel: str) -> Iterator[Step]:
             write_parent(layer, i, j, parent, scale)
         size = layer.capacities()
         total = sum(size[k] for k in alive)
-        yield Step(cost, i, j, len(alive), total, list(alive), layer.take(list(range(len(layer)))))
+        yield Wanted(
+            cost,
+            (i,) if parent is None else (i, j),
+            len(alive),
+            total,
+            list(alive),
+            layer.take(list(range(len(layer)))),
+        )
 
 
 def write_parent(layer: Layer, i: int, j: int, parent: Parent, scale: float) -> None:
@@ -82,8 +88,8 @@ def write_parent(layer: Layer, i: int, j: int, parent: Parent, scale: float) -> 
     layer.mean[i], layer.spread[i] = into * parent.mean, into * parent.spread
 
 
-def walk(layer: Layer, merge: str | None, kernel: str) -> list[Move]:
-    return list(LayerPath(layer.state(), merge=merge, kernel=kernel).moves())
+def walk(layer: Layer, merge: str | None, kernel: str) -> list[Step]:
+    return list(PairPath(layer.state(), merge=merge, kernel=kernel).steps())
 
 
 RUNS = [
@@ -108,21 +114,21 @@ def test_path_is_that_of_a_naive_rescan(
 ) -> None:
     """The same moves at the same costs, and after each the layer that explicit vectors would be."""
     layer = random_layer(neurons, neurons, clusters=clusters, noise=noise, slope=slope)
-    path = LayerPath(layer.state(), merge=merge, kernel=kernel)
+    path = PairPath(layer.state(), merge=merge, kernel=kernel)
     merges = 0
     for wanted in naive_path(layer, merge, kernel):
         move = path.step()
-        assert (move.neuron, move.other, move.neurons) == (wanted.neuron, wanted.other, wanted.neurons)
+        assert (move.neurons, path.neurons) == (wanted.neurons, wanted.count)
         assert move.cost == pytest.approx(wanted.cost, rel=1e-9)
-        assert move.capacity == pytest.approx(wanted.capacity, rel=1e-9)
+        assert move.left == pytest.approx(wanted.capacity, rel=1e-9)
         assert np.flatnonzero(path.alive).tolist() == wanted.alive
         assert_same_state(path.state, path.capacities, wanted.layer, wanted.alive)
-        merges += move.other >= 0
-    assert path.count == 1
+        merges += isinstance(move, Merge)
+    assert path.neurons == 1
     assert merges > 0 or merge is None
 
 
-def assert_same_state(state: LayerState, capacities: Array, layer: Layer, alive: list[int]) -> None:
+def assert_same_state(state: PaperState, capacities: Array, layer: Layer, alive: list[int]) -> None:
     """Up to the sign of linear neurons, which are their own mirror images."""
     want = layer.take(alive).state()
     assert capacities[alive] == pytest.approx(want.capacities.numpy(), rel=1e-9)
@@ -142,16 +148,16 @@ def assert_same_state(state: LayerState, capacities: Array, layer: Layer, alive:
 # ---- order ---------------------------------------------------------------------------------------------
 
 
-def families(moves: list[Move], names: Array) -> list[tuple[str, frozenset[int]]]:
+def families(moves: list[Step], names: Array) -> list[tuple[str, frozenset[int]]]:
     """Moves in terms of the original neurons that each one stands for, whatever places they have."""
     members = {place: frozenset([int(name)]) for place, name in enumerate(names)}
     told = []
     for move in moves:
-        if move.other < 0:
-            told.append(("prune", members.pop(move.neuron)))
+        if isinstance(move, Merge):
+            members[move.keep] = members[move.keep] | members.pop(move.drop)
+            told.append(("merge", members[move.keep]))
         else:
-            members[move.neuron] = members[move.neuron] | members.pop(move.other)
-            told.append(("merge", members[move.neuron]))
+            told.append(("prune", members.pop(*move.gone)))
     return told
 
 
@@ -164,7 +170,7 @@ def test_permuting_neurons_permutes_the_path(merge: str | None, kernel: str) -> 
         mixed = walk(layer.take(order), merge, kernel)
         assert families(mixed, order) == families(straight, np.arange(len(layer)))
         assert [m.cost for m in mixed] == pytest.approx([m.cost for m in straight], rel=1e-8)
-        assert [m.capacity for m in mixed] == pytest.approx([m.capacity for m in straight], rel=1e-9)
+        assert [m.left for m in mixed] == pytest.approx([m.left for m in straight], rel=1e-9)
 
 
 @pytest.mark.parametrize("merge", [None, "pair", "sum"])
@@ -175,7 +181,7 @@ def test_dead_neurons_go_first_at_no_cost(merge: str | None) -> None:
     layer.mean[4] = -60 * layer.spread[4]
     layer.rows[1], layer.mean[1], layer.spread[1] = 0, 0, 0
     moves = walk(layer, merge, "zero-bias")
-    assert [(m.neuron, m.other, m.cost) for m in moves[:3]] == [(1, -1, 0), (4, -1, 0), (6, -1, 0)]
+    assert [(m.neurons, m.cost) for m in moves[:3]] == [((1,), 0), ((4,), 0), ((6,), 0)]
     assert moves[3].cost > 0
 
 
@@ -196,7 +202,7 @@ def test_planted_twins_go_first_at_no_cost(merge: str, scale: float, kernel: str
                 layer.outs[other] = layer.outs[one] / scale
         layer.outs[9] = 0
         moves = walk(layer, merge, kernel)
-        assert [(m.neuron, m.other) for m in moves[:3]] == [(9, -1), (2, 6), (3, 8)]
+        assert [m.neurons for m in moves[:3]] == [(9,), (2, 6), (3, 8)]
         assert [m.cost for m in moves[:3]] == [0, 0, 0]
         assert moves[3].cost > 1e-3
 
@@ -215,26 +221,26 @@ def test_opposite_twins_are_no_candidates_whatever_their_scale(merge: str, error
             )
             layer.outs[5] = -layer.outs[2] / scale + error * rng.normal(size=7)
             moves = walk(layer, merge, "exact")
-            assert all(np.isfinite([m.cost, m.capacity]).all() for m in moves)
-            assert (moves[0].neuron, moves[0].other) != (2, 5)
-            told.append([(m.neuron, m.other) for m in moves])
+            assert all(np.isfinite([m.cost, m.left]).all() for m in moves)
+            assert moves[0].neurons != (2, 5)
+            told.append([m.neurons for m in moves])
         assert told[0] == told[1] or error > 1e-15  # their sizes differ then, and with them the order
 
 
 def test_equal_costs_go_by_number() -> None:
     layer = random_layer(0, 6).take([0] * 6)
     moves = walk(layer, None, "exact")
-    assert [m.neuron for m in moves] == [0, 1, 2, 3, 4]
+    assert [m.neurons for m in moves] == [(0,), (1,), (2,), (3,), (4,)]
     moves = walk(layer, "pair", "exact")
-    assert [(m.neuron, m.other) for m in moves] == [(0, 1), (0, 2), (0, 3), (0, 4), (0, 5)]
+    assert [m.neurons for m in moves] == [(0, 1), (0, 2), (0, 3), (0, 4), (0, 5)]
 
 
 def test_the_state_that_was_given_is_not_changed() -> None:
     layer = random_layer(5, 10, clusters=3, noise=0.05)
     state = layer.state()
     before = {name: value.clone() for name, value in vars(state).items() if hasattr(value, "clone")}
-    moves = list(LayerPath(state, merge="sum", kernel="exact").moves())
-    assert any(move.other >= 0 for move in moves)
+    moves = list(PairPath(state, merge="sum", kernel="exact").steps())
+    assert any(isinstance(move, Merge) for move in moves)
     assert all((before[name] == getattr(state, name)).all() for name in before)
 
 
@@ -254,16 +260,15 @@ def test_capacities_along_the_path_are_those_of_the_smaller_networks(
             tensor[5:] = tensor[:4] + 0.1 * torch.randn_like(tensor[:4])
         net[3].weight[:, 5:] = net[3].weight[:, :4] + 0.1 * torch.randn(5, 4, dtype=torch.float64)
     example = torch.zeros(3, 6, dtype=torch.float64)
-    encoding = hope.encode(net, example, steps=7, merge=merge, kernel="exact")
-    tensors = {name: t.detach() for name, t in [*net.named_parameters(), *net.named_buffers()]}
-    state = layer_state(encoding.anatomy.layers[0], encoding.anatomy, tensors)
-    assert isinstance(state, LayerState)
-    path = LayerPath(state, merge=merge, kernel="exact")
+    encoding = hope.encode(net, example, steps=7, method=hope.Paper(merge=merge, kernel="exact"))
+    state = paper_state(encoding.anatomy.layers[0], Numbers.of(net, encoding.anatomy), 1)
+    assert isinstance(state, PaperState)
+    path = PairPath(state, merge=merge, kernel="exact")
     kinds = set()
     for step in range(1, 8):
         move = path.step()
-        kinds.add(move.other >= 0)
+        kinds.add(isinstance(move, Merge))
         found = hope.capacities(encoding.at(steps=step), example)["0"]
         assert found.numpy() == pytest.approx(path.capacities[path.alive], rel=1e-9)
-        assert encoding.trajectory.costs[step - 1] == pytest.approx(move.cost, rel=1e-12)
+        assert encoding.trajectory[step - 1].cost == pytest.approx(move.cost, rel=1e-12)
     assert kinds == {True, False} or merge == "sum"

@@ -1,5 +1,5 @@
-"""States of layers and blocks read off real networks: capacities, Gram matrices, releases, and what they do
-not depend on.
+"""States of layers and blocks read off real networks: Gram matrices, releases, anchors, and what they do not
+depend on.
 """
 
 from __future__ import annotations
@@ -10,146 +10,15 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 import torch
-from hope.methods.signals import block_state, layer_state
-from hope.methods.state import BlockState
 from torch import Tensor, nn
 
 import hope
-from hope.methods.pairs import PairPath as LayerPath
-from hope.methods.pairs import PaperState as LayerState
+from hope.methods.pairs import PairPath
+from hope.methods.paper import AnchoredBranch
+from hope.run.plan import Plan
 from hope.signals.pairwise import warped_correlation
+from tests.methods.layers import IMAGES, VECTORS, conv, linear, outgoing, state_of
 from tests.support import assert_same, randomise, run
-
-IMAGES = torch.randn(2, 3, 6, 6, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
-VECTORS = torch.randn(4, 6, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
-
-
-def conv(activation: nn.Module | None = None, *, bias: bool = True, affine: bool = True) -> nn.Sequential:
-    """The second layer, "3", has 7 neurons, 5·3·3 weights in and 2·2·2 out."""
-    net = nn.Sequential(
-        nn.Conv2d(3, 5, 3, bias=bias), nn.BatchNorm2d(5), nn.ReLU(),
-        nn.Conv2d(5, 7, 3, bias=bias), nn.BatchNorm2d(7, eps=1e-2, affine=affine), activation or nn.ReLU(),
-        nn.Conv2d(7, 2, 2),
-    )  # fmt: skip
-    return randomise(net.double()).eval()  # type: ignore[return-value]
-
-
-def linear(activation: nn.Module | None = None) -> nn.Sequential:
-    net = nn.Sequential(
-        nn.Linear(6, 5), nn.BatchNorm1d(5), nn.ReLU(),
-        nn.Linear(5, 7), nn.BatchNorm1d(7, eps=1e-2), activation or nn.ReLU(), nn.Linear(7, 3),
-    )  # fmt: skip
-    return randomise(net.double()).eval()  # type: ignore[return-value]
-
-
-def tensors_of(net: nn.Module) -> dict[str, Tensor]:
-    return {name: t.detach() for name, t in [*net.named_parameters(), *net.named_buffers()]}
-
-
-def state_of(net: nn.Module, name: str = "3", example: Tensor | None = None) -> LayerState:
-    if example is None:
-        example = VECTORS if isinstance(net, nn.Sequential) and isinstance(net[0], nn.Linear) else IMAGES
-    anatomy = hope.inspect(net, example)
-    state = layer_state(anatomy.layer(name), anatomy, tensors_of(net))
-    assert isinstance(state, LayerState), state
-    return state
-
-
-def energies(bn: nn.Module, activation: Callable[[Tensor], Tensor], draws: int = 200_000) -> Tensor:
-    """E Ψ(y)² by Monte Carlo under the surrogate: y ~ N(β, γ²σ²/(σ² + ε)), one column per neuron."""
-    spread = bn.weight.abs() * (bn.running_var / (bn.running_var + bn.eps)).sqrt()
-    noise = torch.randn(draws, len(spread), dtype=torch.float64, generator=torch.Generator().manual_seed(2))
-    with torch.no_grad():
-        return activation(bn.bias + spread * noise).square().mean(dim=0)
-
-
-def outgoing(*weights: Tensor) -> Tensor:
-    """Outgoing weights of all readers, (neurons, everything)."""
-    return torch.cat([weight.detach().movedim(1, 0).flatten(1) for weight in weights], dim=1)
-
-
-# ---- capacities ----------------------------------------------------------------------------------------
-
-ACTIVATIONS = [
-    nn.ReLU(), nn.LeakyReLU(0.2), nn.LeakyReLU(-0.3), nn.PReLU(7), nn.PReLU(), nn.Identity(),
-    nn.SiLU(), nn.GELU(), nn.ReLU6(), nn.Hardswish(), nn.ELU(),
-    pytest.param(nn.ELU(0.2), id="ELU(0.2)"), pytest.param(nn.CELU(0.3), id="CELU(0.3)"),
-]  # fmt: skip
-
-
-@pytest.mark.parametrize("activation", ACTIVATIONS, ids=str)
-@pytest.mark.parametrize("make", [conv, linear])
-def test_capacity_is_the_norm_of_the_neurons_function(make: Callable[..., nn.Sequential], activation) -> None:
-    net = make(copy.deepcopy(activation).double())
-    want = (energies(net[4], net[5]) * outgoing(net[6].weight).square().sum(dim=1)).sqrt()
-    assert state_of(net).capacities.numpy() == pytest.approx(want.numpy(), rel=0.01)
-
-
-def test_eps_is_part_of_the_signal() -> None:
-    """With σ² as small as ε the signal is quieter than γ says, by √(σ²/(σ² + ε))."""
-    net = conv()
-    with torch.no_grad():
-        net[4].running_var.fill_(net[4].eps)
-    state = state_of(net)
-    assert torch.allclose(state.spread, net[4].weight.abs().detach() / 2**0.5, rtol=1e-12)
-    want = (energies(net[4], net[5]) * outgoing(net[6].weight).square().sum(dim=1)).sqrt()
-    assert state.capacities.numpy() == pytest.approx(want.numpy(), rel=0.01)
-    net[4].eps = 0.0
-    assert (state_of(net).capacities != state.capacities).all()
-
-
-class Readers(nn.Module):
-    """One layer, three readers: a convolution, a transposed one, and a linear layer behind a flattening."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.filter, self.bn = nn.Conv2d(3, 5, 3, padding=1), nn.BatchNorm2d(5)
-        self.one, self.two, self.three = nn.Conv2d(5, 4, 3), nn.ConvTranspose2d(5, 3, 2), nn.Linear(5 * 36, 2)
-
-    def forward(self, x: Tensor) -> tuple[Tensor, ...]:
-        x = torch.relu(self.bn(self.filter(x)))
-        return self.one(x), self.two(x), self.three(x.flatten(1))
-
-
-def test_outgoing_weights_of_all_readers_count() -> None:
-    net = randomise(Readers().double()).eval()
-    state = state_of(net, "filter", IMAGES)
-    flat = net.three.weight.reshape(2, 5, 36)
-    outs = outgoing(net.one.weight, net.two.weight.transpose(0, 1), flat)
-    assert state.outer.numpy() == pytest.approx((outs @ outs.T).numpy(), abs=1e-12)
-    want = (energies(net.bn, torch.relu) * outs.square().sum(dim=1)).sqrt()
-    assert state.capacities.numpy() == pytest.approx(want.numpy(), rel=0.01)
-    assert state.release == 27 + 1 + 4 + 4 * 9 + 3 * 4 + 2 * 36
-
-
-class Scaled(nn.Module):
-    """A scale per channel between activation and reader."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.filter, self.bn, self.reader = nn.Conv2d(3, 5, 3), nn.BatchNorm2d(5), nn.Conv2d(5, 2, 2)
-        self.scale = nn.Parameter(torch.ones(5, 1, 1))
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.reader(torch.relu(self.bn(self.filter(x))) * self.scale)
-
-
-def test_a_scale_behind_the_activation_counts_like_outgoing_weights() -> None:
-    """Moving it into the reader changes no output, so it changes no capacity (if the layer has one)."""
-    net = randomise(Scaled().double()).eval()
-    moved = copy.deepcopy(net)
-    with torch.no_grad():
-        moved.reader.weight *= net.scale[None]
-        moved.scale.fill_(1)
-    assert_same(run(moved, IMAGES), run(net, IMAGES), 1e-12)
-    anatomy = hope.inspect(net, IMAGES)
-    one, two = (layer_state(anatomy.layers[0], anatomy, tensors_of(x)) for x in (net, moved))
-    if isinstance(one, LayerState) and isinstance(two, LayerState):
-        assert torch.allclose(one.capacities, two.capacities, rtol=1e-9)
-    else:
-        assert isinstance(one, str)
-        assert isinstance(two, str)
-
 
 # ---- pair geometry -------------------------------------------------------------------------------------
 
@@ -286,13 +155,13 @@ def test_what_only_looks_different_is_the_same(
     one, two = state_of(net), state_of(other)
     assert (two.capacities / size).numpy() == pytest.approx(one.capacities.numpy(), rel=1e-9)
     for merge, kernel in ((None, "exact"), ("pair", "zero-bias"), ("pair", "exact"), ("sum", "exact")):
-        first, second = (LayerPath(state, merge=merge, kernel=kernel) for state in (one, two))
+        first, second = (PairPath(state, merge=merge, kernel=kernel) for state in (one, two))
         if merge is not None:
             unit = first.capacities.max()
             assert second.alignment / size == pytest.approx(first.alignment, abs=1e-9 * unit)
             assert second.distance / size == pytest.approx(first.distance, abs=1e-7 * unit)
-        moves, others = list(first.moves()), list(second.moves())
-        assert [(m.neuron, m.other) for m in others] == [(m.neuron, m.other) for m in moves]
+        moves, others = list(first.steps()), list(second.steps())
+        assert [m.neurons for m in others] == [m.neurons for m in moves]
         assert [m.cost for m in others] == pytest.approx([m.cost for m in moves], rel=1e-6)
 
 
@@ -311,7 +180,7 @@ def test_the_isotropic_prior_feels_a_rescaling_of_the_layer_before() -> None:
     assert torch.allclose(one.capacities, two.capacities, rtol=1e-10)
     rho = [warped_correlation(s.inner - torch.outer(s.bias, s.bias), s.spread) for s in (one, two)]
     assert (rho[0] - rho[1]).abs().max() > 0.01
-    distances = [LayerPath(s, merge="pair", kernel="exact").distance for s in (one, two)]
+    distances = [PairPath(s, merge="pair", kernel="exact").distance for s in (one, two)]
     first, second = (distance[np.triu_indices(7, 1)] for distance in distances)
     assert np.abs(first - second).max() > 1e-3 * first.max()
 
@@ -347,13 +216,12 @@ class Bottleneck(nn.Module):
 
 def test_blocks_are_held_against_the_bn_that_wrote_what_their_skip_carries() -> None:
     net = randomise(Residual().double()).eval()
-    anatomy, tensors = hope.inspect(net, IMAGES), tensors_of(net)
-    states = [layer_state(layer, anatomy, tensors) for layer in anatomy.layers]
-    assert all(isinstance(state, LayerState) for state in states)
-    found = [block_state(block, anatomy, tensors, states) for block in anatomy.blocks]  # type: ignore[arg-type]
-    for number, (state, bn) in enumerate(zip(found, (net.stem[1], net.blocks[0].branch[7]), strict=True)):
-        assert isinstance(state, BlockState)
+    plan = Plan(net, IMAGES, hope.inspect(net, IMAGES), hope.Paper())
+    assert len(plan.states) == len(plan.anatomy.layers)
+    bns = (net.stem[1], net.blocks[0].branch[7])
+    for number, (branch, bn) in enumerate(zip(plan.branches, bns, strict=True)):
+        assert isinstance(branch, AnchoredBranch)
         identity = (bn.weight**2 + bn.bias**2).sqrt().sum().item()
-        assert state.anchors == pytest.approx([identity, identity], rel=1e-12)
-        assert [states[p].name for p in state.layers] == [f"blocks.{number}.branch.{k}" for k in (0, 3)]
-        assert state.release == 8 * 4 + 4 * 6 * 9 + 4 * (4 + 6 + 8)  # W₁, W₂, all BN numbers; not W₃
+        assert branch.anchors == pytest.approx([identity, identity], rel=1e-12)
+        assert branch.layers == tuple(f"blocks.{number}.branch.{k}" for k in (0, 3))
+        assert branch.release == 8 * 4 + 4 * 6 * 9 + 4 * (4 + 6 + 8)  # W₁, W₂, all BN numbers; not W₃
