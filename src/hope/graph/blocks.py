@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import msgspec
 from torch.fx import Node
 
 from hope.anatomy.flow import arguments, is_in_place, operator
@@ -26,8 +27,7 @@ _ACTIVATIONS = {
 }  # fmt: skip
 
 
-@dataclass(frozen=True)
-class Replace:
+class Replace(msgspec.Struct, frozen=True, tag="replace", tag_field="kind", forbid_unknown_fields=True):
     """Replace one module by its skip.
 
     Attributes:
@@ -50,8 +50,7 @@ class Replace:
         return (self.module,)
 
 
-@dataclass(frozen=True)
-class Silence:
+class Silence(msgspec.Struct, frozen=True, tag="silence", tag_field="kind", forbid_unknown_fields=True):
     """Replace the modules of the branch by ones that cost nothing.
 
     Attributes:
