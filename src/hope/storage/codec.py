@@ -12,7 +12,7 @@ import json
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, TypeVar, cast
 
 import msgspec
 import numpy as np
@@ -149,7 +149,8 @@ def json_schema(form: Form[Any]) -> Plain:
     record["required"] = [*_ENVELOPE, *record["required"]]
     for entry in schema["$defs"].values():
         entry.pop("description", None)  # docstrings, which may be reworded
-    return {"$schema": "https://json-schema.org/draft/2020-12/schema", "$id": form.schema, **schema}
+    whole = {"$schema": "https://json-schema.org/draft/2020-12/schema", "$id": form.schema, **schema}
+    return cast("Plain", json.loads(json.dumps(whole)))
 
 
 # ---- index arrays ------------------------------------------------------------------------------------------

@@ -11,6 +11,8 @@ import msgspec
 from hope.anatomy.anatomy import Anatomy
 from hope.anatomy.reasons import Reason
 from hope.anatomy.steps import AnyStep
+from hope.anatomy.units import Skipped, Unit
+from hope.graph.blocks import Block
 from hope.storage.arrays import Arrays
 from hope.storage.codec import Form
 from hope.storage.migrations import run_to_2
@@ -69,6 +71,31 @@ class Moments(Arrays, frozen=True, kw_only=True):
     intakes: tuple[Heard, ...]
 
 
+class StoredAnatomy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """An `Anatomy` as it is saved: without its program, which no replay needs."""
+
+    model: str
+    units: tuple[Unit, ...]
+    blocks: tuple[Block, ...]
+    skipped: tuple[Skipped, ...]
+    shapes: dict[str, tuple[int, ...]]
+    parameters: tuple[str, ...]
+    positions: dict[str, int]
+    aliases: dict[str, tuple[str, ...]]
+    eps: dict[str, float]
+
+    @classmethod
+    def of(cls, anatomy: Anatomy) -> StoredAnatomy:
+        """What is saved; names in order, so that the same run gives the same file."""
+        told = {name: getattr(anatomy, name) for name in cls.__struct_fields__}
+        return cls(**{**told, "parameters": tuple(sorted(anatomy.parameters))})
+
+    def read(self) -> Anatomy:
+        """The anatomy."""
+        told = {name: getattr(self, name) for name in self.__struct_fields__}
+        return Anatomy(**{**told, "parameters": frozenset(self.parameters)})
+
+
 class RunRecord(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What `trajectory.json` says.
 
@@ -78,7 +105,7 @@ class RunRecord(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
         method: how the steps were chosen: its name, and its options.
         steps: how many of the trajectory's steps the budget took.
         trajectory: all steps.
-        anatomy: the network that they refer to, without its program.
+        anatomy: the network that they refer to.
         stops: after how many steps the run may be ended; empty if after any.
         moments: what absorptions need.
         details: for reports.
@@ -89,10 +116,14 @@ class RunRecord(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     method: dict[str, Any]
     steps: int
     trajectory: tuple[AnyStep, ...]
-    anatomy: Anatomy
+    anatomy: StoredAnatomy
     stops: tuple[int, ...] = ()
     moments: Moments | None = None
     details: Details = msgspec.field(default_factory=Details)
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.method.get("name"), str):
+            raise ValueError("the method has no name")
 
 
 RUN = Form("hope-run", "run", RunRecord, (run_to_2,))

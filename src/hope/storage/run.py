@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, cast
 
@@ -26,7 +26,7 @@ from hope.run.trajectory import Trajectory
 from hope.signals.intake import Intake
 from hope.storage.arrays import Arrays, fingerprint, read_arrays, remove_stale, state, write_arrays
 from hope.storage.codec import digest_of, not_as_it_should, read_record, write_record
-from hope.storage.record import PLAN, RUN, Details, Heard, Moments, RunRecord
+from hope.storage.record import PLAN, RUN, Details, Heard, Moments, RunRecord, StoredAnatomy
 from hope.surgery.apply import cut, operate
 
 __all__ = [
@@ -93,7 +93,7 @@ def save_trajectory(
         method=dict(method),
         steps=steps,
         trajectory=cast("tuple[AnyStep, ...]", trajectory.steps),
-        anatomy=_without_program(anatomy),
+        anatomy=StoredAnatomy.of(anatomy),
         stops=trajectory.stops,
         moments=_write_moments(folder, intakes) if intakes else None,
         details=(details or Details()).rounded(),
@@ -102,11 +102,6 @@ def save_trajectory(
     kept = [record.weights, *([record.moments] if record.moments else [])]
     remove_stale(folder, ("weights", "moments"), kept)
     return folder
-
-
-def _without_program(anatomy: Anatomy) -> Anatomy:
-    """What is saved of an anatomy; names in order, so that the same run gives the same file."""
-    return replace(anatomy, program=(), parameters=cast("frozenset[str]", sorted(anatomy.parameters)))
 
 
 def _write_moments(folder: Path, intakes: Mapping[str, Intake]) -> Moments:
@@ -174,14 +169,15 @@ def read_run(folder: str | os.PathLike[str]) -> Run:
     """
     folder = Path(folder)
     record = read_record(folder / PLAN, RUN)
+    anatomy = record.anatomy.read()
     try:
-        table, _ = sizes(record.anatomy, record.trajectory), record.method["name"]
+        table = sizes(anatomy, record.trajectory)
     except (LookupError, ValueError, InvalidAction) as error:
         raise not_as_it_should(folder / PLAN, RUN, error) from error
     return Run(
         folder,
         record.original,
-        record.anatomy,
+        anatomy,
         Trajectory(record.trajectory, table, record.stops),
         record.steps,
         record.method,
