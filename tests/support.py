@@ -6,6 +6,7 @@ import copy
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
@@ -70,3 +71,14 @@ def check_cut(
     if train:
         backward(copy.deepcopy(small), example)
     return anatomy, small
+
+
+def same(a: Any, b: Any) -> bool:
+    """Equal field by field, arrays included."""
+    if isinstance(a, np.ndarray):
+        return a.dtype == b.dtype and np.array_equal(a, b)
+    if isinstance(a, (tuple, list)):
+        return type(a) is type(b) and len(a) == len(b) and all(map(same, a, b))
+    if hasattr(a, "__dataclass_fields__"):
+        return type(a) is type(b) and all(same(getattr(a, f), getattr(b, f)) for f in a.__dataclass_fields__)
+    return not isinstance(a, Tensor) and type(a) is type(b) and a == b

@@ -172,7 +172,7 @@ class Encoding:
             self.anatomy,
             self.trajectory,
             self.steps,
-            self.method.name,
+            self.method.told(),
             self.intakes,
             details,
         )

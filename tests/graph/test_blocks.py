@@ -280,7 +280,7 @@ def test_a_transformer_has_its_mlp_as_layer_and_both_halves_as_blocks() -> None:
     assert why["patch"] == "layer_norm in norm1 normalises its channels together"
     (stream,) = anatomy.streams
     assert stream.writers == ("patch", "attention.proj", "fc2")
-    assert stream.readers == ("attention.qkv", "fc1", "head")
+    assert [reader.module for reader in stream.readers] == ["attention.qkv", "fc1", "head"]
 
 
 def test_adds_that_are_no_residuals_are_no_blocks() -> None:

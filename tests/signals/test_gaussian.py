@@ -11,7 +11,6 @@ from torch import Tensor
 
 from hope.ops.activation import SMOOTH
 from hope.signals import gaussian as moments
-from hope.signals.energy import SMOOTH
 
 _NODES, _WEIGHTS = np.polynomial.legendre.leggauss(200)
 

@@ -27,7 +27,7 @@ def saved(tmp_path: Path) -> tuple[Path, nn.Module]:
     model = randomise(Network()).eval()
     anatomy = hope.inspect(model, EXAMPLE)
     merge = hope.Merge("blocks.0.conv1", 0, 1, (0.5, 0.5), (1.0, 1.0), 0.8)
-    prunes = [action for action in random_cut(anatomy) if action.layer != "blocks.0.conv1"]
+    prunes = [action for action in random_cut(anatomy) if action.name != "blocks.0.conv1"]
     actions = [merge, *prunes, hope.Evict("blocks.1", [0.25] * 16)]
     folder = hope.save(tmp_path / "run", model, anatomy, actions)
     return folder, hope.cut(model, anatomy, actions)

@@ -12,110 +12,157 @@ from enum import Enum
 class Cause(Enum):
     """Everything that can keep a layer, a block or a parameter as it is.
 
-    The value is (sentence, a few words for tables); a sentence may name a place and a detail.
+    Each is (the word by which it is saved, a sentence that may name a place and a detail, a few words for
+    tables). The words stay as they are: old files have them.
 
     >>> str(Cause.NORMALISED.at("softmax in attention"))
     'softmax in attention normalises its channels together'
     """
 
+    sentence: str
+    short: str
+
+    def __new__(cls, word: str, sentence: str, short: str) -> Cause:
+        """The word is the value."""
+        cause = object.__new__(cls)
+        cause._value_ = word
+        cause.sentence, cause.short = sentence, short
+        return cause
+
     # channels that cannot be told apart or cut
-    OUTPUT = "it is an output of the model", "output of the model"
-    NORMALISED = "{place} normalises its channels together", "layer, group or softmax normalisation"
+    OUTPUT = "output", "it is an output of the model", "output of the model"
+    NORMALISED = (
+        "normalised",
+        "{place} normalises its channels together",
+        "layer, group or softmax normalisation",
+    )
     COMPUTED = (
+        "computed",
         "{place} uses weights that are computed at run time (normalised, standardised or masked)",
         "weights computed at run time",
     )
-    MIXED = "{place} mixes it by position", "mixed by position (tokens, windows)"
-    SPLIT_INTO_GROUPS = "{place} splits its channels into groups by position", "split by position"
-    SPLIT = "{place} splits its channels by position", "split by position"
-    PART_TAKEN = "{place} takes a part of its channels by position", "split by position"
-    ONE_TAKEN = "{place} takes one of its channels by position", "split by position"
-    REORDERED = "{place} reorders its channels by position", "split by position"
-    LOOKED_UP = "rows of an embedding are looked up by position", "split by position"
+    MIXED = "mixed", "{place} mixes it by position", "mixed by position (tokens, windows)"
+    SPLIT_INTO_GROUPS = (
+        "split_into_groups",
+        "{place} splits its channels into groups by position",
+        "split by position",
+    )
+    SPLIT = "split", "{place} splits its channels by position", "split by position"
+    PART_TAKEN = "part_taken", "{place} takes a part of its channels by position", "split by position"
+    ONE_TAKEN = "one_taken", "{place} takes one of its channels by position", "split by position"
+    REORDERED = "reordered", "{place} reorders its channels by position", "split by position"
+    LOOKED_UP = "looked_up", "rows of an embedding are looked up by position", "split by position"
     UNKNOWN_OPERATOR = (
+        "unknown_operator",
         "{place} mixes or reorders channels in a way that is not analysed",
         "operator without a rule",
     )
-    GROUPED = "{place} is grouped over channels that stay", "grouped over channels that stay"
+    GROUPED = "grouped", "{place} is grouped over channels that stay", "grouped over channels that stay"
     GOES_WITH_GROUPS = (
+        "goes_with_groups",
         "it goes with the channels it is grouped over, which stay",
         "grouped over channels that stay",
     )
-    READS_FIXED = "{place} reads channels that stay", "grouped over channels that stay"
+    READS_FIXED = "reads_fixed", "{place} reads channels that stay", "grouped over channels that stay"
     UNTRACKED = (
+        "untracked",
         "{place} combines it with values whose channels are not tracked",
         "combined with untracked values",
     )
-    COMBINED = "{place} combines it with channels that stay", "combined with channels that stay"
-    POOLED = "{place} pools over its channels", "pooled over channels"
-    RESIZED = "{place} resizes along its channels", "resized along channels"
-    PADDED = "{place} pads along its channels", "padded along channels"
-    SUMMED = "{place} sums up over its channels", "summed up over channels"
+    COMBINED = "combined", "{place} combines it with channels that stay", "combined with channels that stay"
+    POOLED = "pooled", "{place} pools over its channels", "pooled over channels"
+    RESIZED = "resized", "{place} resizes along its channels", "resized along channels"
+    PADDED = "padded", "{place} pads along its channels", "padded along channels"
+    SUMMED = "summed", "{place} sums up over its channels", "summed up over channels"
     JOINED = (
+        "joined",
         "{place} joins it along a dimension it shares with others",
         "joined with others in one dimension",
     )
     FOLDED = (
+        "folded",
         "{place} folds two kinds of channels into one dimension",
         "joined with others in one dimension",
     )
     # what the channels turned out to be
-    SHARED_WEIGHT = "its weight is shared by {place}", "shared weights"
-    USED_AGAIN = "{place} is used {detail} times in one pass (a shared module)", "shared weights"
+    SHARED_WEIGHT = "shared_weight", "its weight is shared by {place}", "shared weights"
+    USED_AGAIN = (
+        "used_again",
+        "{place} is used {detail} times in one pass (a shared module)",
+        "shared weights",
+    )
     STREAM = (
+        "stream",
         "a stream: {place} ties it to {detail}; streams are not compressed yet",
         "part of a residual stream",
     )
-    SINGLE = "it has a single neuron", "too few neurons"
-    UNREAD = "no weights read it", "no weights read it"
-    ALL_AT_ONCE = "its channels can only go all at once", "channels only go all at once"
+    SINGLE = "single", "it has a single neuron", "too few neurons"
+    UNREAD = "unread", "no weights read it", "no weights read it"
+    ALL_AT_ONCE = "all_at_once", "its channels can only go all at once", "channels only go all at once"
     UNLIKE = (
+        "unlike",
         "its neurons are not alike: some own more places in the weights that read them",
         "neurons not alike",
     )
-    UNUSED = "not used when the model runs", "not used"
+    UNUSED = "unused", "not used when the model runs", "not used"
     # what the model's own code does not accept
     FIXED_WIDTH = (
+        "fixed_width",
         "the model's code does not accept another width: {detail}",
         "width written down in the code",
     )
     INTERWOVEN = (
+        "interwoven",
         "the block cannot be evicted: its code is interwoven with what surrounds it",
         "block interwoven with other code",
     )
     SHARED_MODULE = (
+        "shared_module",
         "the block cannot be evicted: it lies in a module that is used in several places",
         "block the code does not run without",
     )
-    NEEDED = "the block cannot be evicted: {detail}", "block the code does not run without"
+    NEEDED = "needed", "the block cannot be evicted: {detail}", "block the code does not run without"
     # what a method does not know
-    EXCLUDED = "excluded by {place!r}", "excluded"
-    NO_BN = "it has no BN", "no BN"
-    NO_BN_BEFORE = "no BN between it and {place}: it needs calibration", "needs calibration"
+    EXCLUDED = "excluded", "excluded by {place!r}", "excluded"
+    NO_BN = "no_bn", "it has no BN", "no BN"
+    NO_BN_BEFORE = "no_bn_before", "no BN between it and {place}: it needs calibration", "needs calibration"
     OTHER_NORM = (
+        "other_norm",
         "another normalisation stands between it and {place}: it needs calibration",
         "needs calibration",
     )
-    NO_STATISTICS = "{place} keeps no running statistics: it needs calibration", "needs calibration"
-    SCALED = "a scale stands between it and {place}: it needs calibration", "needs calibration"
+    NO_STATISTICS = (
+        "no_statistics",
+        "{place} keeps no running statistics: it needs calibration",
+        "needs calibration",
+    )
+    SCALED = "scaled", "a scale stands between it and {place}: it needs calibration", "needs calibration"
     TWO_ACTIVATIONS = (
+        "two_activations",
         "several activations in a row between it and {place}",
         "several activations in a row",
     )
-    UNKNOWN_ACTIVATION = "its activation ({place}) has no known moments", "activation without moments"
-    UNKNOWN_MOMENTS = "the moments of what {place} reads are not known", "moments not known"
-    READ_AGAIN = "{place} is used several times", "shared weights"
-    NO_PLAIN_ORDER = "{place} reads it in no plain order", "no plain order"
-    PROJECTION = "its skip has weights: the paper evicts identity skips only", "skip with weights"
-    NO_CAPACITY = "a layer in its branch has no capacity", "layer without capacity"
-    NESTED = "it lies inside another block", "inside another block"
-    ASKED = "asked for with core=", "asked for"
-    TOLD = "{detail}", "told by an earlier version"
-
-    @property
-    def short(self) -> str:
-        """A few plain words, without the names of modules."""
-        return str(self.value[1])
+    UNKNOWN_ACTIVATION = (
+        "unknown_activation",
+        "its activation ({place}) has no known moments",
+        "activation without moments",
+    )
+    UNKNOWN_MOMENTS = (
+        "unknown_moments",
+        "the moments of what {place} reads are not known",
+        "moments not known",
+    )
+    READ_AGAIN = "read_again", "{place} is used several times", "shared weights"
+    NO_PLAIN_ORDER = "no_plain_order", "{place} reads it in no plain order", "no plain order"
+    PROJECTION = (
+        "projection",
+        "its skip has weights: the paper evicts identity skips only",
+        "skip with weights",
+    )
+    NO_CAPACITY = "no_capacity", "a layer in its branch has no capacity", "layer without capacity"
+    NESTED = "nested", "it lies inside another block", "inside another block"
+    ASKED = "asked", "asked for with core=", "asked for"
+    TOLD = "told", "{detail}", "told by an earlier version"
 
     def at(self, place: str = "", detail: str = "") -> Reason:
         """The reason: this cause, there."""
@@ -137,5 +184,4 @@ class Reason:
     detail: str = ""
 
     def __str__(self) -> str:
-        sentence: str = self.cause.value[0]
-        return sentence.format(place=self.place, detail=self.detail)
+        return self.cause.sentence.format(place=self.place, detail=self.detail)

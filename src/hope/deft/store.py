@@ -9,8 +9,6 @@ last and names the arrays by theirs, so a folder is either as it was or complete
 
 from __future__ import annotations
 
-import hashlib
-import json
 import math
 from collections.abc import Mapping
 from os import PathLike
@@ -19,92 +17,111 @@ from typing import Any
 
 import numpy as np
 import torch
-from safetensors.torch import save as to_bytes
 from torch import Tensor, nn
 
 from hope._util.calls import duplicate
-from hope._util.files import write_file
 from hope.deft.heads import PLAIN, InvalidHead, build, new_head, recipe
 from hope.deft.masks import in_head
 from hope.deft.tuning import Penalty, Tuning
-from hope.errors import CheckpointMismatch, DamagedFolder
-from hope.storage.run import digest_of, fingerprint, read_plan, read_tensors
+from hope.errors import CheckpointMismatch
+from hope.storage.adapter import ADAPTER, PLAN, AdapterRecord, Head, read_adapter, write_adapter
+from hope.storage.arrays import fingerprint, read_arrays
+from hope.storage.codec import not_as_it_should
 from hope.surgery.resize import get
 
-FORMAT = "hope-deft"
-VERSION = 1
-PLAN = "adapter.json"
+__all__ = ["PLAN", "load", "save"]
 
 
 def save(tuning: Tuning, folder: str | PathLike[str]) -> Path:
     """Write a tuning; see `Tuning.save_pretrained`."""
     folder = Path(folder)
-    folder.mkdir(parents=True, exist_ok=True)
-    arrays: dict[str, Tensor] = {}
+    tensors = {
+        **_moved(tuning),
+        **_heads(tuning),
+        **_statistics(tuning),
+        **_penalised(tuning),
+        **_bits(tuning),
+    }
+    new, penalty = tuning.model.get_submodule(tuning.head), tuning._penalty
+    write_adapter(
+        folder,
+        {name: value.detach().cpu().clone() for name, value in tensors.items()},
+        method=tuning.method,
+        original=tuning.original,
+        head=Head(
+            name=tuning.head,
+            kind=type(new).__name__,
+            recipe=_recipe(new),
+            shapes={name: list(value.shape) for name, value in _tensors(new).items()},
+        ),
+        frozen={name: _outline(mask) for name, mask in tuning.frozen.items()},
+        columns={name: _outline(mask) for name, mask in tuning.columns.items()},
+        masks_source=tuning.masks_source,
+        holds_statistics=tuning.holds_statistics,
+        anchored=sorted(penalty.anchors) if penalty is not None else [],
+        notes=list(tuning.notes),
+    )
+    return folder
+
+
+def _moved(tuning: Tuning) -> dict[str, Tensor]:
+    """The entries of parameters that could move or were rewritten, and where they are if not everywhere."""
+    found: dict[str, Tensor] = {}
     for name, parameter in tuning.model.named_parameters():
-        value = parameter.detach().cpu()
         if in_head(name, tuning.head):
             continue
+        value = parameter.detach().cpu()
         stored = (~tuning.frozen[name]).expand(value.shape)
         if name in tuning.rewritten:
             stored = stored | tuning.rewritten[name]
         if bool(stored.any()):
-            arrays[f"values/{name}"] = value[stored]
+            found[f"values/{name}"] = value[stored]
             if not bool(stored.all()):
-                arrays[f"places/{name}"] = _pack(stored)
+                found[f"places/{name}"] = _pack(stored)
+    return found
+
+
+def _heads(tuning: Tuning) -> dict[str, Tensor]:
+    """The new head as it is, and the source's where it was rewritten or took over what slack said."""
     new = tuning.model.get_submodule(tuning.head)
-    for name, value in _tensors(new).items():
-        arrays[f"head/{name}"] = value.detach().cpu().clone()
-    head = tuning.source_head
-    for name, value in head.state_dict().items():
+    found = {f"head/{name}": value for name, value in _tensors(new).items()}
+    for name, value in tuning.source_head.state_dict().items():
         mask = tuning.rewritten.get(f"{tuning.head}.{name}")
         if mask is not None:
-            arrays[f"source values/{name}"] = value.detach().cpu()[mask]
-            arrays[f"source places/{name}"] = _pack(mask)
+            found[f"source values/{name}"] = value.detach().cpu()[mask]
+            found[f"source places/{name}"] = _pack(mask)
+    found |= {f"absorbed head/{name}": value for name, value in tuning.absorbed_head.items()}
+    return found
+
+
+def _statistics(tuning: Tuning) -> dict[str, Tensor]:
+    """Running statistics: the source's where they were rewritten, those of now where they differ."""
+    found: dict[str, Tensor] = {}
     for name, value in tuning.statistics.items():
         if name in tuning.rewritten:
-            arrays[f"statistics/{name}"] = value.detach().cpu().clone()
+            found[f"statistics/{name}"] = value
         if not in_head(name, tuning.head):
             buffer = get(tuning.model, name).detach()
             if bool((buffer != value.to(buffer.device)).any()):
-                arrays[f"buffers/{name}"] = buffer.cpu().clone()
-    for name, value in tuning.absorbed_head.items():
-        arrays[f"absorbed head/{name}"] = value.detach().cpu().clone()
-    penalty = tuning._penalty
-    for name, weight in (penalty.importance if penalty is not None else {}).items():
-        arrays[f"importance/{name}"] = weight.detach().cpu().clone()
-    for kind, masks in (("frozen", tuning.frozen), ("columns", tuning.columns)):
-        for name, mask in masks.items():
-            if _varies(mask):
-                arrays[f"{kind}/{name}"] = _pack(mask)
-    data = to_bytes({name: value.contiguous() for name, value in arrays.items()})
-    digest = hashlib.sha256(data).hexdigest()
-    plan: dict[str, Any] = {
-        "format": FORMAT,
-        "version": VERSION,
-        "method": tuning.method,
-        "original": tuning.original,
-        "arrays": {"file": f"adapter-{digest[:12]}.safetensors", "sha256": digest},
-        "head": {
-            "name": tuning.head,
-            "kind": type(new).__name__,
-            "recipe": _recipe(new),
-            "shapes": {name: list(value.shape) for name, value in _tensors(new).items()},
-        },
-        "frozen": {name: _outline(mask) for name, mask in tuning.frozen.items()},
-        "columns": {name: _outline(mask) for name, mask in tuning.columns.items()},
-        "masks_source": tuning.masks_source,
-        "holds_statistics": tuning.holds_statistics,
-        "anchored": sorted(penalty.anchors) if penalty is not None else [],
-        "notes": list(tuning.notes),
+                found[f"buffers/{name}"] = buffer
+    return found
+
+
+def _penalised(tuning: Tuning) -> dict[str, Tensor]:
+    """How much each entry counts in the penalty."""
+    importance = tuning._penalty.importance if tuning._penalty is not None else {}
+    return {f"importance/{name}": weight for name, weight in importance.items()}
+
+
+def _bits(tuning: Tuning) -> dict[str, Tensor]:
+    """The masks that have two values."""
+    kinds = {"frozen": tuning.frozen, "columns": tuning.columns}
+    return {
+        f"{kind}/{name}": _pack(mask)
+        for kind, masks in kinds.items()
+        for name, mask in masks.items()
+        if _varies(mask)
     }
-    plan["sha256"] = digest_of(plan)
-    write_file(folder / plan["arrays"]["file"], data)
-    write_file(folder / PLAN, json.dumps(plan, separators=(",", ":")).encode())
-    for stale in folder.glob("adapter-*.safetensors"):
-        if stale.name != plan["arrays"]["file"]:
-            stale.unlink(missing_ok=True)
-    return folder
 
 
 def load(folder: str | PathLike[str], model: nn.Module, *, head: nn.Module | None = None) -> Tuning:
@@ -123,25 +140,23 @@ def load(folder: str | PathLike[str], model: nn.Module, *, head: nn.Module | Non
         True
 
     Raises:
-        DamagedFolder: the folder is incomplete, altered, or not one of ours.
+        DamagedFolder: the folder is incomplete, altered, not one of ours, or from a newer version.
         CheckpointMismatch: the model is not the source model that was prepared.
         InvalidHead: the head is not like the saved one.
     """
     folder = Path(folder)
-    plan = read_plan(folder / PLAN, "tuning", FORMAT, VERSION)
-    if fingerprint(model) != plan["original"]:
+    record = read_adapter(folder)
+    if fingerprint(model) != record.original:
         raise CheckpointMismatch(
             f"{folder} was made from other weights than this {type(model).__name__} has: "
             "load the source checkpoint first"
         )
+    arrays = read_arrays(folder, record.arrays)
+    new = _head(record.head, model, head)
     try:
-        arrays = read_tensors(folder / Path(plan["arrays"]["file"]).name, plan["arrays"]["sha256"])
-        new = _head(plan["head"], model, head)
-        return _rebuild(plan, arrays, duplicate(model), new)
+        return _rebuild(record, arrays, duplicate(model), new)
     except (KeyError, TypeError) as error:
-        raise DamagedFolder(
-            f"{folder / PLAN} does not say what it should ({error!r}): save it again"
-        ) from error
+        raise not_as_it_should(folder / PLAN, ADAPTER, error) from error
 
 
 @torch.no_grad()
@@ -152,76 +167,95 @@ def _write(tensor: Tensor, values: Tensor, places: Tensor | None) -> None:
 
 
 def _rebuild(
-    plan: Mapping[str, Any], arrays: Mapping[str, Tensor], model: nn.Module, head: nn.Module
+    record: AdapterRecord, arrays: Mapping[str, Tensor], model: nn.Module, head: nn.Module
 ) -> Tuning:
-    name = plan["head"]["name"]
-    originals = {key: value.detach().clone() for key, value in model.named_parameters()}
-    rewritten: dict[str, Tensor] = {}
-    for key, values in arrays.items():
-        kind, _, tensor = key.partition("/")
-        if kind == "values":
-            _write(get(model, tensor), values, arrays.get(f"places/{tensor}"))
-            rewritten[tensor] = (get(model, tensor) != originals[tensor]).cpu()
-        elif kind == "source values":
-            places = arrays[f"source places/{tensor}"]
-            _write(get(model, f"{name}.{tensor}"), values, places)
-            rewritten[f"{name}.{tensor}"] = _unpack(places, get(model, f"{name}.{tensor}").shape)
-        elif kind == "statistics":
-            buffer = get(model, tensor)
-            rewritten[tensor] = buffer.cpu() != values
-            with torch.no_grad():
-                buffer.copy_(values)
+    originals = {name: value.detach().clone() for name, value in model.named_parameters()}
+    rewritten = _rewrite(model, record.head.name, arrays, originals)
     importance = _under(arrays, "importance")
     penalty = None
     if importance:
-        penalty = Penalty(model, importance, {key: originals[key] for key in plan["anchored"]})
+        penalty = Penalty(model, importance, {name: originals[name] for name in record.anchored})
     tuning = Tuning(
         model,
-        method=plan["method"],
-        head=name,
+        method=record.method,
+        head=record.head.name,
         new_head=head,
-        frozen=_masks(arrays, "frozen", plan["frozen"]),
-        columns=_masks(arrays, "columns", plan["columns"]),
-        freeze_statistics=plan["holds_statistics"],
-        original=plan["original"],
-        masks_source=plan["masks_source"],
+        frozen=_masks(arrays, "frozen", record.frozen),
+        columns=_masks(arrays, "columns", record.columns),
+        freeze_statistics=record.holds_statistics,
+        original=record.original,
+        masks_source=record.masks_source,
         rewritten=rewritten,
         penalty=penalty,
         absorbed_head=_under(arrays, "absorbed head"),
-        notes=plan["notes"],
+        notes=record.notes,
     )
     with torch.no_grad():
-        for key, value in _under(arrays, "head").items():
-            get(model, f"{name}.{key}").copy_(value)
-        for key, value in _under(arrays, "buffers").items():
-            get(model, key).copy_(value)
+        for name, value in _under(arrays, "head").items():
+            get(model, f"{record.head.name}.{name}").copy_(value)
+        for name, value in _under(arrays, "buffers").items():
+            get(model, name).copy_(value)
     return tuning
 
 
-def _head(saved: Mapping[str, Any], source: nn.Module, given: nn.Module | None) -> nn.Module:
+@torch.no_grad()
+def _rewrite(
+    model: nn.Module, head: str, arrays: Mapping[str, Tensor], originals: Mapping[str, Tensor]
+) -> dict[str, Tensor]:
+    """Write into a source model what differs; where that is."""
+    rewritten: dict[str, Tensor] = {}
+    for name, values in _under(arrays, "values").items():
+        _write(get(model, name), values, arrays.get(f"places/{name}"))
+        rewritten[name] = (get(model, name) != originals[name]).cpu()
+    for name, values in _under(arrays, "source values").items():
+        tensor, places = get(model, f"{head}.{name}"), arrays[f"source places/{name}"]
+        _write(tensor, values, places)
+        rewritten[f"{head}.{name}"] = _unpack(places, tensor.shape)
+    for name, values in _under(arrays, "statistics").items():
+        buffer = get(model, name)
+        rewritten[name] = buffer.cpu() != values
+        buffer.copy_(values)
+    return rewritten
+
+
+def _head(saved: Head, source: nn.Module, given: nn.Module | None) -> nn.Module:
     """The given module, or one made as the saved one was; refused unless it is like the saved one."""
-    name, kind = saved["name"], saved["kind"]
-    old = source.get_submodule(name)
-    if given is None and saved["recipe"] is None:
+    old = source.get_submodule(saved.name)
+    known = _known_recipe(saved, old)
+    if given is None and known is None:
         raise InvalidHead(
-            f"the saved head is a {kind} of its own making: pass a module that is made like it, head="
+            f"the saved head is a {saved.kind} of its own making: pass a module that is made like it, head="
         )
-    made = build(saved["recipe"], old) if given is None else new_head(old, given, name, source)
-    want, have = dict(saved["shapes"]), {key: list(value.shape) for key, value in _tensors(made).items()}
-    options = _recipe(made)
-    if saved["recipe"] is not None and options is not None:
-        want, have = {**want, **saved["recipe"]}, {**have, **options}
-    wrong = [
-        f"{key} is {have.get(key, 'not there')} and was {want.get(key, 'not there')}"
-        for key in {**want, **have}
-        if want.get(key) != have.get(key)
-    ]
+    made = build(known or {}, old) if given is None else new_head(old, given, saved.name, source)
+    wrong = _differences(saved, known, made)
     if wrong:
         raise InvalidHead(
-            f"this head is not like the {kind} that was saved ({'; '.join(wrong)}): "
+            f"this head is not like the {saved.kind} that was saved ({'; '.join(wrong)}): "
             "pass a module that is made like it, head="
         )
     return made
+
+
+def _known_recipe(saved: Head, old: nn.Module) -> dict[str, Any] | None:
+    """How to make the saved head. Where only its outputs were told, the rest is as in the source's."""
+    if saved.recipe is None or saved.shapes is not None:
+        return saved.recipe
+    like = recipe(old)
+    return {**like, **saved.recipe} if like is not None and like["kind"] == saved.kind else None
+
+
+def _differences(saved: Head, known: dict[str, Any] | None, made: nn.Module) -> list[str]:
+    """What sets a head apart from the saved one, as far as that was told."""
+    want: dict[str, Any] = dict(saved.shapes or {})
+    have: dict[str, Any] = {name: list(value.shape) for name, value in _tensors(made).items() if saved.shapes}
+    options = _recipe(made)
+    if known is not None and options is not None:
+        want, have = {**want, **known}, {**have, **options}
+    return [
+        f"{name} is {have.get(name, 'not there')} and was {want.get(name, 'not there')}"
+        for name in {**want, **have}
+        if want.get(name) != have.get(name)
+    ]
 
 
 def _tensors(head: nn.Module) -> dict[str, Tensor]:

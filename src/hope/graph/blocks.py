@@ -16,13 +16,13 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import dataclass
 
+import msgspec
 import networkx
 
 from hope.graph.program import Operation, Program, Ref
 
 
-@dataclass(frozen=True)
-class Replace:
+class Replace(msgspec.Struct, frozen=True, tag="replace", tag_field="kind", forbid_unknown_fields=True):
     """Replace one module by its skip.
 
     Attributes:
@@ -45,8 +45,7 @@ class Replace:
         return (self.module,)
 
 
-@dataclass(frozen=True)
-class Silence:
+class Silence(msgspec.Struct, frozen=True, tag="silence", tag_field="kind", forbid_unknown_fields=True):
     """Replace the modules of the branch by ones that cost nothing.
 
     Attributes:

@@ -17,6 +17,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple, Protocol, TypeVar
 
+import msgspec
 import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
@@ -276,7 +277,7 @@ def _called(block: Block, calls: dict[str, Call]) -> Block | None:
     way = block.way
     if isinstance(way, Silence):
         returns = tuple(calls[path].returns if path in calls else 0 for path in way.modules)
-        return replace(block, way=replace(way, returns=returns))
+        return replace(block, way=msgspec.structs.replace(way, returns=returns))
     return block if way.module in calls and calls[way.module].plain else None
 
 

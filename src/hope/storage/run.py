@@ -1,117 +1,41 @@
 """Save a cut network as data and load it again: a JSON plan and safetensors, no code, no pickle.
 
 A folder holds `trajectory.json` (what was done, to what, and the anatomy it refers to) and
-`weights-….safetensors` (the result). The JSON names the weights by their hash and carries a hash of itself;
-it is written last, so a folder is either as it was or complete.
+`weights-….safetensors` (the result), and after absorption `moments-….safetensors`. The JSON names the others
+by their hash and carries a hash of itself; it is written last, so a folder is either as it was or complete.
 """
 
 from __future__ import annotations
 
-import hashlib
-import json
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
-import msgspec
-import torch
-from safetensors import SafetensorError
-from safetensors.torch import load_file, save
 from torch import Tensor, nn
 
 from hope._util.calls import duplicate
-from hope._util.files import write_file
 from hope.anatomy.anatomy import Anatomy
-from hope.anatomy.reasons import Cause, Reason
 from hope.anatomy.sizes import sizes
 from hope.anatomy.steps import AnyStep, Step
-from hope.errors import CheckpointMismatch, DamagedFolder, InvalidAction, first_line
+from hope.errors import CheckpointMismatch, InvalidAction, first_line
+from hope.methods.base import Rewrite
 from hope.run.budget import one_budget
 from hope.run.trajectory import Trajectory
 from hope.signals.intake import Intake
-from hope.storage.plain import from_plain, to_plain
+from hope.storage.arrays import Arrays, fingerprint, read_arrays, remove_stale, state, write_arrays
+from hope.storage.codec import digest_of, not_as_it_should, read_record, write_record
+from hope.storage.record import PLAN, RUN, Details, Heard, Moments, RunRecord, StoredAnatomy
 from hope.surgery.apply import cut, operate
 
-FORMAT = "hope-run"
-VERSION = 1
-PLAN = "trajectory.json"
+__all__ = [
+    "BY_HAND", "PLAN", "RUN", "Details", "Run", "digest_of", "fingerprint", "load", "read_run", "save_run",
+    "save_trajectory",
+]  # fmt: skip
+
 BY_HAND = "by hand"  # the method of a run whose actions were given
-MOMENTS = ("mean", "covariance", "taps", "variance")
-
-
-def fingerprint(model: nn.Module) -> str:
-    """A hash of a checkpoint: names, shapes, types and contents of everything in its `state_dict`."""
-    digest = hashlib.sha256()
-    for name, tensor in sorted(_state(model).items()):
-        digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}\n".encode())
-        if tensor.numel():
-            digest.update(tensor.flatten().view(torch.uint8).numpy().data)
-    return digest.hexdigest()
-
-
-def _state(model: nn.Module) -> dict[str, Tensor]:
-    """The state dict's tensors on the CPU, contiguous."""
-    return {
-        name: value.detach().cpu().contiguous()
-        for name, value in model.state_dict().items()
-        if isinstance(value, Tensor)
-    }
-
-
-@dataclass(frozen=True)
-class Details:
-    """What a run tells beyond what replaying it needs, for reports. Older runs have none of it.
-
-    Attributes:
-        measures: unit -> what each of its neurons counted in the original network: ‖f_i‖, or a score.
-        left_alone: layers and blocks that the method could not price, with the reason.
-        source: "model", "weights" and "input" as they were named on the command line.
-        fidelities: (steps, predicted fidelity) where it was looked at.
-        settings: the options that the run was made with (see `run.checkpoint`).
-    """
-
-    measures: Mapping[str, Sequence[float]] = field(default_factory=dict)
-    left_alone: Mapping[str, Reason] = field(default_factory=dict)
-    source: Mapping[str, str] = field(default_factory=dict)
-    fidelities: Sequence[tuple[int, float]] = ()
-    settings: Mapping[str, Any] = field(default_factory=dict)
-
-    def to_json(self) -> dict[str, Any]:
-        """What there is of it, as plain data."""
-        measures = {name: [_short(c) for c in some] for name, some in self.measures.items()}
-        entries = {
-            "measures": measures,
-            "left_alone": {name: str(reason) for name, reason in self.left_alone.items()},
-            "source": dict(self.source),
-            "fidelities": [[steps, _short(value)] for steps, value in self.fidelities],
-            "settings": dict(self.settings),
-        }
-        return {name: entry for name, entry in entries.items() if entry}
-
-    @classmethod
-    def from_json(cls, plan: Mapping[str, Any]) -> Details:
-        """The reverse of `to_json`; whatever is missing is empty."""
-        measures = {name: tuple(some) for name, some in plan.get("measures", {}).items()}
-        left_alone = plan.get("left_alone", {})
-        fidelities = [(int(steps), float(value)) for steps, value in plan.get("fidelities", ())]
-        return cls(
-            measures,
-            {name: Cause.TOLD.at(detail=words) for name, words in left_alone.items()},
-            dict(plan.get("source", {})),
-            tuple(fidelities),
-            dict(plan.get("settings", {})),
-        )
-
-
-def _short(value: float) -> float:
-    """A number as precise as a picture needs.
-
-    >>> _short(0.123456789)
-    0.123457
-    """
-    return float(f"{value:.6g}")
+MOMENTS = ("mean", "covariance", "taps", "variance")  # of an intake, in its order
 
 
 def save_run(
@@ -139,7 +63,8 @@ def save_run(
         Linear(in_features=4, out_features=5, bias=True)
     """
     small = cut(model, anatomy, steps)
-    return save_trajectory(folder, model, small, anatomy, Trajectory.of(anatomy, steps), len(steps), BY_HAND)
+    trajectory = Trajectory.of(anatomy, steps)
+    return save_trajectory(folder, model, small, anatomy, trajectory, len(steps), {"name": BY_HAND})
 
 
 def save_trajectory(
@@ -149,65 +74,44 @@ def save_trajectory(
     anatomy: Anatomy,
     trajectory: Trajectory,
     steps: int,
-    method: str,
+    method: Mapping[str, Any],
     intakes: Mapping[str, Intake] | None = None,
     details: Details | None = None,
 ) -> Path:
     """Save a whole run: every step, the moments that absorptions need, the weights after the first `steps`
     of them, and details for a report.
+
+    Args:
+        model, small: the original, and what it has become.
+        method: as `Method.told` puts it.
     """
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
-    weights = save({name: tensor.clone() for name, tensor in _state(small).items()})
-    weights_hash = hashlib.sha256(weights).hexdigest()
-    weights_name = f"weights-{weights_hash[:12]}.safetensors"
-    written = {weights_name}
-    plan: dict[str, Any] = {
-        "format": FORMAT,
-        "version": VERSION,
-        "original": fingerprint(model),
-        "weights": {"file": weights_name, "sha256": weights_hash},
-        "method": method,
-        "steps": steps,
-        "trajectory": msgspec.to_builtins(list(trajectory.steps)),
-        "anatomy": to_plain(anatomy),
-    }
-    plan.update((details or Details()).to_json())
-    if trajectory.stops:
-        plan["stops"] = list(trajectory.stops)
-    if intakes:
-        moments = save(_arrays(intakes))
-        moments_hash = hashlib.sha256(moments).hexdigest()
-        moments_name = f"moments-{moments_hash[:12]}.safetensors"
-        plan["moments"] = {
-            "file": moments_name,
-            "sha256": moments_hash,
-            "intakes": [[v.weight, v.dim, v.repeat, v.bn, v.bias] for v in intakes.values()],
-        }
-        write_file(folder / moments_name, moments)
-        written.add(moments_name)
-    plan["sha256"] = digest_of(plan)
-    write_file(folder / weights_name, weights)
-    write_file(folder / PLAN, json.dumps(plan, indent=None, separators=(",", ":")).encode())
-    for stale in [*folder.glob("weights-*.safetensors"), *folder.glob("moments-*.safetensors")]:
-        if stale.name not in written:
-            stale.unlink(missing_ok=True)
+    record = RunRecord(
+        original=fingerprint(model),
+        weights=write_arrays(folder, "weights", {name: one.clone() for name, one in state(small).items()}),
+        method=dict(method),
+        steps=steps,
+        trajectory=cast("tuple[AnyStep, ...]", trajectory.steps),
+        anatomy=StoredAnatomy.of(anatomy),
+        stops=trajectory.stops,
+        moments=_write_moments(folder, intakes) if intakes else None,
+        details=(details or Details()).rounded(),
+    )
+    write_record(folder / PLAN, RUN, record)
+    kept = [record.weights, *([record.moments] if record.moments else [])]
+    remove_stale(folder, ("weights", "moments"), kept)
     return folder
 
 
-def _arrays(intakes: Mapping[str, Intake]) -> dict[str, Tensor]:
+def _write_moments(folder: Path, intakes: Mapping[str, Intake]) -> Moments:
     """Moments as float32, which is what they were rounded to when they were made."""
-    return {
-        f"{view.weight}/{name}": getattr(view, name).float().contiguous()
-        for view in intakes.values()
-        for name in MOMENTS
+    tensors = {
+        f"{one.weight}/{name}": getattr(one, name).float() for one in intakes.values() for name in MOMENTS
     }
-
-
-def digest_of(plan: dict[str, Any]) -> str:
-    """A hash of a plan, without the hash that it carries."""
-    body = {key: value for key, value in plan.items() if key != "sha256"}
-    return hashlib.sha256(json.dumps(body, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
+    arrays = write_arrays(folder, "moments", tensors)
+    heard = tuple(Heard(one.weight, one.dim, one.repeat, one.bn, one.bias) for one in intakes.values())
+    return Moments(file=arrays.file, sha256=arrays.sha256, intakes=heard)
 
 
 @dataclass(frozen=True)
@@ -217,10 +121,10 @@ class Run:
     Attributes:
         folder: where it was read from.
         original: fingerprint of the checkpoint that was compressed.
-        anatomy, trajectory, steps, method: as in the `Encoding` that was saved.
-        weights: path of the saved weights.
-        weights_hash: their SHA-256.
-        moments: what the plan says of the saved moments, if there are any.
+        anatomy, trajectory, steps: as in the `Encoding` that was saved.
+        told: its method: name and options.
+        weights: the saved weights.
+        moments: the saved moments, if there are any.
         details: what a report can tell beyond that.
     """
 
@@ -229,50 +133,58 @@ class Run:
     anatomy: Anatomy
     trajectory: Trajectory
     steps: int
-    method: str
-    weights: Path
-    weights_hash: str
-    moments: dict[str, Any] | None = None
+    told: Mapping[str, Any]
+    weights: Arrays
+    moments: Moments | None = None
     details: Details = field(default_factory=Details)
+
+    @property
+    def method(self) -> str:
+        """The method's name."""
+        return str(self.told["name"])
+
+    @property
+    def rewrite(self) -> Rewrite:
+        """What its absorptions rewrite."""
+        return Rewrite(**{one.name: bool(self.told.get(one.name, True)) for one in fields(Rewrite)})
 
     def intakes(self) -> dict[str, Intake]:
         """The moments that absorptions were made with."""
         if self.moments is None:
             return {}
-        path = self.folder / Path(self.moments["file"]).name
-        arrays = {name: t.double() for name, t in read_tensors(path, self.moments["sha256"]).items()}
+        tensors = {name: tensor.double() for name, tensor in read_arrays(self.folder, self.moments).items()}
         found = {}
-        for weight, dim, repeat, bn, bias in self.moments["intakes"]:
-            some = {name: arrays[f"{weight}/{name}"] for name in MOMENTS}
-            found[weight] = Intake(weight, dim, **some, repeat=repeat, bn=bn, bias=bias)
+        for one in self.moments.intakes:
+            mean, covariance, taps, variance = (tensors[f"{one.weight}/{name}"] for name in MOMENTS)
+            rest = (one.repeat, one.bn, one.bias)
+            found[one.weight] = Intake(one.weight, one.dim, mean, covariance, taps, variance, *rest)
         return found
 
 
 def read_run(folder: str | os.PathLike[str]) -> Run:
-    """Read a saved run's plan, without its weights."""
+    """Read a saved run's plan, without its weights.
+
+    Raises:
+        DamagedFolder: the folder is incomplete, altered, not one of ours, or from a newer version.
+    """
     folder = Path(folder)
-    plan = read_plan(folder / PLAN, "run", FORMAT, VERSION)
+    record = read_record(folder / PLAN, RUN)
+    anatomy = record.anatomy.read()
     try:
-        anatomy = from_plain(plan["anatomy"])
-        done = msgspec.convert(plan["trajectory"], tuple[AnyStep, ...])
-        trajectory = Trajectory(done, sizes(anatomy, done), tuple(plan.get("stops", ())))
-        weights = folder / Path(plan["weights"]["file"]).name
-        return Run(
-            folder,
-            plan["original"],
-            anatomy,
-            trajectory,
-            plan["steps"],
-            plan["method"],
-            weights,
-            plan["weights"]["sha256"],
-            plan.get("moments"),
-            Details.from_json(plan),
-        )
-    except (AttributeError, KeyError, TypeError, ValueError, InvalidAction) as error:
-        raise DamagedFolder(
-            f"{folder / PLAN} does not say what it should ({error!r}): save the run again"
-        ) from error
+        table = sizes(anatomy, record.trajectory)
+    except (LookupError, ValueError, InvalidAction) as error:
+        raise not_as_it_should(folder / PLAN, RUN, error) from error
+    return Run(
+        folder,
+        record.original,
+        anatomy,
+        Trajectory(record.trajectory, table, record.stops),
+        record.steps,
+        record.method,
+        record.weights,
+        record.moments,
+        record.details,
+    )
 
 
 def load(
@@ -313,7 +225,7 @@ def load(
     given = {"density": density, "params": params, "macs": macs, "steps": steps}
     if any(value is not None for value in given.values()):
         return _replay(run, model, given)
-    weights = read_tensors(run.weights, run.weights_hash)
+    weights = read_arrays(run.folder, run.weights)
     small = duplicate(model)
     try:
         operate(small, run.anatomy, run.trajectory.steps[: run.steps], arithmetic=False)
@@ -334,50 +246,7 @@ def _replay(run: Run, model: nn.Module, given: dict[str, float | None]) -> nn.Mo
             f"load the original checkpoint to get {budget}, or give no budget for the saved one"
         )
     steps = run.trajectory.steps[: run.trajectory.steps_to(budget.unit, budget.value)]
-    return cut(model, run.anatomy, steps, intakes=run.intakes())
-
-
-def read_tensors(path: Path, digest: str) -> dict[str, Tensor]:
-    """The arrays of a file, whose hash must be the one given."""
-    if not path.is_file():
-        raise DamagedFolder(f"{path} is missing: copy the whole folder, or save the run again")
-    if _file_hash(path) != digest:
-        raise DamagedFolder(f"{path} is truncated or altered: copy the folder again, or save the run again")
-    try:
-        return load_file(path)
-    except SafetensorError as error:
-        raise DamagedFolder(f"{path} is not a safetensors file: {error}") from error
-
-
-def _file_hash(path: Path) -> str:
-    digest = hashlib.sha256()
-    with open(path, "rb") as file:
-        while chunk := file.read(1 << 20):
-            digest.update(chunk)
-    return digest.hexdigest()
-
-
-def read_plan(path: Path, what: str, form: str, version: int) -> dict[str, Any]:
-    """A JSON plan that this package wrote, checked: its format, its version, and that nobody altered it."""
-    if not path.is_file():
-        raise DamagedFolder(f"{path.parent} is not a saved {what}: it has no {path.name}")
-    try:
-        plan = json.loads(path.read_bytes())
-    except ValueError as error:
-        raise DamagedFolder(
-            f"{path} is truncated or not JSON: copy the folder again, or save the {what} again"
-        ) from error
-    if not isinstance(plan, dict) or plan.get("format") != form:
-        raise DamagedFolder(f"{path} was not written by this package")
-    if plan.get("version") != version:
-        raise DamagedFolder(
-            f"{path} has version {plan.get('version')}, this package reads {version}: update the package"
-        )
-    if plan.get("sha256") != digest_of(plan):
-        raise DamagedFolder(
-            f"{path} was altered after it was saved: copy the folder again, or save the {what} again"
-        )
-    return plan
+    return cut(model, run.anatomy, steps, intakes=run.intakes(), rewrite=run.rewrite)
 
 
 def _same_architecture(anatomy: Anatomy, model: nn.Module, folder: Path) -> None:

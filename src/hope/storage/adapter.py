@@ -1,0 +1,84 @@
+"""What is written of a fine-tuned network: the typed record of `adapter.json`, and its arrays."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from torch import Tensor
+
+from hope.storage.arrays import Arrays, remove_stale, write_arrays
+from hope.storage.codec import Form, read_record, write_record
+from hope.storage.migrations import adapter_to_2
+
+PLAN = "adapter.json"
+
+
+class Head(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The new head.
+
+    Attributes:
+        name: the module that it stands in for.
+        kind: its class.
+        recipe: how to make it again, where that is known; what it does not say is as in the source's head.
+        shapes: of its parameters and buffers; None if they were not told.
+    """
+
+    name: str
+    kind: str
+    recipe: dict[str, Any] | None
+    shapes: dict[str, list[int]] | None
+
+
+class AdapterRecord(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What `adapter.json` says.
+
+    Attributes:
+        method: "deft", or a baseline's name.
+        original: fingerprint of the source checkpoint.
+        arrays: everything that differs from it.
+        head: the new head.
+        frozen, columns: the masks of a `Tuning`: the shape of one that is among the arrays, or the value of
+            one that has only one.
+        masks_source: whether the source head's inputs from slack are masked.
+        holds_statistics: whether the running statistics of frozen channels stay.
+        anchored: the parameters that a penalty draws to where they were.
+        notes: what else a user should know.
+    """
+
+    method: str
+    original: str
+    arrays: Arrays
+    head: Head
+    frozen: dict[str, list[int] | bool]
+    columns: dict[str, list[int] | bool]
+    masks_source: bool
+    holds_statistics: bool
+    anchored: list[str] = msgspec.field(default_factory=list)
+    notes: list[str] = msgspec.field(default_factory=list)
+
+
+ADAPTER = Form("hope-deft", "tuning", AdapterRecord, (adapter_to_2,))
+
+
+def write_adapter(folder: Path, tensors: Mapping[str, Tensor], **told: Any) -> None:
+    """Write the arrays, then the record that names them; then what an earlier save left behind is removed.
+
+    Args:
+        told: the record's fields, all but the arrays.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    record = AdapterRecord(arrays=write_arrays(folder, "adapter", tensors), **told)
+    write_record(folder / PLAN, ADAPTER, record)
+    remove_stale(folder, ("adapter",), [record.arrays])
+
+
+def read_adapter(folder: Path) -> AdapterRecord:
+    """Read and check a record; its arrays are read with `read_arrays`.
+
+    Raises:
+        DamagedFolder: the folder is incomplete, altered, not one of ours, or from a newer version.
+    """
+    return read_record(folder / PLAN, ADAPTER)

@@ -1,0 +1,94 @@
+"""Tensors in files: safetensors, named by their hash, so that a record can say which ones it means."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+
+import msgspec
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save
+from torch import Tensor, nn
+
+from hope._util.files import write_file
+from hope.errors import DamagedFolder
+
+
+class Arrays(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A file of tensors, as a record tells it.
+
+    Attributes:
+        file: its name; it lies beside the record.
+        sha256: of its content.
+    """
+
+    file: str
+    sha256: str
+
+    def inside(self, folder: Path) -> Path:
+        """Its path. Whatever the record says, no file outside the folder is read."""
+        return folder / Path(self.file).name
+
+
+def write_arrays(folder: Path, kind: str, tensors: Mapping[str, Tensor]) -> Arrays:
+    """Write tensors into a file of their own, beside those that an earlier record means."""
+    data = save({name: tensor.contiguous() for name, tensor in tensors.items()})
+    digest = hashlib.sha256(data).hexdigest()
+    file = f"{kind}-{digest[:12]}.safetensors"
+    write_file(folder / file, data)
+    return Arrays(file=file, sha256=digest)
+
+
+def read_arrays(folder: Path, arrays: Arrays) -> dict[str, Tensor]:
+    """The tensors of a file, whose hash must be the one that was told.
+
+    Raises:
+        DamagedFolder: it is missing, truncated or altered.
+    """
+    path = arrays.inside(folder)
+    if not path.is_file():
+        raise DamagedFolder(f"{path} is missing: copy the whole folder, or save the run again")
+    if _file_hash(path) != arrays.sha256:
+        raise DamagedFolder(f"{path} is truncated or altered: copy the folder again, or save the run again")
+    try:
+        return load_file(path)
+    except SafetensorError as error:
+        raise DamagedFolder(f"{path} is not a safetensors file: {error}") from error
+
+
+def remove_stale(folder: Path, kinds: Iterable[str], kept: Iterable[Arrays]) -> None:
+    """Remove the files that no record means any more."""
+    names = {arrays.file for arrays in kept}
+    for kind in kinds:
+        for path in folder.glob(f"{kind}-*.safetensors"):
+            if path.name not in names:
+                path.unlink(missing_ok=True)
+
+
+def state(model: nn.Module) -> dict[str, Tensor]:
+    """The state dict's tensors on the CPU, contiguous."""
+    return {
+        name: value.detach().cpu().contiguous()
+        for name, value in model.state_dict().items()
+        if isinstance(value, Tensor)
+    }
+
+
+def fingerprint(model: nn.Module) -> str:
+    """A hash of a checkpoint: names, shapes, types and contents of everything in its `state_dict`."""
+    digest = hashlib.sha256()
+    for name, tensor in sorted(state(model).items()):
+        digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}\n".encode())
+        if tensor.numel():
+            digest.update(tensor.flatten().view(torch.uint8).numpy().data)
+    return digest.hexdigest()
+
+
+def _file_hash(path: Path) -> str:
+    digest = hashlib.sha256()
+    with open(path, "rb") as file:
+        while chunk := file.read(1 << 20):
+            digest.update(chunk)
+    return digest.hexdigest()

@@ -1,0 +1,214 @@
+"""Typed records as JSON and back: one way to write a record and one way to read it, whatever it is of.
+
+A file is one JSON object: `format` and `version` say what it is, `schema` names its JSON Schema
+(`docs/schema`), `sha256` is a hash of everything else, and the rest is a record (a `msgspec.Struct`). Older
+versions are brought up one by one before they are read.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Generic, TypeVar, cast
+
+import msgspec
+import numpy as np
+
+from hope._util.files import write_file
+from hope.anatomy.labels import Ids
+from hope.errors import DamagedFolder, first_line
+
+Plain = dict[str, Any]  # a JSON object
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Form(Generic[T]):
+    """A kind of file.
+
+    Attributes:
+        name: the format, as files tell it.
+        what: what people call what is in it.
+        record: the type of its record.
+        migrations: the first makes version 2 of version 1, and so on: functions of plain data alone.
+    """
+
+    name: str
+    what: str
+    record: type[T]
+    migrations: tuple[Callable[[Plain], Plain], ...] = ()
+
+    @property
+    def version(self) -> int:
+        """The version that is written."""
+        return len(self.migrations) + 1
+
+    @property
+    def schema(self) -> str:
+        """What the record's JSON Schema goes by."""
+        return f"{self.name}-{self.version}"
+
+
+def encode(value: Any) -> Any:
+    """Dataclasses, structs, enums and index arrays as JSON types. Costs may be infinite: written by Python's
+    `json`, which has a word for that.
+
+    >>> encode({"owner": np.array([0, 0, 1, 1])})
+    {'owner': [4, 2, 2, 0, 2, 1]}
+    """
+    return msgspec.to_builtins(value, enc_hook=_encode)
+
+
+def decode(data: Any, kind: type[T]) -> T:
+    """The reverse of `encode`.
+
+    Raises:
+        msgspec.ValidationError: the data is not of that type; the message says where.
+    """
+    return msgspec.convert(data, kind, dec_hook=_decode)
+
+
+def write_record(path: Path, form: Form[T], record: T) -> None:
+    """Write a record, all or nothing."""
+    plan = {"format": form.name, "version": form.version, "schema": form.schema, **encode(record)}
+    plan["sha256"] = digest_of(plan)
+    write_file(path, json.dumps(plan, separators=(",", ":")).encode())
+
+
+def read_record(path: Path, form: Form[T]) -> T:
+    """Read a record that this package wrote, in whatever version, and check it.
+
+    Raises:
+        DamagedFolder: there is no such file, or it is truncated, altered, foreign, or of a newer version.
+    """
+    plan = _read(path, form)
+    if plan.get("sha256") != digest_of(plan):
+        raise DamagedFolder(
+            f"{path} was altered after it was saved: copy the folder again, or save the {form.what} again"
+        )
+    try:
+        plan = brought_up(plan, form)
+        body = {key: value for key, value in plan.items() if key not in _ENVELOPE}
+        return decode(body, form.record)
+    except (msgspec.ValidationError, AttributeError, LookupError, TypeError, ValueError) as error:
+        raise not_as_it_should(path, form, error) from error
+
+
+_ENVELOPE = ("format", "version", "schema", "sha256")
+
+
+def _read(path: Path, form: Form[Any]) -> Plain:
+    """The JSON object of a file, if it is of this kind and not newer than this package."""
+    if not path.is_file():
+        raise DamagedFolder(f"{path.parent} is not a saved {form.what}: it has no {path.name}")
+    try:
+        plan = json.loads(path.read_bytes())
+    except (ValueError, RecursionError) as error:
+        raise DamagedFolder(
+            f"{path} is truncated or not JSON: copy the folder again, or save the {form.what} again"
+        ) from error
+    if not isinstance(plan, dict) or plan.get("format") != form.name:
+        raise DamagedFolder(f"{path} was not written by this package")
+    version = plan.get("version")
+    if type(version) is not int or not 1 <= version <= form.version:
+        raise DamagedFolder(
+            f"{path} has version {version}, this package reads {form.version}: update the package"
+        )
+    return plan
+
+
+def brought_up(plan: Plain, form: Form[Any]) -> Plain:
+    """A file's content in the version that is written now."""
+    for migrate in form.migrations[plan["version"] - 1 :]:
+        plan = {**migrate(plan), "version": plan["version"] + 1}
+    return plan
+
+
+def not_as_it_should(path: Path, form: Form[Any], error: Exception) -> DamagedFolder:
+    """What to say of a file that is whole and yet makes no sense."""
+    said = first_line(error) if isinstance(error, msgspec.ValidationError) else repr(error)
+    return DamagedFolder(f"{path} does not say what it should ({said}): save the {form.what} again")
+
+
+def digest_of(plan: Plain) -> str:
+    """A hash of a file's content, without the hash that it carries."""
+    body = {key: value for key, value in plan.items() if key != "sha256"}
+    return hashlib.sha256(json.dumps(body, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
+
+
+def json_schema(form: Form[Any]) -> Plain:
+    """The JSON Schema of a kind of file."""
+    packed = {"type": "array", "description": "[size, neurons, places, start, step, step], or [owners]"}
+    schema = msgspec.json.schema(form.record, schema_hook=lambda _: packed)
+    record = schema["$defs"][form.record.__name__]
+    told = {"format": {"const": form.name}, "version": {"const": form.version}}
+    record["properties"].update(told, schema={"const": form.schema}, sha256={"type": "string"})
+    record["required"] = [*_ENVELOPE, *record["required"]]
+    for entry in schema["$defs"].values():
+        entry.pop("description", None)  # docstrings, which may be reworded
+    whole = {"$schema": "https://json-schema.org/draft/2020-12/schema", "$id": form.schema, **schema}
+    return cast("Plain", json.loads(json.dumps(whole)))
+
+
+# ---- index arrays ------------------------------------------------------------------------------------------
+
+
+def _encode(value: Any) -> Any:
+    if isinstance(value, np.ndarray):
+        return pack(value)
+    if isinstance(value, np.generic):
+        return value.item()
+    raise TypeError(f"a {type(value).__name__} cannot be saved")
+
+
+def _decode(kind: Any, data: Any) -> Any:
+    assert kind == Ids, kind
+    return unpack(data)
+
+
+def pack(owner: Ids) -> list[Any]:
+    """Who owns each place, as [size, neurons, places, start, step per neuron, step per place] where that says
+    it all, or every owner.
+
+    >>> pack(np.array([-1, -1, -1, -1, 0, 0, 1, 1])), pack(np.array([0, 1, 1]))
+    ([8, 2, 2, 4, 2, 1], [[0, 1, 1]])
+    """
+    first, second = (np.flatnonzero(owner == neuron) for neuron in (0, 1))
+    if len(first):
+        start, neurons, places = int(first[0]), int(owner.max()) + 1, len(first)
+        down = int(second[0]) - start if len(second) else 0
+        across = int(first[1]) - start if places > 1 else 0
+        packed = [len(owner), neurons, places, start, down, across]
+        with_it = _laid_out(packed)
+        if with_it is not None and np.array_equal(with_it, owner):
+            return packed
+    return [owner.tolist()]
+
+
+def unpack(packed: Any) -> Ids:
+    """The reverse of `pack`.
+
+    >>> unpack([8, 2, 2, 4, 2, 1])
+    array([-1, -1, -1, -1,  0,  0,  1,  1])
+    """
+    if isinstance(packed, list) and len(packed) == 1:
+        return np.array(msgspec.convert(packed[0], list[int]), dtype=np.int64)
+    owner = _laid_out(msgspec.convert(packed, tuple[int, int, int, int, int, int]))
+    if owner is None:
+        raise ValueError(f"{packed} leads out of the tensor")
+    return owner
+
+
+def _laid_out(packed: Any) -> Ids | None:
+    """Owners by six numbers; None if these lead out of the tensor."""
+    size, neurons, places, start, down, across = packed
+    corners = [start + down * n + across * p for n in (0, neurons - 1) for p in (0, places - 1)]
+    if not (min(corners) >= 0 and max(corners) < size and neurons > 0 and places > 0):
+        return None
+    owner = np.full(size, -1, dtype=np.int64)
+    rows = np.arange(neurons)[:, None]
+    owner[start + down * rows + across * np.arange(places)[None, :]] = rows
+    return owner

@@ -1,0 +1,129 @@
+"""What is written of a run: the typed record of `trajectory.json`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import msgspec
+
+from hope.anatomy.anatomy import Anatomy
+from hope.anatomy.reasons import Reason
+from hope.anatomy.steps import AnyStep
+from hope.anatomy.units import Skipped, Unit
+from hope.graph.blocks import Block
+from hope.storage.arrays import Arrays
+from hope.storage.codec import Form
+from hope.storage.migrations import run_to_2
+
+PLAN = "trajectory.json"
+
+
+@dataclass(frozen=True)
+class Details:
+    """What a run tells beyond what replaying it needs, for reports. Older runs have none of it.
+
+    Attributes:
+        measures: unit -> what each of its neurons counted in the original network: ‖f_i‖, or a score.
+        left_alone: layers and blocks that the method could not price, with the reason.
+        source: "model", "weights" and "input" as they were named on the command line.
+        fidelities: (steps, predicted fidelity) where it was looked at.
+        settings: the options that the run was made with (see `run.checkpoint`).
+    """
+
+    measures: Mapping[str, Sequence[float]] = field(default_factory=dict)
+    left_alone: Mapping[str, Reason] = field(default_factory=dict)
+    source: Mapping[str, str] = field(default_factory=dict)
+    fidelities: Sequence[tuple[int, float]] = ()
+    settings: Mapping[str, Any] = field(default_factory=dict)
+
+    def rounded(self) -> Details:
+        """The same with numbers as precise as a picture needs."""
+        return replace(
+            self,
+            measures={name: [_short(value) for value in some] for name, some in self.measures.items()},
+            fidelities=[(steps, _short(value)) for steps, value in self.fidelities],
+        )
+
+
+def _short(value: float) -> float:
+    """
+    >>> _short(0.123456789)
+    0.123457
+    """
+    return float(f"{value:.6g}")
+
+
+class Heard(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    """An `Intake` without its moments."""
+
+    weight: str
+    dim: int
+    repeat: int
+    bn: str
+    bias: str
+
+
+class Moments(Arrays, frozen=True, kw_only=True):
+    """The file of the moments, and whose they are."""
+
+    intakes: tuple[Heard, ...]
+
+
+class StoredAnatomy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """An `Anatomy` as it is saved: without its program, which no replay needs."""
+
+    model: str
+    units: tuple[Unit, ...]
+    blocks: tuple[Block, ...]
+    skipped: tuple[Skipped, ...]
+    shapes: dict[str, tuple[int, ...]]
+    parameters: tuple[str, ...]
+    positions: dict[str, int]
+    aliases: dict[str, tuple[str, ...]]
+    eps: dict[str, float]
+
+    @classmethod
+    def of(cls, anatomy: Anatomy) -> StoredAnatomy:
+        """What is saved; names in order, so that the same run gives the same file."""
+        told = {name: getattr(anatomy, name) for name in cls.__struct_fields__}
+        return cls(**{**told, "parameters": tuple(sorted(anatomy.parameters))})
+
+    def read(self) -> Anatomy:
+        """The anatomy."""
+        told = {name: getattr(self, name) for name in self.__struct_fields__}
+        return Anatomy(**{**told, "parameters": frozenset(self.parameters)})
+
+
+class RunRecord(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What `trajectory.json` says.
+
+    Attributes:
+        original: fingerprint of the checkpoint that was compressed.
+        weights: the compressed weights.
+        method: how the steps were chosen: its name, and its options.
+        steps: how many of the trajectory's steps the budget took.
+        trajectory: all steps.
+        anatomy: the network that they refer to.
+        stops: after how many steps the run may be ended; empty if after any.
+        moments: what absorptions need.
+        details: for reports.
+    """
+
+    original: str
+    weights: Arrays
+    method: dict[str, Any]
+    steps: int
+    trajectory: tuple[AnyStep, ...]
+    anatomy: StoredAnatomy
+    stops: tuple[int, ...] = ()
+    moments: Moments | None = None
+    details: Details = msgspec.field(default_factory=Details)
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.method.get("name"), str):
+            raise ValueError("the method has no name")
+
+
+RUN = Form("hope-run", "run", RunRecord, (run_to_2,))

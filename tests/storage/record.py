@@ -1,0 +1,83 @@
+"""Folders as they are written today, and what they must compute ever after.
+
+    python -m tests.storage.record      write tests/storage/old/*-v2-* and the JSON Schemas in docs/schema
+
+Recorded once per version of a format. A folder that a released version wrote is never written again: if a
+format changes, its version goes up, a migration is added, and folders of the new version are recorded beside
+the old ones.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+from torch.nn import functional as F
+
+import hope
+from hope.deft.tuning import Tuning
+from hope.storage.adapter import ADAPTER
+from hope.storage.codec import Form, json_schema
+from hope.storage.record import RUN
+from tests.golden.record import digits
+
+OLD = Path(__file__).parent / "old"
+SCHEMAS = Path(__file__).parents[2] / "docs" / "schema"
+FORMS: tuple[Form[Any], ...] = (RUN, ADAPTER)
+EXAMPLE = torch.zeros(1, 1, 8, 8)
+
+
+@torch.no_grad()
+def outputs(folder: Path, x: Tensor) -> dict[str, Tensor]:
+    """What a saved folder computes: a run at its budget and at another, a tuning and its source task."""
+    net, name = digits(), folder.name
+    if name.startswith("run"):
+        found = {name: hope.load(folder, net).eval()(x)}
+        if "by-hand" not in name:
+            found[f"{name} at 0.75"] = hope.load(folder, net, params=0.75).eval()(x)
+        return found
+    tuning = Tuning.from_pretrained(folder, net)
+    found = {name: tuning.model.eval()(x)}
+    with tuning.source() as model:
+        found[f"{name} source"] = model.eval()(x)
+    return found
+
+
+def tuned() -> Tuning:
+    """A tuning that has learnt a little."""
+    net = digits()
+    tuning = hope.deft.prepare(net, hope.deft.partition(net, EXAMPLE), head=4)
+    generator = torch.Generator().manual_seed(0)
+    free = [parameter for parameter in tuning.model.parameters() if parameter.requires_grad]
+    optimizer = torch.optim.SGD(free, lr=0.05)
+    for _ in range(3):
+        x, y = torch.randn(16, 1, 8, 8, generator=generator), torch.randint(4, (16,), generator=generator)
+        optimizer.zero_grad()
+        F.cross_entropy(tuning.model.train()(x), y).backward()
+        optimizer.step()
+    return tuning
+
+
+def main() -> None:
+    torch.manual_seed(0)
+    absorbed = hope.encode(digits(), EXAMPLE, params=0.6, multiple_of=2)
+    absorbed.save(OLD / "run-v2-absorb")
+    paper = hope.encode(digits(), EXAMPLE, params=0.6, method="hope")
+    paper.fidelities(5)
+    paper.save(OLD / "run-v2-hope", source={"model": "net.py:make"})
+    tuned().save_pretrained(OLD / "adapter-v2-mask")
+    x = load_file(OLD / "expected.safetensors")["x"]
+    folders = sorted(path for path in OLD.glob("*-v2-*") if path.is_dir())
+    found = {"x": x, **{name: y for folder in folders for name, y in outputs(folder, x).items()}}
+    save_file({name: y.contiguous() for name, y in found.items()}, OLD / "expected-v2.safetensors")
+    SCHEMAS.mkdir(parents=True, exist_ok=True)
+    for form in FORMS:
+        (SCHEMAS / f"{form.schema}.json").write_text(json.dumps(json_schema(form), indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()
