@@ -113,7 +113,7 @@ def test_sum_merges_lose_their_distortion_and_all_is_within_the_unified_bound(
     alone = {}
     for layer in ("0", "3"):
         alone[layer] = copy.deepcopy(net)
-        merges = [merge for merge in part.merges if merge.layer == layer]
+        merges = [merge for merge in part.merges if merge.name == layer]
         consolidate(alone[layer], part.anatomy, merges, {layer: part.freed.get(layer, ())})
     count = len(part.freed.get("0", ()))
     merged = _lost(net, alone["0"], x, torch.ones(8, dtype=torch.bool))
