@@ -89,7 +89,9 @@ def check_separable(anatomy: Anatomy, units: Sequence[Unit], head: str, core: Se
                 f"would reach core; freeze it as a whole with core=[{stream.name!r}]"
             )
     inside = {module for unit in units for module in unit.modules}
+    inside |= {unit.name for unit in anatomy.units if unit.fixed is not None}  # nothing is cut here
     left = [one for one in anatomy.skipped if one.name not in inside and one.name != head]
+    left = [one for one in left if one.kind != "block"]  # nor evicted
     reading = {p.tensor.rpartition(".")[0] for unit in units for p in unit.places if p.role == "in"}
     for one in left:
         if one.kind != "layer" or one.reason.cause in HARMLESS or one.name not in reading:

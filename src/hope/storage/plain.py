@@ -64,6 +64,7 @@ def _unit(unit: Unit) -> dict[str, Any]:
         "writers": list(unit.writers),
         "along": list(unit.along),
         "mixed": str(unit.mixed or ""),
+        "fixed": str(unit.fixed or ""),
         "readers": [
             {"weight": r.weight, "path": [[s.kind, s.name, list(s.values), s.tensor] for s in r.path]}
             for r in unit.readers
@@ -91,6 +92,7 @@ def _read_unit(data: dict[str, Any], shapes: Mapping[str, Shape]) -> Unit:
         writers=tuple(data["writers"]),
         along=tuple(data["along"]),
         mixed=Cause.TOLD.at(detail=data["mixed"]) if data["mixed"] else None,
+        fixed=Cause.TOLD.at(detail=data["fixed"]) if data["fixed"] else None,
         readers=readers,
         places=places,
     )
