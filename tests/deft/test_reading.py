@@ -85,3 +85,42 @@ def test_a_layer_of_a_fixed_width_is_a_unit_that_the_encoder_leaves_alone() -> N
     assert 0 < int(part.core["fixed"].sum()) < 12
     tuning = hope.deft.prepare(net, part, head=4)
     assert tuple(tuning.model(images()).shape) == (8, 4)
+
+
+class Wavy(nn.Module):
+    """A stream behind a function whose moments are not known: what its BNs write has to do."""
+
+    def __init__(self, eps: float) -> None:
+        super().__init__()
+        self.left, self.bn1 = nn.Conv2d(3, 8, 1), nn.BatchNorm2d(8, eps=eps)
+        self.right, self.bn2 = nn.Conv2d(3, 8, 1), nn.BatchNorm2d(8, eps=eps)
+        self.inner, self.bn3 = nn.Conv2d(8, 6, 1), nn.BatchNorm2d(6, eps=eps)
+        self.head = nn.Linear(6, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = torch.sin(self.bn1(self.left(x)) + self.bn2(self.right(x)))
+        return self.head(torch.relu(self.bn3(self.inner(x))).mean((2, 3)))
+
+
+def _squares(weight: Tensor) -> Tensor:
+    """‖W_c‖² of what reads each channel."""
+    return weight.detach().double().square().flatten(2).sum(2).sum(0)
+
+
+@pytest.mark.parametrize("eps", [1e-5, 0.1, 1.0])
+def test_energies_of_streams_and_layers_are_those_of_each_bns_own_epsilon(eps: float) -> None:
+    net = made(Wavy(eps))
+    spread, shift = {}, {}
+    for name in ("bn1", "bn2", "bn3"):
+        bn = net.get_submodule(name)
+        shift[name] = bn.bias.detach().double()
+        spread[name] = (bn.weight**2 * bn.running_var / (bn.running_var + eps)).detach().double().sqrt()
+    part = hope.deft.partition(net, images(2), merge=False)
+    written = sum(spread[name] ** 2 + shift[name] ** 2 for name in ("bn1", "bn2"))
+    stream = (_squares(net.get_parameter("inner.weight")) * written).sqrt()
+    torch.testing.assert_close(part.capacities["left"], stream, rtol=1e-6, atol=0)
+    normal, at = torch.distributions.Normal(0.0, 1.0), shift["bn3"] / spread["bn3"]
+    energy = (shift["bn3"] ** 2 + spread["bn3"] ** 2) * normal.cdf(at)
+    energy += shift["bn3"] * spread["bn3"] * normal.log_prob(at).exp()
+    layer = (net.get_parameter("head.weight").detach().double().square().sum(0) * energy).sqrt()
+    torch.testing.assert_close(part.capacities["inner"], layer, rtol=1e-6, atol=0)
