@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 import hope
 from hope.deft import Partition, Tuning
-from hope.deft.partition import InvalidPartition
+from hope.errors import InvalidPartition
 from hope.signals.bn import Numbers
 from hope.signals.intake import propagated_intakes
 from hope.signals.projection import variances

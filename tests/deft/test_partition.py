@@ -13,8 +13,8 @@ from torch import Tensor, nn
 import hope
 from hope.bench.networks import CifarResNet
 from hope.deft.elasticity import EPSILON
-from hope.deft.groups import NotSeparable
 from hope.deft.vessels import consolidate
+from hope.errors import NotSeparable
 from hope.methods import Paper
 from hope.methods.pairs import PairPath, PaperState
 from hope.run.plan import Plan

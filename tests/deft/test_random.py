@@ -16,7 +16,7 @@ from hope.anatomy.anatomy import read_model
 from hope.anatomy.reasons import Cause
 from hope.deft import Bounds, Partition
 from hope.deft.elasticity import Lock
-from hope.deft.groups import find_units
+from hope.deft.separable import find_units
 from hope.storage.run import fingerprint
 from tests.deft.nets import core_entries, slack_entries
 from tests.properties.networks import Net, build, example, networks

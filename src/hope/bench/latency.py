@@ -21,9 +21,9 @@ from torch import Tensor, nn
 from hope._util.calls import duplicate
 from hope.bench import budgets as budgets_
 from hope.bench.compression import versions
-from hope.errors import HopeError, InfeasibleBudget, InvalidExample, first_line
+from hope.errors import HopeError, InfeasibleBudget, InvalidExample, MissingExtra, first_line
 from hope.inspection import inspect
-from hope.surgery.export import MissingExtra, to_onnx
+from hope.surgery.export import to_onnx
 
 FORMAT, VERSION = "hope-bench-latency", 1
 ENGINES = ("torch", "onnxruntime")

@@ -16,7 +16,7 @@ from torch import Tensor
 from hope.anatomy.anatomy import Anatomy
 from hope.anatomy.reasons import Reason
 from hope.anatomy.units import Places, Unit
-from hope.deft.groups import NotSeparable
+from hope.errors import NotSeparable
 from hope.methods.pairs import PaperState
 from hope.methods.paper import paper_state
 from hope.signals.bn import Numbers

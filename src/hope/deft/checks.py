@@ -8,14 +8,10 @@ from numbers import Real
 from torch import Tensor, nn
 
 from hope.anatomy.anatomy import Anatomy
-from hope.deft.groups import find_units, matches
+from hope.deft.separable import find_units, matches
 from hope.deft.statistics import NAMES
-from hope.errors import CheckpointMismatch, HopeError
+from hope.errors import CheckpointMismatch, InvalidPartition
 from hope.storage.run import fingerprint
-
-
-class InvalidPartition(HopeError, ValueError):
-    """A partition was asked for in a way that there is none."""
 
 
 def check_percentile(percentile: float) -> None:

@@ -21,10 +21,11 @@ from hope.anatomy.units import Unit
 from hope.deft import masks
 from hope.deft.bounds import Bounds, find_bounds
 from hope.deft.capacities import Energies, capacities, unit_state
-from hope.deft.checks import InvalidPartition, check_finite, check_patterns, check_percentile, check_same
+from hope.deft.checks import check_finite, check_patterns, check_percentile, check_same
 from hope.deft.elasticity import Lock, by_capacity, by_prune_cost, lock_threshold, prune_costs, walk
-from hope.deft.groups import NotSeparable, check_separable, find_head, find_units, matches
+from hope.deft.separable import check_separable, find_head, find_units, matches
 from hope.deft.vessels import consolidate
+from hope.errors import InvalidPartition, NotSeparable
 from hope.methods.pairs import PaperState
 from hope.signals.bn import Numbers
 from hope.storage.run import fingerprint

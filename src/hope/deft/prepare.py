@@ -6,10 +6,11 @@ import torch
 from torch import Tensor, nn
 
 from hope.deft.absorb import Absorbed, absorb
-from hope.deft.checks import InvalidPartition, check_weights
+from hope.deft.checks import check_weights
 from hope.deft.heads import new_head
 from hope.deft.partition import Partition
 from hope.deft.tuning import Tuning
+from hope.errors import InvalidPartition
 from hope.surgery.resize import get
 
 SEVER = ("mask", "absorb")

@@ -24,10 +24,10 @@ from torch import Tensor, nn
 
 from hope._util.calls import duplicate
 from hope._util.files import write_file
-from hope.deft.heads import PLAIN, InvalidHead, build, new_head, recipe
+from hope.deft.heads import PLAIN, build, new_head, recipe
 from hope.deft.masks import in_head
 from hope.deft.tuning import Penalty, Tuning
-from hope.errors import CheckpointMismatch, DamagedFolder
+from hope.errors import CheckpointMismatch, DamagedFolder, InvalidHead
 from hope.storage.run import digest_of, fingerprint, read_plan, read_tensors
 from hope.surgery.resize import get
 

@@ -14,11 +14,6 @@ from hope.deft.gate import Gate
 from hope.deft.masks import in_head
 from hope.deft.source import source
 from hope.deft.statistics import hold, snapshot
-from hope.errors import HopeError
-
-
-class InvalidPenalty(HopeError, ValueError):
-    """A penalty was asked for that cannot be computed."""
 
 
 class Penalty:

@@ -12,13 +12,9 @@ from fnmatch import fnmatchcase
 from hope.anatomy.anatomy import Anatomy
 from hope.anatomy.reasons import Cause
 from hope.anatomy.units import Skipped, Unit
-from hope.errors import HopeError
+from hope.errors import NotSeparable
 
 HARMLESS = (Cause.OUTPUT, Cause.SINGLE, Cause.UNREAD)
-
-
-class NotSeparable(HopeError):
-    """Slack cannot be kept apart from core in this network; the message names the place."""
 
 
 def find_units(anatomy: Anatomy) -> list[Unit]:
