@@ -21,7 +21,7 @@ SAMPLES = 20_000
 def test_every_bound_of_the_paper_is_above_the_one_before_it(by: str, merge: str, seed: int) -> None:
     for net in (chain(), Residual()):
         part = hope.deft.partition(made(net, seed), images(2), percentile=50, by=by, merge=merge)
-        for bound in part.bounds.groups:
+        for bound in part.bounds.units:
             assert bound.shock is None or bound.shock <= bound.directed * (1 + 1e-9)
             assert bound.directed <= bound.severed * (1 + 1e-9)
             if by == "capacity":

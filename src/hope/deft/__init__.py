@@ -14,7 +14,7 @@ paper does:
 """
 
 from hope.deft import baselines
-from hope.deft.bounds import Bounds, GroupBound
+from hope.deft.bounds import Bounds, UnitBound
 from hope.deft.fisher import fisher
 from hope.deft.partition import Partition, partition
 from hope.deft.prepare import prepare
@@ -24,13 +24,13 @@ from hope.errors import InvalidHead, InvalidPartition, InvalidPenalty, NotSepara
 
 __all__ = [
     "Bounds",
-    "GroupBound",
     "InvalidHead",
     "InvalidPartition",
     "InvalidPenalty",
     "NotSeparable",
     "Partition",
     "Tuning",
+    "UnitBound",
     "baselines",
     "fisher",
     "load",

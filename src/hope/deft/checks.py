@@ -13,11 +13,18 @@ from hope.deft.statistics import NAMES
 from hope.errors import CheckpointMismatch, InvalidPartition
 from hope.storage.run import fingerprint
 
+BY = ("prune-cost", "capacity")
+MERGES: dict[bool | str, str | None] = {True: "sum", "sum": "sum", "pair": "pair", False: None}
 
-def check_percentile(percentile: float) -> None:
-    """A number from 0 to 100."""
+
+def check_options(percentile: float, by: str, merge: bool | str) -> None:
+    """A number from 0 to 100, a partition that there is, a merge that there is."""
     if isinstance(percentile, bool) or not isinstance(percentile, Real) or not 0 <= percentile <= 100:
         raise InvalidPartition(f"percentile={percentile!r} is none: give a number from 0 to 100")
+    if by not in BY:
+        raise InvalidPartition(f"there is no partition by {by!r}: choose from {', '.join(BY)}")
+    if merge not in MERGES:
+        raise InvalidPartition(f"there is no merge {merge!r}: choose True, 'sum', 'pair' or False")
 
 
 def check_finite(tensors: Mapping[str, Tensor], parameters: frozenset[str]) -> None:

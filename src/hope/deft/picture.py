@@ -34,7 +34,7 @@ def draw(partition: Partition, path: Path) -> Path:
         axes.text(1.01, row, str(sum(counts[name])), va="center", fontsize=8)
     axes.set_xlim(0, 1)
     axes.invert_yaxis()
-    axes.set_xlabel("share of the units (their number on the right)")
+    axes.set_xlabel("share of the neurons (their number on the right)")
     axes.set_title(
         f"{partition.anatomy.model}: core and slack by {partition.by}, percentile {partition.percentile:g}"
     )

@@ -31,7 +31,7 @@ def prepare(
     they can of what slack told the core, and of what it told the source head in `source()` (see
     `hope.deft.absorb`): the core starts closer to what it was, and stays there just as well.
 
-    Whatever belongs to a core unit is frozen: its filter, bias, BN scale and shift, and what it shares with
+    Whatever belongs to a core neuron is frozen: its filter, bias, BN scale and shift, and what it shares with
     others. Gradients of frozen entries are zero before any optimizer sees them, and frozen entries are the
     same to the bit after every step, whatever weight decay does (see `Gate`).
 

@@ -200,6 +200,10 @@ class Tuning:
                 free += int((~self.frozen[name]).expand(parameter.shape).sum())
         return free, total
 
+    def __repr__(self) -> str:
+        free, total = self.trainable()
+        return f"Tuning({type(self.model).__name__} by {self.method}: {free:,} of {total:,} parameters learn)"
+
     def print_trainable_parameters(self) -> None:
         """Print how many entries of all parameters may move."""
         free, total = self.trainable()
