@@ -181,7 +181,7 @@ class Split:
                 totals[unit.name] = float(known[self.core[unit.name]].sum())
         return totals
 
-    def severed(self, unit: Unit) -> Tensor:
+    def slack(self, unit: Unit) -> Tensor:
         """(neurons,) True where slack; freed vessels have nothing to sever."""
         slack = ~self.core[unit.name]
         slack[list(self.freed.get(unit.name, ()))] = False
@@ -243,7 +243,7 @@ def _known(split: Split, heard: _Heard) -> list[float]:
 
 
 def _bound(split: Split, unit: Unit, heard: _Heard, tau: float | None) -> UnitBound:
-    slack, state, known = split.severed(unit), split.states[unit.name], _known(split, heard)
+    slack, state, known = split.slack(unit), split.states[unit.name], _known(split, heard)
     return UnitBound(
         name=unit.name,
         slack=int(slack.sum()),
