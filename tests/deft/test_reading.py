@@ -1,8 +1,9 @@
-"""What DEFT reads off a network: all its units, whoever read them."""
+"""What DEFT reads off a network: all its units, whoever read them, and each BN's own epsilon."""
 
 from __future__ import annotations
 
 from dataclasses import asdict
+from pathlib import Path
 
 import pytest
 import torch
@@ -10,6 +11,7 @@ from torch import Tensor, nn
 
 import hope
 from hope.deft import Partition
+from hope.storage.run import read_run
 from tests.deft.nets import Residual, images, made
 
 
@@ -85,6 +87,15 @@ def test_a_layer_of_a_fixed_width_is_a_unit_that_the_encoder_leaves_alone() -> N
     assert 0 < int(part.core["fixed"].sum()) < 12
     tuning = hope.deft.prepare(net, part, head=4)
     assert tuple(tuning.model(images()).shape) == (8, 4)
+
+
+def test_a_saved_run_knows_which_widths_are_fixed(tmp_path: Path) -> None:
+    net = made(Written())
+    encoding = hope.encode(net, images(2), density=0.5)
+    again = read_run(encoding.save(tmp_path)).anatomy
+    assert [unit.name for unit in again.units] == [unit.name for unit in encoding.anatomy.units]
+    assert [layer.name for layer in again.layers] == ["free", "inner"]
+    assert again.size() == encoding.anatomy.size()
 
 
 class Wavy(nn.Module):

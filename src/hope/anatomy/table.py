@@ -62,7 +62,7 @@ def render(anatomy: Anatomy) -> str:
         )
         for stream in anatomy.streams:
             table.add_row(
-                stream.name, str(stream.channels), str(len(stream.writers)), str(len(stream.readers))
+                stream.name, str(stream.neurons), str(len(stream.writers)), str(len(stream.readers))
             )
         parts += [table, ""]
     if anatomy.skipped:
