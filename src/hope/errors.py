@@ -39,6 +39,34 @@ class DamagedFolder(HopeError):
     """A saved folder is incomplete, altered, or not one of ours."""
 
 
+class InvalidAccuracies(HopeError, ValueError):
+    """A file of accuracies does not say what it should."""
+
+
+class MissingExtra(HopeError):
+    """An optional package is not installed."""
+
+
+class CannotPlot(HopeError):
+    """There is no figure of that kind."""
+
+
+class InvalidPartition(HopeError, ValueError):
+    """A partition was asked for in a way that there is none."""
+
+
+class NotSeparable(HopeError):
+    """Slack cannot be kept apart from core in this network; the message names the place."""
+
+
+class InvalidHead(HopeError, ValueError):
+    """A head was asked for that cannot be made."""
+
+
+class InvalidPenalty(HopeError, ValueError):
+    """A penalty was asked for that cannot be computed."""
+
+
 def first_line(error: BaseException, limit: int = 200) -> str:
     """The first line of an error's text, for quoting inside a one-line message.
 

@@ -21,7 +21,7 @@ SAMPLES = 20_000
 def test_every_bound_of_the_paper_is_above_the_one_before_it(by: str, merge: str, seed: int) -> None:
     for net in (chain(), Residual()):
         part = hope.deft.partition(made(net, seed), images(2), percentile=50, by=by, merge=merge)
-        for bound in part.bounds.groups:
+        for bound in part.bounds.units:
             assert bound.shock is None or bound.shock <= bound.directed * (1 + 1e-9)
             assert bound.directed <= bound.severed * (1 + 1e-9)
             if by == "capacity":
@@ -113,7 +113,7 @@ def test_sum_merges_lose_their_distortion_and_all_is_within_the_unified_bound(
     alone = {}
     for layer in ("0", "3"):
         alone[layer] = copy.deepcopy(net)
-        merges = [merge for merge in part.merges if merge.layer == layer]
+        merges = [merge for merge in part.merges if merge.name == layer]
         consolidate(alone[layer], part.anatomy, merges, {layer: part.freed.get(layer, ())})
     count = len(part.freed.get("0", ()))
     merged = _lost(net, alone["0"], x, torch.ones(8, dtype=torch.bool))

@@ -8,23 +8,23 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from hope.methods.plan import Plan
 from torch import Tensor, nn
 
 import hope
 from hope.deft.elasticity import EPSILON
-from hope.deft.groups import NotSeparable
 from hope.deft.vessels import consolidate
-from hope.methods.pairs import PaperState as LayerState
-from hope.methods.pairs import layer_path
+from hope.errors import NotSeparable
+from hope.methods import Paper
+from hope.methods.pairs import PairPath, PaperState
+from hope.run.plan import Plan
 from tests.deft.nets import Residual, chain, images, made
 from tests.support import randomise
 from zoo.networks import CifarResNet
 
 
-def _states(net: nn.Module) -> list[LayerState]:
-    plan = Plan(net, hope.inspect(net, images(2)), "hope", evict=False)
-    return [state for state in plan.layers if isinstance(state, LayerState)]
+def _states(net: nn.Module) -> list[PaperState]:
+    plan = Plan(net, images(2), hope.inspect(net, images(2)), Paper(), evict=False)
+    return [state for state in plan.states if isinstance(state, PaperState)]
 
 
 # ---- by prune cost -----------------------------------------------------------------------------------------
@@ -80,9 +80,9 @@ def test_costs_are_those_of_the_encoder() -> None:
     net = made(chain())
     part = hope.deft.partition(net, images(2))
     for state in _states(net):
-        for move in layer_path(state, merge=None, kernel="zero-bias").moves():
-            assert part.costs[state.name][move.neuron] == move.cost
-            assert move.capacity > EPSILON
+        for step in PairPath(state, merge=None, kernel="zero-bias").steps():
+            assert part.costs[state.name][list(step.gone)].tolist() == [step.cost]
+            assert step.left > EPSILON
 
 
 @pytest.mark.parametrize("merge", ["sum", "pair"])
@@ -93,7 +93,7 @@ def test_merging_happens_within_the_core_below_the_lock(merge: str) -> None:
     assert part.lock == plain.lock
     assert part.merges
     for merged in part.merges:
-        assert plain.core[merged.layer][[merged.keep, merged.drop]].all()
+        assert plain.core[merged.name][[merged.keep, merged.drop]].all()
     for name, core in plain.core.items():
         want = core.clone()
         want[list(part.freed.get(name, ()))] = False
@@ -156,7 +156,7 @@ def _with_twins() -> nn.Module:
 def test_merging_duplicates_frees_a_vessel_and_keeps_the_function(by: str) -> None:
     net = _with_twins()
     part = hope.deft.partition(net, images(2), percentile=10, by=by)
-    merge = next(m for m in part.merges if m.layer == "0" and {m.keep, m.drop} == {0, 1})
+    merge = next(m for m in part.merges if m.name == "0" and {m.keep, m.drop} == {0, 1})
     assert part.freed["0"] == (1,)
     assert part.core["0"][merge.keep]
     assert not part.core["0"][merge.drop]

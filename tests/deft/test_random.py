@@ -16,7 +16,7 @@ from hope.anatomy.read import read_model
 from hope.anatomy.reasons import Cause
 from hope.deft import Bounds, Partition
 from hope.deft.elasticity import Lock
-from hope.deft.groups import find_groups
+from hope.deft.separable import find_units
 from hope.storage.run import fingerprint
 from tests.deft.nets import core_entries, slack_entries
 from tests.properties.networks import Net, build, example, networks
@@ -29,13 +29,13 @@ def random_partition(model: nn.Module, x: torch.Tensor, seed: int) -> Partition 
     anatomy, _ = read_model(model, x)
     heads = [one.name for one in anatomy.skipped if one.kind == "layer" and one.reason.cause is Cause.OUTPUT]
     mixed = {stream.name for stream in anatomy.streams if stream.mixed}
-    groups = [group for group in find_groups(anatomy) if not heads or heads[0] not in group.modules]
-    if not heads or not groups or all(group.name in mixed for group in groups):
+    units = [unit for unit in find_units(anatomy) if not heads or heads[0] not in unit.modules]
+    if not heads or not units or all(unit.name in mixed for unit in units):
         return None
     rng = random.Random(seed)
     core = {
-        group.name: torch.tensor([group.name in mixed or rng.random() < 0.5 for _ in range(group.units)])
-        for group in groups
+        unit.name: torch.tensor([unit.name in mixed or rng.random() < 0.5 for _ in range(unit.neurons)])
+        for unit in units
     }
     return Partition(
         anatomy=anatomy,

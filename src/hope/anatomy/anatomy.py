@@ -19,7 +19,7 @@ class Anatomy:
 
     Attributes:
         model: the model's class name.
-        units: layers of neurons in order of execution, then streams.
+        units: layers of neurons in order of execution, then streams; also those of a fixed width.
         blocks: residual blocks that can be evicted.
         skipped: everything left alone, with the reason.
         shapes: shapes of all parameters and buffers.
@@ -51,7 +51,7 @@ class Anatomy:
     @cached_property
     def layers(self) -> tuple[Unit, ...]:
         """Units whose neurons can be removed one by one, in order of execution."""
-        return tuple(unit for unit in self.units if unit.kind == "layer")
+        return tuple(unit for unit in self.units if unit.kind == "layer" and unit.fixed is None)
 
     @cached_property
     def streams(self) -> tuple[Unit, ...]:

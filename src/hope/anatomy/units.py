@@ -113,6 +113,8 @@ class Unit:
         along: further modules whose outputs go with the neurons (depthwise convolutions, gates).
         block: the residual block whose branch it lies in, if any.
         mixed: why its neurons do not stay apart from one another; None if they do.
+        fixed: why none of its neurons can go, where the model's own code does not accept another width; the
+            unit is then in `anatomy.skipped`, too. What cuts nothing need not mind.
     """
 
     name: str
@@ -129,6 +131,7 @@ class Unit:
     along: tuple[str, ...] = ()
     block: str | None = None
     mixed: Reason | None = None
+    fixed: Reason | None = None
 
     @cached_property
     def bn(self) -> str | None:

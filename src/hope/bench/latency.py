@@ -19,8 +19,8 @@ from torch import Tensor, nn
 
 from hope.bench.budgets import Candidate
 from hope.bench.results import versions
-from hope.errors import HopeError, InvalidExample, first_line
-from hope.surgery.export import MissingExtra, to_onnx
+from hope.errors import HopeError, InvalidExample, MissingExtra, first_line
+from hope.surgery.export import to_onnx
 
 FORMAT, VERSION = "hope-bench-latency", 1
 ENGINES = ("torch", "onnxruntime")

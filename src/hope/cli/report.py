@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from hope.cli import models
-from hope.report.accuracies import InvalidAccuracies, read_accuracies
+from hope.errors import InvalidAccuracies
+from hope.report.accuracies import read_accuracies
 from hope.report.page import write_page
 from hope.storage.run import Run, read_run
 

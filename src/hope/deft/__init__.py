@@ -14,25 +14,23 @@ paper does:
 """
 
 from hope.deft import baselines
-from hope.deft.bounds import Bounds, GroupBound
-from hope.deft.checks import InvalidPartition
+from hope.deft.bounds import Bounds, UnitBound
 from hope.deft.fisher import fisher
-from hope.deft.groups import NotSeparable
-from hope.deft.heads import InvalidHead
 from hope.deft.partition import Partition, partition
 from hope.deft.prepare import prepare
 from hope.deft.store import load
-from hope.deft.tuning import InvalidPenalty, Tuning
+from hope.deft.tuning import Tuning
+from hope.errors import InvalidHead, InvalidPartition, InvalidPenalty, NotSeparable
 
 __all__ = [
     "Bounds",
-    "GroupBound",
     "InvalidHead",
     "InvalidPartition",
     "InvalidPenalty",
     "NotSeparable",
     "Partition",
     "Tuning",
+    "UnitBound",
     "baselines",
     "fisher",
     "load",

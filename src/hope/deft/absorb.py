@@ -52,7 +52,7 @@ def absorb(model: nn.Module, partition: Partition) -> Absorbed:
         partition: of the model.
     """
     anatomy = partition.anatomy
-    dims = {p.tensor: p.dim for group in partition.units for p in group.places if p.role == "in"}
+    dims = {p.tensor: p.dim for unit in partition.units for p in unit.places if p.role == "in"}
     intakes, _ = propagated_intakes(anatomy, Numbers.of(model, anatomy), dims=dims)
     uses = uses_of_weights(anatomy.program) + uses_of_bns(anatomy.program)
     head = model.get_submodule(partition.head)
@@ -99,12 +99,12 @@ def _channels(
     if size != len(intake.mean) * intake.repeat:
         return "it reads its inputs in groups"
     known, slack = torch.zeros(2, size, dtype=torch.bool)
-    for group in partition.units:
-        for place in group.places:
+    for unit in partition.units:
+        for place in unit.places:
             if place.role == "in" and place.tensor == weight:
-                slack |= owned(place, ~partition.core[group.name])
-                if _normalised(group, weight):
-                    known |= owned(place, torch.ones(group.neurons, dtype=torch.bool))
+                slack |= owned(place, ~partition.core[unit.name])
+                if _normalised(unit, weight):
+                    known |= owned(place, torch.ones(unit.neurons, dtype=torch.bool))
     if bool((slack & ~known).any()):
         return "no BN stands in front of what it reads"
     known, slack = (mask.reshape(-1, intake.repeat) for mask in (known, slack))
@@ -114,8 +114,8 @@ def _channels(
     return intake, channels, slack.any(dim=1)[channels]
 
 
-def _normalised(group: Unit, weight: str) -> bool:
-    """Whether a BN says how large a group's signals are: without one, their moments rest on a guess."""
-    if group.kind == "layer":
-        return all(reader.last("bn") is not None for reader in group.readers if reader.weight == weight)
-    return any(place.tensor.endswith(".running_var") for place in group.places)
+def _normalised(unit: Unit, weight: str) -> bool:
+    """Whether a BN says how large a unit's signals are: without one, their moments rest on a guess."""
+    if unit.kind == "layer":
+        return all(reader.last("bn") is not None for reader in unit.readers if reader.weight == weight)
+    return any(place.tensor.endswith(".running_var") for place in unit.places)

@@ -16,10 +16,11 @@ from torch import Tensor, nn
 from hope._util.calls import duplicate
 from hope.deft.checks import check_weights
 from hope.deft.fisher import Loss, fisher
-from hope.deft.heads import InvalidHead, new_head
+from hope.deft.heads import new_head
 from hope.deft.masks import in_head
 from hope.deft.partition import Partition
-from hope.deft.tuning import InvalidPenalty, Penalty, Tuning
+from hope.deft.tuning import Penalty, Tuning
+from hope.errors import InvalidHead, InvalidPenalty
 from hope.storage.run import fingerprint
 
 

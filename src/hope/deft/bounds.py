@@ -1,14 +1,14 @@
 """What severing and merging can do to the core: the bounds that the paper proves, for one partition.
 
-The distortion at a group is Δs = Σ_j w_core,j·g_j over its slack units j, the signal that core units behind
-it no longer get. Theorem "Static Initialization Shock Bound":
+The distortion at a unit is Δs = Σ_j w_core,j·g_j over its slack neurons j, the signal that the core behind it
+no longer gets. Theorem "Static Initialization Shock Bound":
 
     ‖Δs‖ ≤ Σ_j ‖w_core,j‖·√K(j,j) ≤ Σ_j ‖f_j‖ ≤ N_slack·τ,
 
 the last step only where slack is what has capacity ≤ τ; partitions by prune cost have no τ, and Σ ‖f_j‖ takes
 its place. Merging adds δ for each merge (Proposition "Bounded Distortion of Merging"). Corollary "Unified
-Cumulative Bound": Σ over groups of (severed + Σδ)/E_core, with E_core the capacity of the core that reads the
-group. As in the paper, the norm is that of the outgoing weights, all taps of a kernel side by side.
+Cumulative Bound": Σ over units of (severed + Σδ)/E_core, with E_core the capacity of the core that reads the
+unit. As in the paper, the norm is that of the outgoing weights, all taps of a kernel side by side.
 
 With merge="sum", δ = ‖f_i + f_j − f_p‖ is what the readers lose. The δ of pair merges, the paper's, compares
 each child with the parent that replaces both, and is not a bound: two duplicates have δ = 0 while the readers
@@ -19,27 +19,31 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 from torch import Tensor
 
 from hope.anatomy.anatomy import Anatomy
+from hope.anatomy.steps import Merge
 from hope.anatomy.units import Places, Unit
-from hope.deft.capacities import Energies, add_by_unit
-from hope.deft.masks import in_head
+from hope.deft.capacities import Energies, add_by_neuron, capacities
+from hope.deft.masks import frozen_masks, in_head
+from hope.errors import NotSeparable
 from hope.methods.pairs import PaperState
 from hope.signals.kernels import exact
 from hope.signals.pairwise import warped_correlation
 
 
-@dataclass(frozen=True)
-class GroupBound:
-    """The bounds of one layer or stream.
+@dataclass(frozen=True, repr=False)
+class UnitBound:
+    """The bounds of one unit, a layer or a stream.
 
     Attributes:
-        name: the group.
-        slack: how many of its units are severed (freed vessels have nothing to sever).
+        name: the unit.
+        slack: how many of its neurons are severed (freed vessels have nothing to sever).
         shock: ‖Δs‖ under the surrogate; None where it has no kernel for pairs.
         directed: Σ ‖w_core,j‖·√K(j,j).
         severed: Σ ‖f_j‖.
@@ -70,20 +74,24 @@ class GroupBound:
     behind: float | None
     head: float
 
+    def __repr__(self) -> str:
+        numbers = f"severed {self.severed:.3g}, merging {self.merging:.3g}, share {self.share:.3g}"
+        return f"UnitBound({self.name}: {self.slack} slack, {numbers})"
+
     @property
     def share(self) -> float:
-        """(Σ ‖f_j‖ + Σ δ)/E_core, the group's term of the unified bound; 0 where `behind` is None."""
+        """(Σ ‖f_j‖ + Σ δ)/E_core, the unit's term of the unified bound; 0 where `behind` is None."""
         return _over(self.severed + self.merging, self.behind)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Bounds:
     """The bounds of a partition.
 
     Attributes:
-        groups: layer by layer, then streams.
+        units: layer by layer, then streams.
         proven: whether δ is that of sum merges (or there are none), so that the cumulative number is a bound.
-        left_out: groups that are no part of it, since no capacity of the core that reads them is known.
+        left_out: units that are no part of it, since no capacity of the core that reads them is known.
 
     Example:
         >>> import torch, hope
@@ -91,31 +99,35 @@ class Bounds:
         ...     torch.nn.Linear(4, 8), torch.nn.BatchNorm1d(8), torch.nn.ReLU(), torch.nn.Linear(8, 3)
         ... )
         >>> part = hope.deft.partition(net, torch.zeros(2, 4), percentile=50)
-        >>> [group.name for group in part.bounds.groups], part.bounds.cumulative
+        >>> [bound.name for bound in part.bounds.units], part.bounds.cumulative
         (['0'], 0.0)
     """
 
-    groups: tuple[GroupBound, ...]
+    units: tuple[UnitBound, ...]
     proven: bool
     left_out: tuple[str, ...] = ()
 
     @property
     def cumulative(self) -> float:
-        """The unified cumulative bound on the source's distortion, without the groups that are left out."""
-        return sum(group.share for group in self.groups)
+        """The unified cumulative bound on the source's distortion, without the units that are left out."""
+        return sum(unit.share for unit in self.units)
 
     @property
     def uniform(self) -> float | None:
         """The same with N_slack·τ as the paper writes it; None for a partition by prune cost."""
         total = 0.0
-        for group in self.groups:
-            if group.uniform is None:
+        for unit in self.units:
+            if unit.uniform is None:
                 return None
-            total += _over(group.uniform + group.merging, group.behind)
+            total += _over(unit.uniform + unit.merging, unit.behind)
         return total
 
-    def __getitem__(self, name: str) -> GroupBound:
-        return next(group for group in self.groups if group.name == name)
+    def __repr__(self) -> str:
+        words = "" if self.proven else ", not proven"
+        return f"Bounds(cumulative {self.cumulative:.4g} over {len(self.units)} units{words})"
+
+    def __getitem__(self, name: str) -> UnitBound:
+        return next(unit for unit in self.units if unit.name == name)
 
 
 def _over(distortion: float, capacity: float | None) -> float:
@@ -124,90 +136,142 @@ def _over(distortion: float, capacity: float | None) -> float:
     return distortion / capacity if capacity > 0 else math.inf
 
 
-def find_bounds(
-    anatomy: Anatomy,
-    energies: Energies,
-    units: Sequence[Unit],
-    states: Mapping[str, PaperState],
-    totals: Mapping[str, float],
-    core: Mapping[str, Tensor],
-    freed: Mapping[str, Sequence[int]],
-    merging: Mapping[str, float],
-    frozen: Mapping[str, Tensor],
-    head: str,
-    tau: float | None,
-    proven: bool,
-) -> Bounds:
-    """All bounds, from the network after its merges and before anything is severed.
+@dataclass(frozen=True, eq=False)
+class Split:
+    """A network after its merges, split into core and slack, before anything is severed.
+
+    Attributes:
+        anatomy: the network.
+        head: the head's name.
+        units: what has an elasticity.
+        core: unit -> (neurons,) True where core.
+        merges: what was merged.
+        freed: unit -> its freed vessels.
+        energies: second moments of the merged network's signals.
+        states: capacities and, where known, the geometry of pairs, of the units that have slack.
+    """
+
+    anatomy: Anatomy
+    head: str
+    units: Sequence[Unit]
+    core: Mapping[str, Tensor]
+    merges: Sequence[Merge]
+    freed: Mapping[str, Sequence[int]]
+    energies: Energies
+    states: Mapping[str, PaperState]
+
+    @cached_property
+    def frozen(self) -> dict[str, Tensor]:
+        """Tensor -> a mask that broadcasts to it, True where it must not move."""
+        return frozen_masks(self.anatomy, self.units, self.core, self.head)
+
+    @cached_property
+    def writes(self) -> dict[str, str]:
+        """Weight -> the unit that it writes."""
+        return {p.tensor: unit.name for unit in self.units for p in unit.places if p.role == "out"}
+
+    @cached_property
+    def totals(self) -> dict[str, float]:
+        """E_core of every unit; of one that is core as a whole only if its capacities are known."""
+        totals = {}
+        for unit in self.units:
+            with suppress(NotSeparable):
+                state = self.states.get(unit.name)
+                known = capacities(unit, self.energies) if state is None else state.capacities
+                totals[unit.name] = float(known[self.core[unit.name]].sum())
+        return totals
+
+    def slack(self, unit: Unit) -> Tensor:
+        """(neurons,) True where slack; freed vessels have nothing to sever."""
+        slack = ~self.core[unit.name]
+        slack[list(self.freed.get(unit.name, ()))] = False
+        return slack
+
+
+def find_bounds(split: Split, tau: float | None, proven: bool) -> Bounds:
+    """All bounds.
 
     Args:
-        anatomy: the network.
-        energies: second moments of its signals.
-        units: what has an elasticity.
-        states: capacities and, where known, the geometry of pairs, of the groups that have slack.
-        totals: E_core of every group whose capacities are known.
-        core, freed, merging: of each group: core units, freed vessels, Σ δ.
-        frozen: masks of all tensors.
-        head: the head's name.
+        split: the network.
         tau: the capacity threshold, if there is one.
         proven: whether δ is that of sum merges.
     """
-    writes = {p.tensor: unit.name for unit in units for p in unit.places if p.role == "out"}
-    found, left_out = [], []
-    for group in units:
-        if group.name not in states:
+    units = [unit for unit in split.units if unit.name in split.states]
+    heard = {unit.name: _heard(split, unit) for unit in units}
+    left_out = [name for name, one in heard.items() if one.behind and not _known(split, one)]
+    bounds = tuple(_bound(split, unit, heard[unit.name], tau) for unit in units)
+    return Bounds(bounds, proven, tuple(left_out))
+
+
+@dataclass(frozen=True)
+class _Heard:
+    """What is heard of a unit's neurons.
+
+    Attributes:
+        core: (neurons,) ‖w_core,j‖²·K(j,j).
+        head: (neurons,) ‖w_head,j‖²·K(j,j).
+        outer: (neurons, neurons) of each reader but the head: ⟨w_core,j, w_core,k⟩.
+        behind: the units, or the weights of none, that read it.
+    """
+
+    core: Tensor
+    head: Tensor
+    outer: list[Tensor]
+    behind: set[str]
+
+
+def _heard(split: Split, unit: Unit) -> _Heard:
+    core, head = torch.zeros(2, unit.neurons, dtype=torch.float64)
+    outer: list[Tensor] = []
+    behind: set[str] = set()
+    for listener in split.energies.listeners(unit):
+        places, squares = listener.places, listener.squares
+        if in_head(places.tensor, split.head):
+            add_by_neuron(head, places, listener.energy * squares.flatten(1).sum(dim=1))
             continue
-        slack = ~core[group.name]
-        slack[list(freed.get(group.name, ()))] = False
-        directed = torch.zeros(group.neurons, dtype=torch.float64)
-        last = torch.zeros(group.neurons, dtype=torch.float64)
-        outer: list[Tensor] = []
-        behind: set[str] = set()
-        for reader in energies.listeners(group):
-            tensor = reader.places.tensor
-            if in_head(tensor, head):
-                add_by_unit(last, reader.places, reader.energy * reader.squares.flatten(1).sum(dim=1))
-                continue
-            behind.add(writes.get(tensor, tensor))
-            rows = frozen[tensor].expand(anatomy.shapes[tensor]).movedim(reader.places.dim, 0)
-            squares = (reader.squares * rows).flatten(1).sum(dim=1)
-            add_by_unit(directed, reader.places, reader.energy * squares)
-            outer.append(_gram(energies.numbers[tensor], reader.places, rows, group.neurons))
-        known = [totals[name] for name in sorted(behind) if name in totals]
-        if behind and not known:
-            left_out.append(group.name)
-        severed = float(states[group.name].capacities[slack].sum())
-        found.append(
-            GroupBound(
-                name=group.name,
-                slack=int(slack.sum()),
-                shock=_shock(states[group.name], outer, slack),
-                directed=float(directed[slack].sqrt().sum()),
-                severed=severed,
-                uniform=None if tau is None else int(slack.sum()) * tau,
-                merging=merging.get(group.name, 0.0),
-                behind=sum(known) if known else None,
-                head=float(last[slack].sqrt().sum()),
-            )
-        )
-    return Bounds(tuple(found), proven, tuple(left_out))
+        behind.add(split.writes.get(places.tensor, places.tensor))
+        shape = split.anatomy.shapes[places.tensor]
+        rows = split.frozen[places.tensor].expand(shape).movedim(places.dim, 0)
+        add_by_neuron(core, places, listener.energy * (squares * rows).flatten(1).sum(dim=1))
+        outer.append(_gram(split.energies.numbers[places.tensor], places, rows, unit.neurons))
+    return _Heard(core, head, outer, behind)
 
 
-def _gram(weight: Tensor, place: Places, rows: Tensor, units: int) -> Tensor:
-    """(units, units) inner products of what each unit sends to core rows; empty if the units differ in how
-    many places they have.
+def _known(split: Split, heard: _Heard) -> list[float]:
+    """Capacities of the cores behind a unit, as far as they are known."""
+    return [split.totals[name] for name in sorted(heard.behind) if name in split.totals]
+
+
+def _bound(split: Split, unit: Unit, heard: _Heard, tau: float | None) -> UnitBound:
+    slack, state, known = split.slack(unit), split.states[unit.name], _known(split, heard)
+    return UnitBound(
+        name=unit.name,
+        slack=int(slack.sum()),
+        shock=_shock(state, heard.outer, slack),
+        directed=float(heard.core[slack].sqrt().sum()),
+        severed=float(state.capacities[slack].sum()),
+        uniform=None if tau is None else int(slack.sum()) * tau,
+        merging=sum((one.distortion for one in split.merges if one.name == unit.name), 0.0),
+        behind=sum(known) if known else None,
+        head=float(heard.head[slack].sqrt().sum()),
+    )
+
+
+def _gram(weight: Tensor, place: Places, rows: Tensor, neurons: int) -> Tensor:
+    """(neurons, neurons) inner products of what each neuron sends to core rows; empty if neurons have
+    different numbers of places.
     """
     owner = torch.from_numpy(place.owner)
     own = (owner >= 0).nonzero()[:, 0]
-    if len(own) % units:
+    if len(own) % neurons:
         return torch.empty(0)
     order = own[torch.argsort(owner[own], stable=True)]
-    sent = (weight.double().movedim(place.dim, 0) * rows)[order].reshape(units, -1)
+    sent = (weight.double().movedim(place.dim, 0) * rows)[order].reshape(neurons, -1)
     return sent @ sent.T
 
 
 def _shock(state: PaperState, outer: Sequence[Tensor], slack: Tensor) -> float | None:
-    """√(Σ_jk K(j,k)·⟨w_core,j, w_core,k⟩) over slack units, by the exact kernel of the pairwise surrogate."""
+    """√(Σ_jk K(j,k)·⟨w_core,j, w_core,k⟩) over slack, by the exact kernel of the pairwise surrogate."""
     if not state.mergeable or any(not gram.numel() for gram in outer):
         return None
     if not outer or not bool(slack.any()):

@@ -1,4 +1,4 @@
-"""How much each unit carries: states of layers as the paper sees them, and of streams.
+"""How much each neuron carries: states of layers as the paper sees them, and of streams.
 
 The paper has no capacity for a channel of a residual stream. Here it is what the definition says of any
 neuron, ‖f_c‖² = Σ_readers ‖W_c‖²·E z_c², with the second moment of what each reader sees taken from the
@@ -16,7 +16,7 @@ from torch import Tensor
 from hope.anatomy.anatomy import Anatomy
 from hope.anatomy.reasons import Reason
 from hope.anatomy.units import Places, Unit
-from hope.deft.groups import NotSeparable
+from hope.errors import NotSeparable
 from hope.methods.pairs import PaperState
 from hope.methods.paper import paper_state
 from hope.signals.bn import Numbers
@@ -47,10 +47,10 @@ class Energies:
         self._surrogate: Propagated | None = None
 
     def listeners(self, unit: Unit) -> Iterator[Listener]:
-        """All weights that read a group's units.
+        """All weights that read a unit's neurons.
 
         Raises:
-            NotSeparable: the checkpoint does not say what the units carry.
+            NotSeparable: the checkpoint does not say what the neurons carry.
         """
         for place in unit.places:
             if place.role == "in":
@@ -109,15 +109,15 @@ class Energies:
 
 
 def capacities(unit: Unit, energies: Energies) -> Tensor:
-    """‖f_i‖ of every unit of a unit."""
+    """‖f_i‖ of every neuron of a unit."""
     square = torch.zeros(unit.neurons, dtype=torch.float64)
     for listener in energies.listeners(unit):
-        add_by_unit(square, listener.places, listener.energy * listener.squares.flatten(1).sum(dim=1))
+        add_by_neuron(square, listener.places, listener.energy * listener.squares.flatten(1).sum(dim=1))
     return square.sqrt()
 
 
-def add_by_unit(total: Tensor, place: Places, values: Tensor) -> None:
-    """Add up what stands at each place, per unit."""
+def add_by_neuron(total: Tensor, place: Places, values: Tensor) -> None:
+    """Add up what stands at each place, per neuron."""
     owner = torch.from_numpy(place.owner)
     own = owner >= 0
     total.index_add_(0, owner[own], values[own])

@@ -8,20 +8,23 @@ from numbers import Real
 from torch import Tensor, nn
 
 from hope.anatomy.anatomy import Anatomy
-from hope.deft.groups import find_units, matches
+from hope.deft.separable import find_units, matches
 from hope.deft.statistics import NAMES
-from hope.errors import CheckpointMismatch, HopeError
+from hope.errors import CheckpointMismatch, InvalidPartition
 from hope.storage.run import fingerprint
 
+BY = ("prune-cost", "capacity")
+MERGES: dict[bool | str, str | None] = {True: "sum", "sum": "sum", "pair": "pair", False: None}
 
-class InvalidPartition(HopeError, ValueError):
-    """A partition was asked for in a way that there is none."""
 
-
-def check_percentile(percentile: float) -> None:
-    """A number from 0 to 100."""
+def check_options(percentile: float, by: str, merge: bool | str) -> None:
+    """A number from 0 to 100, a partition that there is, a merge that there is."""
     if isinstance(percentile, bool) or not isinstance(percentile, Real) or not 0 <= percentile <= 100:
         raise InvalidPartition(f"percentile={percentile!r} is none: give a number from 0 to 100")
+    if by not in BY:
+        raise InvalidPartition(f"there is no partition by {by!r}: choose from {', '.join(BY)}")
+    if merge not in MERGES:
+        raise InvalidPartition(f"there is no merge {merge!r}: choose True, 'sum', 'pair' or False")
 
 
 def check_finite(tensors: Mapping[str, Tensor], parameters: frozenset[str]) -> None:
@@ -49,7 +52,7 @@ def check_same(anatomy: Anatomy, tensors: Mapping[str, Tensor]) -> None:
 def check_patterns(anatomy: Anatomy, patterns: Sequence[str]) -> None:
     """Patterns that fit something."""
     names = [name for unit in find_units(anatomy) for name in unit.modules]
-    names += [one.name for one in anatomy.skipped]
+    names += [one.name for one in anatomy.skipped if one.kind != "block"]
     names += [name for stream in anatomy.streams for name in stream.writers]
     for pattern in patterns:
         if not matches(names, [pattern]):

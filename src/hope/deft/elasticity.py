@@ -1,4 +1,4 @@
-"""Which units are core and which are slack: the two definitions that the paper gives.
+"""Which neurons are core and which are slack: the two definitions that the paper gives.
 
 By prune cost (Section "DEFT"): each neuron's J_prune = N·‖f_i‖/E_b is recorded when it leaves while encoding;
 those below the lock threshold, a percentile of all of them, are slack. By capacity (Algorithm "DEFT"): those
@@ -72,13 +72,13 @@ def prune_costs(steps: Sequence[Step]) -> list[float]:
 
 @dataclass(frozen=True)
 class Fate:
-    """What became of one group.
+    """What became of one unit.
 
     Attributes:
-        core: (units,) True where frozen.
+        core: (neurons,) True where frozen.
         merges: what is merged, in order.
         freed: the vessels that merging releases.
-        costs: (units,) J_prune when each unit left; infinite for the last one.
+        costs: (neurons,) J_prune when each of them left; infinite for the last one.
     """
 
     core: Tensor
@@ -123,15 +123,15 @@ def by_prune_cost(state: PaperState, steps: Sequence[Step], lock: float, merge: 
 def by_capacity(
     capacities: Mapping[str, Tensor], freed: Mapping[str, Sequence[int]], percentile: float
 ) -> tuple[float, dict[str, Tensor]]:
-    """Slack: ‖f_i‖ ≤ τ, the percentile of the capacities of all units that merging leaves.
+    """Slack: ‖f_i‖ ≤ τ, the percentile of the capacities of all neurons that merging leaves.
 
     Args:
-        capacities: layer or stream -> (units,) ‖f_i‖ on the merged network.
+        capacities: layer or stream -> (neurons,) ‖f_i‖ on the merged network.
         freed: layer -> its freed vessels; they are slack, and no part of the percentile.
         percentile: P.
 
     Returns:
-        τ, and layer or stream -> (units,) True where core.
+        τ, and layer or stream -> (neurons,) True where core.
     """
     left = {name: torch.ones(len(values), dtype=torch.bool) for name, values in capacities.items()}
     for name, neurons in freed.items():

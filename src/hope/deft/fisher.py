@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
 from torch.nn import functional
 
-from hope.deft.tuning import InvalidPenalty
+from hope.errors import InvalidPenalty
 
 Loss = Callable[[Tensor, Tensor], Tensor]
 

@@ -51,7 +51,7 @@ class Gate:
         needs = parameter.requires_grad
         # the parameter keeps this gate alive; only one that requires gradients takes a hook, all keep it
         parameter.requires_grad_(True)
-        self._handle = parameter.register_hook(self.pass_on)  # type: ignore[no-untyped-call]
+        parameter.register_hook(self.pass_on)  # type: ignore[no-untyped-call]
         parameter.requires_grad_(needs)
         _register(parameter, self)
 
@@ -92,13 +92,6 @@ class Gate:
         if parameter is None:
             return True
         return self.whole and not parameter.requires_grad and parameter.grad is None
-
-    def open(self) -> None:
-        """Let everything move again."""
-        self._handle.remove()
-        parameter = self.parameter
-        if parameter is not None:
-            _GATES.pop(id(parameter), None)
 
 
 _GATES: weakref.WeakValueDictionary[int, Gate] = weakref.WeakValueDictionary()

@@ -10,12 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from hope.errors import HopeError
-
-
-class InvalidHead(HopeError, ValueError):
-    """A head was asked for that cannot be made."""
-
+from hope.errors import InvalidHead
 
 PLAIN = {kind.__name__: kind for kind in (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)}
 

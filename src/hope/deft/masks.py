@@ -1,4 +1,4 @@
-"""From the elasticity of units to that of single weights: what is frozen, and what is severed."""
+"""From the elasticity of neurons to that of single weights: what is frozen, and what is severed."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def _along(values: Ids, dim: int, ndim: int) -> Tensor:
 
 
 def frozen_masks(
-    anatomy: Anatomy, groups: Sequence[Unit], core: Mapping[str, Tensor], head: str
+    anatomy: Anatomy, units: Sequence[Unit], core: Mapping[str, Tensor], head: str
 ) -> dict[str, Tensor]:
     """Tensor -> a mask that broadcasts to its shape, True where it must not move.
 
@@ -35,9 +35,9 @@ def frozen_masks(
     share), are core. The head is free.
     """
     rows: dict[tuple[str, int], Ids] = {}
-    for group in groups:
-        locked = core[group.name].numpy()
-        for place in group.places:
+    for unit in units:
+        locked = core[unit.name].numpy()
+        for place in unit.places:
             if place.role != "in":
                 vector = rows.setdefault((place.tensor, place.dim), np.ones(len(place.owner), dtype=np.int64))
                 own = place.owner >= 0
@@ -55,28 +55,28 @@ def frozen_masks(
     return masks
 
 
-def slack_inputs(groups: Sequence[Unit], core: Mapping[str, Tensor]) -> dict[tuple[str, int], Tensor]:
+def slack_inputs(units: Sequence[Unit], core: Mapping[str, Tensor]) -> dict[tuple[str, int], Tensor]:
     """(weight, dim) -> (places,) True where the weight reads slack."""
     found: dict[tuple[str, int], Tensor] = {}
-    for group in groups:
-        for place in group.places:
+    for unit in units:
+        for place in unit.places:
             if place.role == "in":
                 reads = found.setdefault(
                     (place.tensor, place.dim), torch.zeros(len(place.owner), dtype=torch.bool)
                 )
-                reads |= owned(place, ~core[group.name])
+                reads |= owned(place, ~core[unit.name])
     return found
 
 
 def owned(place: Places, which: Tensor) -> Tensor:
-    """(places,) True where a unit stands that is marked."""
+    """(places,) True where a neuron stands that is marked."""
     owner = torch.from_numpy(place.owner)
     return torch.where(owner >= 0, which[owner.clamp(min=0)], torch.zeros((), dtype=torch.bool))
 
 
 def severed_masks(
     anatomy: Anatomy,
-    groups: Sequence[Unit],
+    units: Sequence[Unit],
     core: Mapping[str, Tensor],
     frozen: Mapping[str, Tensor],
     head: str,
@@ -86,7 +86,7 @@ def severed_masks(
     M of the paper (Section "Consistency at Initialization") is its complement; for kernels, all taps.
     """
     masks: dict[str, Tensor] = {}
-    for (tensor, dim), reads in slack_inputs(groups, core).items():
+    for (tensor, dim), reads in slack_inputs(units, core).items():
         if not in_head(tensor, head):
             part = _along(reads.numpy(), dim, len(anatomy.shapes[tensor])) & frozen[tensor]
             masks[tensor] = masks[tensor] | part if tensor in masks else part
@@ -94,11 +94,11 @@ def severed_masks(
 
 
 def head_columns(
-    anatomy: Anatomy, groups: Sequence[Unit], core: Mapping[str, Tensor], head: str
+    anatomy: Anatomy, units: Sequence[Unit], core: Mapping[str, Tensor], head: str
 ) -> dict[str, Tensor]:
     """The head's weights -> a mask that broadcasts to their shape, True where they read slack."""
     masks: dict[str, Tensor] = {}
-    for (tensor, dim), reads in slack_inputs(groups, core).items():
+    for (tensor, dim), reads in slack_inputs(units, core).items():
         if in_head(tensor, head):
             part = _along(reads.numpy(), dim, len(anatomy.shapes[tensor]))
             masks[tensor] = masks[tensor] | part if tensor in masks else part

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from os import PathLike
@@ -13,25 +12,21 @@ import torch
 from torch import Tensor, nn
 
 from hope._util.calls import Example, duplicate
-from hope._util.tables import grid, text
 from hope.anatomy.anatomy import Anatomy
 from hope.anatomy.read import read_model
 from hope.anatomy.reasons import Cause, Reason
 from hope.anatomy.steps import Merge
 from hope.anatomy.units import Unit
 from hope.deft import masks
-from hope.deft.bounds import Bounds, find_bounds
-from hope.deft.capacities import Energies, capacities, unit_state
-from hope.deft.checks import InvalidPartition, check_finite, check_patterns, check_percentile, check_same
-from hope.deft.elasticity import Lock, by_capacity, by_prune_cost, lock_threshold, prune_costs, walk
-from hope.deft.groups import NotSeparable, check_separable, find_head, find_units, matches
+from hope.deft.bounds import Bounds, Split, find_bounds
+from hope.deft.capacities import Energies, unit_state
+from hope.deft.checks import MERGES, check_finite, check_options, check_patterns, check_same
+from hope.deft.elasticity import Fate, Lock, by_capacity, by_prune_cost, lock_threshold, prune_costs, walk
+from hope.deft.separable import check_separable, find_head, find_units, matches
 from hope.deft.vessels import consolidate
-from hope.methods.pairs import PaperState
+from hope.errors import InvalidPartition
 from hope.signals.bn import Numbers
 from hope.storage.run import fingerprint
-
-BY = ("prune-cost", "capacity")
-MERGES: dict[bool | str, str | None] = {True: "sum", "sum": "sum", "pair": "pair", False: None}
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -46,11 +41,12 @@ class Partition:
         threshold: what slack stays below: J_lock, or τ.
         lock: J_lock, below which redundant neurons are merged, and how it came about.
         merge: "sum", "pair" or None.
-        core: layer or stream -> (units,) True where frozen: the elasticity map, E = 0 where core.
+        core: layer or stream -> (neurons,) True where frozen: the elasticity map, E = 0 where core.
         merges: redundant neurons that a parent stands for, in order.
         freed: layer -> the vessels that merging releases; they are slack.
-        costs: layer or stream -> (units,) J_prune when each unit left its path; infinite for the last one.
-        capacities: layer or stream -> (units,) ‖f_i‖ after the merges, freed vessels not counted as readers.
+        costs: layer or stream -> (neurons,) J_prune when each left its path; infinite for the last one.
+        capacities: layer or stream -> (neurons,) ‖f_i‖ after the merges, freed vessels not counted as
+            readers.
         bounds: what severing and merging can do to the core.
         left_alone: what has no elasticity of its own and is core as a whole, with the reason.
         original: fingerprint of the checkpoint.
@@ -87,7 +83,7 @@ class Partition:
     @cached_property
     def units(self) -> list[Unit]:
         """Layers and streams with all their places."""
-        return [group for group in find_units(self.anatomy) if group.name in self.core]
+        return [unit for unit in find_units(self.anatomy) if unit.name in self.core]
 
     @cached_property
     def frozen(self) -> dict[str, Tensor]:
@@ -126,39 +122,15 @@ class Partition:
 
     def __repr__(self) -> str:
         core, slack, freed = (sum(column) for column in zip((0, 0, 0), *self.counts().values(), strict=True))
-        return f"<Partition of {self.anatomy.model}: {core} core, {slack} slack, {freed} freed by merging>"
+        return (
+            f"Partition({self.anatomy.model}: {core} core, {slack} slack, {freed} freed, by {self.by}, "
+            f"percentile {self.percentile:g})"
+        )
 
     def __str__(self) -> str:
-        counts = self.counts()
-        total = [sum(column) for column in zip(*counts.values(), strict=True)] or [0, 0, 0]
-        number = f"{self.threshold:.4g}" + ("" if self.by == "capacity" else f" ({self.lock.reason})")
-        table = grid(
-            f"{self.anatomy.model}: {total[0]} core, {total[1]} slack, {total[2]} freed by merging "
-            f"(by {self.by}, percentile {self.percentile:g}, threshold {number})",
-            " layer or stream", "units", "core", "slack", "freed", "severed", "shock ≤", "merging δ", "share",
-        )  # fmt: skip
-        known = {bound.name: bound for bound in self.bounds.groups}
-        for name, (locked, slack, freed) in counts.items():
-            bound = known.get(name)
-            numbers = (
-                ["", "", "", ""]
-                if bound is None
-                else [f"{v:.3g}" for v in (bound.severed, bound.directed, bound.merging, bound.share)]
-            )
-            table.add_row(name, str(locked + slack + freed), str(locked), str(slack), str(freed), *numbers)
-        words = "" if self.bounds.proven else " (not a bound: pair merges lose more than their δ says)"
-        parts: list[object] = [table, f"unified cumulative bound {self.bounds.cumulative:.4g}{words}"]
-        if self.bounds.left_out:
-            parts.append(
-                f"left out of it, since the capacity of what reads them is not known: "
-                f"{', '.join(self.bounds.left_out)}"
-            )
-        parts.append(f"head: {self.head}")
-        if self.left_alone:
-            names = list(self.left_alone)
-            more = f" and {len(names) - 5} more" if len(names) > 5 else ""
-            parts.append(f"core as a whole: {', '.join(names[:5])}{more}")
-        return text(*parts)
+        from hope.deft.table import render
+
+        return render(self)
 
 
 def partition(
@@ -213,96 +185,109 @@ def partition(
         >>> 0 < sum(int(mask.sum()) for mask in part.core.values()) < 16
         True
     """
-    check_percentile(percentile)
-    if by not in BY:
-        raise InvalidPartition(f"there is no partition by {by!r}: choose from {', '.join(BY)}")
-    if merge not in MERGES:
-        raise InvalidPartition(f"there is no merge {merge!r}: choose True, 'sum', 'pair' or False")
-    core = [core] if isinstance(core, str) else core
-    if anatomy is None:
-        anatomy, _ = read_model(model, example, progress=progress)
-    else:
-        check_same(anatomy, _tensors(model))
-    check_finite(_tensors(model), anatomy.parameters)
-    check_patterns(anatomy, core)
-    found = find_head(anatomy, head)
-    groups = [group for group in find_units(anatomy) if found not in group.modules]
-    left = check_separable(anatomy, groups, found, core)
-    energies = Energies(anatomy, Numbers.of(model, anatomy))
-    locked = {group.name for group in groups if matches(group.modules, core)}
-    free = [group for group in groups if group.name not in locked]
-    if not free:
-        raise InvalidPartition(
-            f"{anatomy.model} has nothing to split into core and slack: print(hope.inspect(...)) says why"
-        )
+    check_options(percentile, by, merge)
+    patterns = [core] if isinstance(core, str) else core
+    anatomy = _read(model, example, anatomy, progress)
+    subject = _subject(anatomy, head, patterns)
     mode = MERGES[merge]
-    states = [unit_state(group, energies) for group in free]
-    paths = [walk(state) for state in states]
-    lock = lock_threshold([cost for steps in paths for cost in prune_costs(steps)], percentile)
-    threshold = lock.threshold
-    fates = [by_prune_cost(s, steps, threshold, mode) for s, steps in zip(states, paths, strict=True)]
-    known = {group.name: fate for group, fate in zip(free, fates, strict=True)}
-    merges = tuple(one for fate in fates for one in fate.merges)
-    freed = {name: fate.freed for name, fate in known.items() if fate.freed}
-    merged = duplicate(model)
-    consolidate(merged, anatomy, merges, freed, None)  # what freed vessels will listen to is not settled
-    energies = Energies(anatomy, Numbers.of(merged, anatomy))
-    after = {group.name: unit_state(group, energies) for group in free}
-    locks = {name: fate.core for name, fate in known.items()}
+    lock, fates = _fates(subject.free, Energies(anatomy, Numbers.of(model, anatomy)), percentile, mode)
+    threshold, locks = lock.threshold, {name: fate.core for name, fate in fates.items()}
+    merges = tuple(one for fate in fates.values() for one in fate.merges)
+    freed = {name: fate.freed for name, fate in fates.items() if fate.freed}
+    energies = _energies_after(model, anatomy, merges, freed)
+    states = {unit.name: unit_state(unit, energies) for unit in subject.free}
+    after = {name: state.capacities for name, state in states.items()}
     if by == "capacity":
-        values = {name: state.capacities for name, state in after.items()}
-        threshold, locks = by_capacity(values, freed, percentile)
-    whole = {
-        **dict.fromkeys(sorted(locked), Cause.ASKED.at()),
-        **{one.name: one.reason for one in left},
-    }
-    core_masks = {
-        group.name: locks.get(group.name, torch.ones(group.neurons, dtype=torch.bool)) for group in groups
-    }
+        threshold, locks = by_capacity(after, freed, percentile)
+    split = Split(anatomy, subject.head, subject.units, subject.masks(locks), merges, freed, energies, states)
     return Partition(
         anatomy=anatomy,
-        head=found,
+        head=subject.head,
         by=by,
         percentile=percentile,
         threshold=threshold,
         lock=lock,
         merge=mode,
-        core=core_masks,
+        core=split.core,
         merges=merges,
         freed=freed,
-        costs={name: fate.costs for name, fate in known.items()},
-        capacities={name: state.capacities for name, state in after.items()},
-        bounds=find_bounds(
-            anatomy,
-            energies,
-            groups,
-            after,
-            _totals(groups, after, core_masks, energies),
-            core_masks,
-            freed,
-            {name: sum(one.distortion for one in fate.merges) for name, fate in known.items()},
-            masks.frozen_masks(anatomy, groups, core_masks, found),
-            found,
-            threshold if by == "capacity" else None,
-            mode != "pair" or not merges,
-        ),
-        left_alone=whole,
+        costs={name: fate.costs for name, fate in fates.items()},
+        capacities=after,
+        bounds=find_bounds(split, threshold if by == "capacity" else None, mode != "pair" or not merges),
+        left_alone=subject.left_alone,
         original=fingerprint(model),
         seed=seed,
     )
 
 
-def _totals(
-    groups: Sequence[Unit], states: Mapping[str, PaperState], core: Mapping[str, Tensor], energies: Energies
-) -> dict[str, float]:
-    """E_core of every group; of one that is core as a whole only if its capacities are known."""
-    totals = {}
-    for group in groups:
-        with suppress(NotSeparable):
-            known = states[group.name].capacities if group.name in states else capacities(group, energies)
-            totals[group.name] = float(known[core[group.name]].sum())
-    return totals
+def _read(
+    model: nn.Module, example: Example | None, anatomy: Anatomy | None, progress: bool | None
+) -> Anatomy:
+    """The network: nothing will be cut, so the model's code needs no trial."""
+    tensors = {n: t.detach().cpu() for n, t in [*model.named_parameters(), *model.named_buffers()]}
+    if anatomy is None:
+        anatomy, _ = read_model(model, example, progress=progress)
+    else:
+        check_same(anatomy, tensors)
+    check_finite(tensors, anatomy.parameters)
+    return anatomy
 
 
-def _tensors(model: nn.Module) -> dict[str, Tensor]:
-    return {name: t.detach().cpu() for name, t in [*model.named_parameters(), *model.named_buffers()]}
+@dataclass(frozen=True, eq=False)
+class _Subject:
+    """What is to be split.
+
+    Attributes:
+        head: the module that a new task replaces.
+        units: all that have an elasticity.
+        free: those that may have slack.
+        left_alone: what is core as a whole, with the reason.
+    """
+
+    head: str
+    units: list[Unit]
+    free: list[Unit]
+    left_alone: dict[str, Reason]
+
+    def masks(self, locks: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Unit -> (neurons,) True where core, with those that are core as a whole."""
+        return {
+            unit.name: locks.get(unit.name, torch.ones(unit.neurons, dtype=torch.bool)) for unit in self.units
+        }
+
+
+def _subject(anatomy: Anatomy, head: str | None, patterns: Sequence[str]) -> _Subject:
+    check_patterns(anatomy, patterns)
+    found = find_head(anatomy, head)
+    units = [unit for unit in find_units(anatomy) if found not in unit.modules]
+    left = check_separable(anatomy, units, found, patterns)
+    locked = {unit.name for unit in units if matches(unit.modules, patterns)}
+    free = [unit for unit in units if unit.name not in locked]
+    if not free:
+        raise InvalidPartition(
+            f"{anatomy.model} has nothing to split into core and slack: print(hope.inspect(...)) says why"
+        )
+    asked = dict.fromkeys(sorted(locked), Cause.ASKED.at())
+    return _Subject(found, units, free, {**asked, **{one.name: one.reason for one in left}})
+
+
+def _fates(
+    units: Sequence[Unit], energies: Energies, percentile: float, merge: str | None
+) -> tuple[Lock, dict[str, Fate]]:
+    """J_lock over the paths of all units, and what becomes of each by it."""
+    states = [unit_state(unit, energies) for unit in units]
+    paths = [walk(state) for state in states]
+    lock = lock_threshold([cost for steps in paths for cost in prune_costs(steps)], percentile)
+    return lock, {
+        state.name: by_prune_cost(state, steps, lock.threshold, merge)
+        for state, steps in zip(states, paths, strict=True)
+    }
+
+
+def _energies_after(
+    model: nn.Module, anatomy: Anatomy, merges: Sequence[Merge], freed: Mapping[str, Sequence[int]]
+) -> Energies:
+    """Energies of the merged network. What freed vessels will listen to is not settled, so they are deaf."""
+    merged = duplicate(model)
+    consolidate(merged, anatomy, merges, freed, None)
+    return Energies(anatomy, Numbers.of(merged, anatomy))

@@ -5,16 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from hope.errors import HopeError
+from hope.errors import MissingExtra
 
 if TYPE_CHECKING:
     from hope.deft.partition import Partition
 
 COLOURS = {"core": "#34495e", "slack": "#00b159", "freed by merging": "#f5b7b1"}
-
-
-class MissingMatplotlib(HopeError):
-    """Pictures need matplotlib."""
 
 
 def draw(partition: Partition, path: Path) -> Path:
@@ -23,7 +19,7 @@ def draw(partition: Partition, path: Path) -> Path:
         from matplotlib.backends.backend_agg import FigureCanvasAgg
         from matplotlib.figure import Figure
     except ImportError as error:
-        raise MissingMatplotlib("a picture needs matplotlib: pip install 'hope-encoding[report]'") from error
+        raise MissingExtra("a picture needs matplotlib: pip install 'hope-encoding[report]'") from error
     counts = partition.counts()
     names = list(counts)
     figure = Figure(figsize=(8, 1.2 + 0.28 * len(names)), layout="constrained")
@@ -38,7 +34,7 @@ def draw(partition: Partition, path: Path) -> Path:
         axes.text(1.01, row, str(sum(counts[name])), va="center", fontsize=8)
     axes.set_xlim(0, 1)
     axes.invert_yaxis()
-    axes.set_xlabel("share of the units (their number on the right)")
+    axes.set_xlabel("share of the neurons (their number on the right)")
     axes.set_title(
         f"{partition.anatomy.model}: core and slack by {partition.by}, percentile {partition.percentile:g}"
     )

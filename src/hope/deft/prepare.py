@@ -6,10 +6,11 @@ import torch
 from torch import Tensor, nn
 
 from hope.deft.absorb import Absorbed, absorb
-from hope.deft.checks import InvalidPartition, check_weights
+from hope.deft.checks import check_weights
 from hope.deft.heads import new_head
 from hope.deft.partition import Partition
 from hope.deft.tuning import Tuning
+from hope.errors import InvalidPartition
 from hope.surgery.resize import get
 
 SEVER = ("mask", "absorb")
@@ -30,7 +31,7 @@ def prepare(
     they can of what slack told the core, and of what it told the source head in `source()` (see
     `hope.deft.absorb`): the core starts closer to what it was, and stays there just as well.
 
-    Whatever belongs to a core unit is frozen: its filter, bias, BN scale and shift, and what it shares with
+    Whatever belongs to a core neuron is frozen: its filter, bias, BN scale and shift, and what it shares with
     others. Gradients of frozen entries are zero before any optimizer sees them, and frozen entries are the
     same to the bit after every step, whatever weight decay does (see `Gate`).
 

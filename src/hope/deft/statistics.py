@@ -65,15 +65,14 @@ class Held:
         return torch.where(self.frozen.reshape(1, -1, *[1] * (x.ndim - 2)), fixed, output)
 
 
-def hold(model: nn.Module, frozen: Mapping[str, Tensor], head: str) -> list[str]:
-    """Hold the statistics of frozen channels of every BN that has any; returns the BNs' names.
+def hold(model: nn.Module, frozen: Mapping[str, Tensor], head: str) -> None:
+    """Hold the statistics of frozen channels of every BN that has any.
 
     Args:
         model: whose BNs.
         frozen: buffer name -> a mask that broadcasts to it.
         head: the new head, whose own BNs learn.
     """
-    held = []
     for name, module in model.named_modules():
         key = f"{name}.running_mean" if name else "running_mean"
         if in_head(key, head) or not isinstance(module, nn.modules.batchnorm._BatchNorm):
@@ -82,5 +81,3 @@ def hold(model: nn.Module, frozen: Mapping[str, Tensor], head: str) -> list[str]
             mask = frozen.get(key, torch.ones(1, dtype=torch.bool)).expand(module.running_mean.shape)
             if bool(mask.any()):
                 module.register_forward_hook(Held(module, mask.clone()))
-                held.append(name)
-    return held

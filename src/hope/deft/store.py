@@ -20,10 +20,10 @@ import torch
 from torch import Tensor, nn
 
 from hope._util.calls import duplicate
-from hope.deft.heads import PLAIN, InvalidHead, build, new_head, recipe
+from hope.deft.heads import PLAIN, build, new_head, recipe
 from hope.deft.masks import in_head
 from hope.deft.tuning import Penalty, Tuning
-from hope.errors import CheckpointMismatch
+from hope.errors import CheckpointMismatch, InvalidHead
 from hope.storage.adapter import ADAPTER, PLAN, AdapterRecord, Head, read_adapter, write_adapter
 from hope.storage.arrays import fingerprint, read_arrays
 from hope.storage.codec import not_as_it_should

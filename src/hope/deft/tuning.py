@@ -14,11 +14,6 @@ from hope.deft.gate import Gate
 from hope.deft.masks import in_head
 from hope.deft.source import source
 from hope.deft.statistics import hold, snapshot
-from hope.errors import HopeError
-
-
-class InvalidPenalty(HopeError, ValueError):
-    """A penalty was asked for that cannot be computed."""
 
 
 class Penalty:
@@ -141,10 +136,6 @@ class Tuning:
         if freeze_statistics:
             hold(model, frozen, head)
 
-    def __repr__(self) -> str:
-        free, total = self.trainable()
-        return f"<Tuning of {type(self.model).__name__} by {self.method}: {free} of {total} entries may move>"
-
     def penalty(self) -> Tensor:
         """What the method adds to the loss: 0 for DEFT, full, head-only and BN-tuning."""
         if self._penalty is None:
@@ -208,6 +199,10 @@ class Tuning:
             elif parameter.requires_grad:
                 free += int((~self.frozen[name]).expand(parameter.shape).sum())
         return free, total
+
+    def __repr__(self) -> str:
+        free, total = self.trainable()
+        return f"Tuning({type(self.model).__name__} by {self.method}: {free:,} of {total:,} parameters learn)"
 
     def print_trainable_parameters(self) -> None:
         """Print how many entries of all parameters may move."""

@@ -173,19 +173,13 @@ class Call(NamedTuple):
 def verify(
     model: nn.Module, example: Example | None, anatomy: Anatomy, candidates: Sequence[Candidate]
 ) -> Anatomy:
-    """The anatomy with its blocks, less whatever the model's own code does not accept."""
+    """The anatomy with its blocks, and with a reason for whatever the model's own code does not accept."""
     trial = Trial(model, example)
     refused = _refused(anatomy.layers, partial(_narrowing, trial, anatomy))
-    fixed = [
-        Skipped(
-            layer.name,
-            layer.neurons,
-            Cause.FIXED_WIDTH.at(detail=refused[layer.name]),
-        )
-        for layer in anatomy.layers
-        if layer.name in refused
-    ]
-    anatomy = replace(anatomy, units=tuple(unit for unit in anatomy.units if unit.name not in refused))
+    reasons = {name: Cause.FIXED_WIDTH.at(detail=words) for name, words in refused.items()}
+    units = tuple(replace(unit, fixed=reasons.get(unit.name)) for unit in anatomy.units)
+    fixed = [Skipped(unit.name, unit.neurons, unit.fixed) for unit in units if unit.fixed is not None]
+    anatomy = replace(anatomy, units=units)
     blocks, stuck = _blocks(trial, anatomy, candidates)
     return replace(anatomy, blocks=blocks, skipped=(*anatomy.skipped, *fixed, *stuck))
 

@@ -6,13 +6,9 @@ import json
 import re
 from pathlib import Path
 
-from hope.errors import HopeError, first_line
+from hope.errors import InvalidAccuracies, first_line
 
 STEP = re.compile("0|[1-9][0-9]{0,9}")  # one way to write each number
-
-
-class InvalidAccuracies(HopeError, ValueError):
-    """A file of accuracies does not say what it should."""
 
 
 def read_accuracies(path: Path, total: int) -> list[tuple[int, float]]:

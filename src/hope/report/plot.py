@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from hope._util.files import write_file
-from hope.errors import HopeError
+from hope.errors import CannotPlot, MissingExtra
 from hope.report.page import labels, scales
 from hope.storage.run import Run
 
@@ -21,10 +21,6 @@ FORMATS = ("svg", "pdf", "png")
 COLOURS = ("#0b6e4f", "#2f6fc4", "#c2571a", "#7d4cc2", "#b3891b", "#b23a6b")
 DASHES = ("-", (0, (6, 2)), (0, (2, 2)), (0, (8, 2, 2, 2)), (0, (4, 1, 1, 1, 1, 1)))  # 30 with the colours
 UNITS = ("neurons", "parameters", "MACs")
-
-
-class CannotPlot(HopeError):
-    """matplotlib is not installed, or does not write that kind of file."""
 
 
 def write_figure(
@@ -43,7 +39,7 @@ def write_figure(
     try:
         import matplotlib
     except ImportError as error:
-        raise CannotPlot("figures need matplotlib: pip install 'hope-encoding[report]'") from error
+        raise MissingExtra("figures need matplotlib: pip install 'hope-encoding[report]'") from error
     buffer = BytesIO()
     stamp = {"svg": {"Date": None}, "pdf": {"CreationDate": None}, "png": {}}[kind]
     with matplotlib.rc_context({"svg.hashsalt": "hope", "svg.fonttype": "none", "font.size": 9}):

@@ -8,11 +8,7 @@ from os import PathLike, fspath
 import torch
 from torch import Tensor, nn
 
-from hope.errors import HopeError
-
-
-class MissingExtra(HopeError):
-    """An optional package is not installed."""
+from hope.errors import MissingExtra
 
 
 def to_onnx(model: nn.Module, example: Tensor, path: str | PathLike[str]) -> None:

@@ -13,14 +13,10 @@ from hope import ops
 from hope.anatomy.anatomy import Anatomy
 from hope.anatomy.reasons import Cause
 from hope.anatomy.units import Skipped, Unit
-from hope.errors import HopeError
+from hope.errors import NotSeparable
 from hope.ops.weight import is_weight
 
 HARMLESS = (Cause.OUTPUT, Cause.SINGLE, Cause.UNREAD)
-
-
-class NotSeparable(HopeError):
-    """Slack cannot be kept apart from core in this network; the message names the place."""
 
 
 def find_units(anatomy: Anatomy) -> list[Unit]:
@@ -94,7 +90,9 @@ def check_separable(anatomy: Anatomy, units: Sequence[Unit], head: str, core: Se
                 f"would reach core; freeze it as a whole with core=[{stream.name!r}]"
             )
     inside = {module for unit in units for module in unit.modules}
+    inside |= {unit.name for unit in anatomy.units if unit.fixed is not None}  # nothing is cut here
     left = [one for one in anatomy.skipped if one.name not in inside and one.name != head]
+    left = [one for one in left if one.kind != "block"]  # nor evicted
     reading = {p.tensor.rpartition(".")[0] for unit in units for p in unit.places if p.role == "in"}
     for one in left:
         if one.kind != "layer" or one.reason.cause in HARMLESS or one.name not in reading:

@@ -1,0 +1,40 @@
+"""A partition as text."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from hope._util.tables import grid, text
+
+if TYPE_CHECKING:
+    from hope.deft.partition import Partition
+
+
+def render(partition: Partition) -> str:
+    """The whole partition: a row per layer and stream with its bounds, and what is core as a whole."""
+    counts, bounds = partition.counts(), partition.bounds
+    total = [sum(column) for column in zip((0, 0, 0), *counts.values(), strict=True)]
+    why = "" if partition.by == "capacity" else f" ({partition.lock.reason})"
+    table = grid(
+        f"{partition.anatomy.model}: {total[0]} core, {total[1]} slack, {total[2]} freed by merging "
+        f"(by {partition.by}, percentile {partition.percentile:g}, threshold {partition.threshold:.4g}{why})",
+        " layer or stream", "neurons", "core", "slack", "freed", "severed", "shock ≤", "merging δ", "share",
+    )  # fmt: skip
+    known = {bound.name: bound for bound in bounds.units}
+    for name, (locked, slack, freed) in counts.items():
+        numbers = ["", "", "", ""]
+        if name in known:
+            bound = known[name]
+            numbers = [f"{v:.3g}" for v in (bound.severed, bound.directed, bound.merging, bound.share)]
+        table.add_row(name, str(locked + slack + freed), str(locked), str(slack), str(freed), *numbers)
+    words = "" if bounds.proven else " (not a bound: pair merges lose more than their δ says)"
+    parts: list[object] = [table, f"unified cumulative bound {bounds.cumulative:.4g}{words}"]
+    if bounds.left_out:
+        names = ", ".join(bounds.left_out)
+        parts.append(f"left out of it, since the capacity of what reads them is not known: {names}")
+    parts.append(f"head: {partition.head}")
+    if partition.left_alone:
+        whole = list(partition.left_alone)
+        more = f" and {len(whole) - 5} more" if len(whole) > 5 else ""
+        parts.append(f"core as a whole: {', '.join(whole[:5])}{more}")
+    return text(*parts)
