@@ -88,7 +88,10 @@ class Absorb(Method):
     ) -> Known:
         """Moments of what weights read: propagated, and measured where there are inputs."""
         numbers = Numbers.of(model, anatomy)
-        intakes, surrogate = propagated_intakes(anatomy, numbers, crosses=self.crosses)
+        options: dict[str, Any] = {"crosses": self.crosses, "isotropic": self.surrogate == "pairwise"}
+        if self.decay is not None:
+            options["decays"] = (self.decay,)
+        intakes, surrogate = propagated_intakes(anatomy, numbers, **options)
         notes: list[str] = []
         if self.calibration is not None:
             dreamed = isinstance(self.calibration, str)

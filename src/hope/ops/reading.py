@@ -8,6 +8,7 @@ their log-ratio).
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -89,7 +90,7 @@ def weigh(at: Propagated, form: Form, x: Signal, weight: Tensor, kernel: tuple[i
     position, bn = form.operation.position, at.behind.get(form.operation.position)
     reached = product(weight, x.covariance)  # (O, T, I)
     pairs = torch.einsum("osi,oti->ost", reached, weight) if weight.shape[1] > 1 else None
-    q, taps = decay(pairs, bn, kernel)
+    q, taps = decay(pairs, bn, kernel, at.decays)
     mixed = torch.einsum("st,oti->osi", taps, reached) if len(taps) > 1 else reached
     if position in at.read:
         found = symmetric_product(mixed.flatten(1), weight.flatten(1).T)
@@ -111,7 +112,7 @@ def depthwise(at: Propagated, form: Form, x: Signal, raw: Tensor) -> Signal | No
     source = sources(len(x.mean), len(kernel))
     own = x.covariance.diagonal()[source]
     pairs = own[:, None, None] * kernel[:, :, None] * kernel[:, None, :] if kernel.shape[1] > 1 else None
-    _, taps = decay(pairs, at.behind.get(form.operation.position), tuple(raw.shape[2:]))
+    _, taps = decay(pairs, at.behind.get(form.operation.position), tuple(raw.shape[2:]), at.decays)
     found = x.covariance[source][:, source] * (kernel @ taps @ kernel.T)
     mean = kernel.sum(dim=1) * x.mean[source] + _shift(at, form)
     return Signal(mean, (found + found.T) / 2, gain=kernel @ taps[len(taps) // 2])
@@ -127,11 +128,14 @@ def _shift(at: Propagated, form: Form) -> Tensor:
     return bias.double() if bias is not None else torch.zeros((), dtype=torch.float64)
 
 
-def decay(pairs: Tensor | None, bn: Bn | None, kernel: tuple[int, ...]) -> tuple[float, Tensor]:
+def decay(
+    pairs: Tensor | None, bn: Bn | None, kernel: tuple[int, ...], decays: Sequence[float]
+) -> tuple[float, Tensor]:
     """q and the correlations between taps.
 
     Args:
         pairs: (O, T, T) covariances of what each two taps contribute, if they moved as one; None for one.
+        decays: the q that are tried.
     """
     if pairs is None:
         return 1.0, torch.ones(1, 1, dtype=torch.float64)
@@ -140,7 +144,7 @@ def decay(pairs: Tensor | None, bn: Bn | None, kernel: tuple[int, ...]) -> tuple
         return DEFAULT_DECAY, DEFAULT_DECAY**distance
     best = (math.inf, DEFAULT_DECAY)
     moving = bn.variance > 1e-12
-    for q in DECAYS:
+    for q in decays:
         variance = (pairs * q**distance).sum(dim=(1, 2))[moving]
         if len(variance) < 2 or not (variance > 0).all():
             continue

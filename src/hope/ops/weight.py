@@ -89,7 +89,8 @@ class Weighted(Operator):
         x, raw = inputs[0], at.tensors.get(form.operation.tensors["weight"])
         if raw is None:
             return None
-        return self.guess(form, raw) if x is None or x.guess else self.weigh(at, form, x, raw)
+        found = None if x is None or x.guess else self.weigh(at, form, x, raw)
+        return self.guess(form, raw) if x is None or x.guess or at.isotropic else found
 
     def covariance(self, at: Propagated, form: Form, parts: Parts, other: Signal) -> Tensor | None:
         """Through the weights, as they stand at the middle of the kernel."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -97,15 +98,16 @@ def propagated_intakes(
     anatomy: Anatomy,
     numbers: Numbers,
     *,
-    crosses: bool = True,
     dims: Mapping[str, int] | None = None,
+    **options: Any,
 ) -> tuple[dict[str, Intake], Propagated]:
     """What weights read according to the propagated surrogate.
 
     Args:
         dims: reading weight -> the dimension that reads; by default all that read neurons of layers.
+        options: of `Propagated`.
     """
-    surrogate = Propagated(anatomy.program, numbers.tensors, crosses=crosses)
+    surrogate = Propagated(anatomy.program, numbers.tensors, **options)
     if dims is None:
         reads = {reader.weight for layer in anatomy.layers for reader in layer.readers}
         slices = [part for layer in anatomy.layers for part in layer.places if part.role == "in"]

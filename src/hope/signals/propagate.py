@@ -17,7 +17,7 @@ from hope import ops
 from hope.graph.program import Program
 from hope.ops.elementwise import Add
 from hope.ops.norm import Bn, bn_behind
-from hope.ops.reading import Reading
+from hope.ops.reading import DECAYS, Reading
 from hope.ops.registry import Form, Signal
 
 DEPTH = 80  # operations that a covariance between two signals is followed back through
@@ -31,6 +31,9 @@ class Propagated:
         program: whose signals are followed.
         tensors: its parameters and buffers.
         crosses: whether covariances between different signals are worked out.
+        decays: the correlations of neighbouring places that are tried for each kernel.
+        isotropic: take what weights compute from their filters alone, as the paper does; what they read is
+            noted all the same.
         signals: what each operation returns.
         readings: weight -> what it reads.
         fallbacks: BNs whose inputs could not be followed.
@@ -44,6 +47,8 @@ class Propagated:
     program: Program
     tensors: Mapping[str, Tensor]
     crosses: bool = True
+    decays: tuple[float, ...] = DECAYS
+    isotropic: bool = False
     signals: list[Signal | None] = field(default_factory=list)
     readings: dict[str, Reading] = field(default_factory=dict)
     fallbacks: list[str] = field(default_factory=list)
