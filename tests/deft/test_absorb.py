@@ -8,12 +8,13 @@ from pathlib import Path
 
 import pytest
 import torch
-from hope.signals.views import propagated_views
 from torch import Tensor, nn
 
 import hope
 from hope.deft import Partition, Tuning
 from hope.deft.partition import InvalidPartition
+from hope.signals.bn import Numbers
+from hope.signals.intake import propagated_intakes
 from hope.signals.projection import variances
 from tests.deft.nets import (
     Residual,
@@ -149,9 +150,9 @@ def test_without_slack_nothing_changes() -> None:
 
 def shocks(net: nn.Module, part: Partition, tuning: Tuning) -> dict[str, float]:
     """Reading weight -> E‖Δz‖² of what it says to its core outputs, before its BN, under the surrogate."""
-    dims = {p.tensor: p.dim for group in part.groups for p in group.places if p.role == "in"}
+    dims = {p.tensor: p.dim for unit in part.units for p in unit.places if p.role == "in"}
     tensors = {n: t.detach() for n, t in [*net.named_parameters(), *net.named_buffers()]}
-    views, _ = propagated_views(part.anatomy, tensors, dims=dims)
+    views, _ = propagated_intakes(part.anatomy, Numbers.of(net, part.anatomy), dims=dims)
     now = {**dict(tuning.model.named_parameters()), **dict(tuning.model.named_buffers())}
     found = {}
     for weight in part.severed:
