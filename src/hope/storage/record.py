@@ -48,7 +48,8 @@ class Details:
 
 
 def _short(value: float) -> float:
-    """
+    """A number as precise as a picture needs.
+
     >>> _short(0.123456789)
     0.123457
     """
