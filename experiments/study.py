@@ -26,8 +26,8 @@ from experiments.data import data_folder
 from experiments.readme import put
 from hope.bench.accuracy import accuracy
 from hope.bench.results import write_results
+from hope.geometry.projection import ridged, takeover
 from hope.signals.intake import channels_of
-from hope.signals.projection import ridged, takeover
 
 RESULTS = FOLDER / "study.json"
 POINTS = {

@@ -13,16 +13,16 @@ from torch import nn
 
 import hope
 from hope._util.numbers import rounded
-from hope.anatomy.reasons import Cause
 from hope.anatomy.sizes import sizes
 from hope.demo import DigitsNet
-from hope.methods import costs
+from hope.geometry import costs
 from hope.methods.pairs import PairPath, PaperState
 from hope.methods.paper import AnchoredBranch
+from hope.reasons import Cause
 from hope.run.merge import Merger
 from hope.run.plan import Plan
 from hope.surgery.apply import outcome
-from tests.methods.explicit import random_layer
+from tests.geometry.explicit import random_layer
 from tests.support import assert_same, randomise, run
 from zoo.networks import CifarResNet, trained
 

@@ -3,7 +3,6 @@
 from hope import deft
 from hope._version import __version__
 from hope.anatomy.anatomy import Anatomy
-from hope.anatomy.reasons import Cause
 from hope.anatomy.steps import Evict, Merge, Prune
 from hope.api import capacities, encode, inspect
 from hope.encoding import Encoding
@@ -20,6 +19,7 @@ from hope.errors import (
 )
 from hope.judge.fidelity import fidelity
 from hope.methods import Absorb, Paper, Score
+from hope.reasons import Cause
 from hope.signals.dream import dream
 from hope.storage.run import load
 from hope.storage.run import save_run as save

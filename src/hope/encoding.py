@@ -14,11 +14,11 @@ from torch import nn
 from hope._util.calls import Example, duplicate
 from hope._util.tables import grid, text
 from hope.anatomy.anatomy import Anatomy
-from hope.anatomy.reasons import Reason
 from hope.anatomy.sizes import Size
 from hope.errors import InfeasibleBudget
 from hope.judge.fidelity import Judge, images_for
 from hope.methods.base import Method
+from hope.reasons import Reason
 from hope.run.budget import Budget, one_budget
 from hope.run.trajectory import Trajectory
 from hope.signals.intake import Intake

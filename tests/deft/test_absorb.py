@@ -13,9 +13,9 @@ from torch import Tensor, nn
 import hope
 from hope.deft import Partition, Tuning
 from hope.errors import InvalidPartition
+from hope.geometry.projection import variances
 from hope.signals.bn import Numbers
 from hope.signals.intake import propagated_intakes
-from hope.signals.projection import variances
 from tests.deft.nets import (
     Residual,
     assert_core_kept,

@@ -13,10 +13,10 @@ from torch.utils._pytree import tree_leaves
 
 import hope
 from hope.anatomy.read import read_model
-from hope.anatomy.reasons import Cause
 from hope.deft import Bounds, Partition
 from hope.deft.elasticity import Lock
 from hope.deft.separable import find_units
+from hope.reasons import Cause
 from hope.storage.run import fingerprint
 from tests.deft.nets import core_entries, slack_entries
 from tests.properties.networks import Net, build, example, networks

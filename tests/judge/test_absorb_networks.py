@@ -11,9 +11,9 @@ import torch
 from torch import nn
 
 import hope
+from hope.geometry.projection import RIDGE
 from hope.run.plan import Plan
 from hope.signals.dream import coloured_noise
-from hope.signals.projection import RIDGE
 from tests.support import randomise
 
 EXAMPLE = torch.zeros(2, 3, 12, 12)

@@ -8,10 +8,10 @@ import torch
 from torch import Tensor, nn
 
 import hope
-from hope.anatomy.reasons import Reason
 from hope.anatomy.sizes import Releases
 from hope.methods.pairs import PaperState
 from hope.methods.paper import paper_state
+from hope.reasons import Reason
 from hope.signals.bn import Numbers
 from tests.support import randomise
 

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 import torch
 
+from hope.geometry.projection import RIDGE, ridged, takeover
 from hope.methods.absorption import LEFT, AbsorbPath, AbsorbState
-from hope.signals.projection import RIDGE, ridged, takeover
 
 
 def random_state(

@@ -18,7 +18,7 @@ from hope.anatomy.steps import Merge, Step
 from hope.methods.pairs import PairPath, PaperState
 from hope.methods.paper import paper_state
 from hope.signals.bn import Numbers
-from tests.methods.explicit import FLOOR, Array, Layer, Pair, Parent, random_layer
+from tests.geometry.explicit import FLOOR, Array, Layer, Pair, Parent, random_layer
 from tests.support import randomise
 
 

@@ -13,10 +13,10 @@ import torch
 from torch import Tensor, nn
 
 import hope
+from hope.geometry.pairwise import warped_correlation
 from hope.methods.pairs import PairPath
 from hope.methods.paper import AnchoredBranch
 from hope.run.plan import Plan
-from hope.signals.pairwise import warped_correlation
 from tests.methods.layers import IMAGES, VECTORS, conv, linear, outgoing, state_of
 from tests.support import assert_same, randomise, run
 

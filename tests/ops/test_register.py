@@ -10,11 +10,11 @@ from torch.nn import functional
 import hope
 from hope import ops
 from hope.anatomy.flow import Flow
-from hope.anatomy.reasons import Cause
-from hope.anatomy.values import Value
 from hope.graph.program import Operation
+from hope.graph.values import Value
 from hope.ops.elementwise import per_channel
 from hope.ops.registry import Form, Inputs, Passing, Signal
+from hope.reasons import Cause
 from hope.signals.propagate import Propagated
 from tests.support import check_cut, randomise
 

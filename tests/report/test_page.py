@@ -17,9 +17,9 @@ from torch import nn
 import hope
 from hope.anatomy.steps import Absorption, Merge
 from hope.demo import DigitsNet
+from hope.geometry.projection import RIDGE
 from hope.report.page import KINDS, labels, page_data, render, run_data, scales, write_page
 from hope.report.takers import takers
-from hope.signals.projection import RIDGE
 from hope.storage import run as store
 from hope.storage.run import read_run
 from tests.report.conftest import EXAMPLE

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, nn
 
 import hope
-from hope.anatomy.reasons import Reason
 from hope.methods.pairs import PaperState
+from hope.reasons import Reason
 from tests.methods.layers import IMAGES, conv, energies, linear, outgoing, read, state_of
 from tests.support import assert_same, randomise, run
 

@@ -18,9 +18,9 @@ from hypothesis import strategies as st
 from torch import nn
 
 import hope
-from hope.anatomy.reasons import Cause, Reason
 from hope.anatomy.steps import Absorption, AnyStep, Evict, Merge, Prune
 from hope.graph.blocks import Block, Replace, Silence
+from hope.reasons import Cause, Reason
 from hope.storage.codec import Form, decode, digest_of, encode, json_schema, pack, unpack
 from hope.storage.record import PLAN, Details, StoredAnatomy
 from hope.storage.run import read_run

@@ -13,9 +13,9 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 import hope
-from hope.anatomy.reasons import Cause
 from hope.deft.tuning import Tuning
 from hope.methods.base import Rewrite
+from hope.reasons import Cause
 from hope.storage.adapter import ADAPTER
 from hope.storage.codec import brought_up
 from hope.storage.record import PLAN, RUN

@@ -6,10 +6,10 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 
-from hope.anatomy.labels import Shape
 from hope.anatomy.sizes import Size, size_after
 from hope.anatomy.units import Skipped, Unit
 from hope.graph.blocks import Block
+from hope.graph.labels import Shape
 from hope.graph.program import Program
 
 

@@ -16,10 +16,10 @@ from typing import Any
 import numpy as np
 
 from hope import ops
-from hope.anatomy.labels import FIXED, Ids, Shape, Ties, along, dims, pad_left
-from hope.anatomy.reasons import Cause, Reason
-from hope.anatomy.values import Link, Value, origins_of
+from hope.graph.labels import FIXED, Ids, Shape, Ties, along, dims, pad_left
 from hope.graph.program import Operation, Program, Ref, references
+from hope.graph.values import Link, Value, origins_of
+from hope.reasons import Cause, Reason
 
 
 class Flow:

@@ -9,11 +9,11 @@ from typing import TypeAlias, TypeVar
 import numpy as np
 
 from hope.anatomy.flow import Flow
-from hope.anatomy.labels import Ids, Shape
-from hope.anatomy.reasons import Cause, Reason
 from hope.anatomy.sizes import released
 from hope.anatomy.units import Places, Reader, Skipped, Unit
+from hope.graph.labels import Ids, Shape
 from hope.graph.program import module_of
+from hope.reasons import Cause, Reason
 
 T = TypeVar("T")
 Key: TypeAlias = tuple[str, int]  # a tensor's name and one of its dimensions

@@ -14,15 +14,15 @@ from hope._util.calls import Example
 from hope.anatomy.anatomy import Anatomy
 from hope.anatomy.flow import Flow
 from hope.anatomy.grouping import read
-from hope.anatomy.labels import Shape
-from hope.anatomy.reasons import Cause
 from hope.anatomy.units import Skipped, Unit
 from hope.anatomy.ways import ending_bn, leaves_bias, preceding_bn, ways
 from hope.errors import UnsupportedModel
 from hope.graph.blocks import Block, Found, Layout, removes
 from hope.graph.capture import capture, check_readable
+from hope.graph.labels import Shape
 from hope.graph.program import read_program
 from hope.ops.norm import epsilons
+from hope.reasons import Cause
 
 
 @dataclass(frozen=True)

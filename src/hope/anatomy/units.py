@@ -8,9 +8,9 @@ from typing import TypeAlias, TypeVar
 
 import numpy as np
 
-from hope.anatomy.labels import Ids
-from hope.anatomy.reasons import Reason
-from hope.anatomy.values import Link
+from hope.graph.labels import Ids
+from hope.graph.values import Link
+from hope.reasons import Reason
 
 T = TypeVar("T")
 Key: TypeAlias = tuple[str, int]  # a tensor's name and one of its dimensions

@@ -22,11 +22,10 @@ from hope.anatomy.anatomy import Anatomy
 from hope.anatomy.steps import Evict
 from hope.api import encode, inspect
 from hope.encoding import Encoding
-from hope.methods import costs
+from hope.geometry import costs, gaussian
 from hope.methods.pairs import PairPath, PaperState
 from hope.methods.paper import Paper
 from hope.run.plan import Plan
-from hope.signals import gaussian
 
 
 def _seconds(work: Callable[[], Any]) -> float:

@@ -32,9 +32,9 @@ from hope.anatomy.units import Places, Unit
 from hope.deft.capacities import Energies, add_by_neuron, capacities
 from hope.deft.masks import frozen_masks, in_head
 from hope.errors import NotSeparable
+from hope.geometry.kernels import exact
+from hope.geometry.pairwise import warped_correlation
 from hope.methods.pairs import PaperState
-from hope.signals.kernels import exact
-from hope.signals.pairwise import warped_correlation
 
 
 @dataclass(frozen=True, repr=False)

@@ -14,11 +14,11 @@ import torch
 from torch import Tensor
 
 from hope.anatomy.anatomy import Anatomy
-from hope.anatomy.reasons import Reason
 from hope.anatomy.units import Places, Unit
 from hope.errors import NotSeparable
 from hope.methods.pairs import PaperState
 from hope.methods.paper import paper_state
+from hope.reasons import Reason
 from hope.signals.bn import Numbers
 from hope.signals.energy import signal_energies
 from hope.signals.propagate import Propagated

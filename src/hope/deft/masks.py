@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from hope.anatomy.anatomy import Anatomy
-from hope.anatomy.labels import Ids
 from hope.anatomy.units import Places, Unit
+from hope.graph.labels import Ids
 
 
 def in_head(tensor: str, head: str) -> bool:

@@ -14,7 +14,6 @@ from torch import Tensor, nn
 from hope._util.calls import Example, duplicate
 from hope.anatomy.anatomy import Anatomy
 from hope.anatomy.read import read_model
-from hope.anatomy.reasons import Cause, Reason
 from hope.anatomy.steps import Merge
 from hope.anatomy.units import Unit
 from hope.deft import masks
@@ -25,6 +24,7 @@ from hope.deft.elasticity import Fate, Lock, by_capacity, by_prune_cost, lock_th
 from hope.deft.separable import check_separable, find_head, find_units, matches
 from hope.deft.vessels import consolidate
 from hope.errors import InvalidPartition
+from hope.reasons import Cause, Reason
 from hope.signals.bn import Numbers
 from hope.storage.run import fingerprint
 

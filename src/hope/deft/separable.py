@@ -11,10 +11,10 @@ from fnmatch import fnmatchcase
 
 from hope import ops
 from hope.anatomy.anatomy import Anatomy
-from hope.anatomy.reasons import Cause
 from hope.anatomy.units import Skipped, Unit
 from hope.errors import NotSeparable
 from hope.ops.weight import is_weight
+from hope.reasons import Cause
 
 HARMLESS = (Cause.OUTPUT, Cause.SINGLE, Cause.UNREAD)
 

@@ -27,11 +27,11 @@ from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_mod
 from hope._util.calls import Example, as_call, mode
 from hope.anatomy.anatomy import Anatomy
 from hope.anatomy.read import Candidate
-from hope.anatomy.reasons import Cause
 from hope.anatomy.steps import Evict, Prune, Step
 from hope.anatomy.units import Skipped, Unit
 from hope.errors import UnsupportedModel, first_line
 from hope.graph.blocks import Block, Silence
+from hope.reasons import Cause
 from hope.surgery.apply import operate
 
 

@@ -15,20 +15,20 @@ from hope._util.calls import Example
 from hope._util.numbers import rounded
 from hope._util.told import told_inputs
 from hope.anatomy.anatomy import Anatomy
-from hope.anatomy.reasons import Cause, Reason
 from hope.anatomy.sizes import Releases
 from hope.anatomy.units import Unit
 from hope.errors import UnknownMethod
+from hope.geometry.projection import outgoing, ridged
 from hope.graph.blocks import Block
 from hope.methods.absorption import AbsorbPath, AbsorbState
 from hope.methods.base import Branch, Known, Method, Rewrite, State
 from hope.ops.weight import uses_of_weights
+from hope.reasons import Cause, Reason
 from hope.signals.bn import Numbers
 from hope.signals.dream import dream
 from hope.signals.energy import capacities
 from hope.signals.intake import Intake, channels_of, propagated_intakes
 from hope.signals.measure import measured_intakes
-from hope.signals.projection import outgoing, ridged
 
 MARGIN = 0.85  # the judge is kind to evictions: one must leave less than this of the loss of fidelity
 

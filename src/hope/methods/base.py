@@ -17,11 +17,11 @@ from torch import nn
 from hope._util.calls import Example
 from hope._util.numbers import rounded
 from hope.anatomy.anatomy import Anatomy
-from hope.anatomy.reasons import Reason
 from hope.anatomy.steps import Step
 from hope.anatomy.units import Unit
 from hope.errors import UnknownMethod
 from hope.graph.blocks import Block
+from hope.reasons import Reason
 from hope.signals.bn import Numbers
 from hope.signals.intake import Intake
 from hope.signals.propagate import Propagated

@@ -20,9 +20,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from hope.anatomy.steps import Merge, Prune, Step
-from hope.methods import costs
-from hope.methods.parent import Recipe, Side, alignments, overlaps, parents, recipe
-from hope.signals import gaussian
+from hope.geometry import costs, gaussian
+from hope.geometry.parent import Recipe, Side, alignments, overlaps, parents, recipe
 
 Array = NDArray[np.float64]
 TIE = 1e-12
@@ -48,7 +47,7 @@ class PaperState:
         name: the layer's name.
         capacities: ‖f_i‖.
         release: ΔP of one neuron, static.
-        mean, spread, slope, energy, bias: of the signal (see `parent.Side`); empty where only
+        mean, spread, slope, energy, bias: of the signal (see `geometry.parent.Side`); empty where only
             pruning is possible.
         inner: (N, N) Gram matrix of effective filters with biases.
         outer: (N, N) Gram matrix of outgoing weights.

@@ -9,15 +9,14 @@ from typing import ClassVar, Literal
 
 import torch
 
-from hope.anatomy.reasons import Cause, Reason
 from hope.anatomy.sizes import Releases
 from hope.anatomy.units import Unit
+from hope.geometry import costs, gaussian
 from hope.graph.blocks import Block
-from hope.methods import costs
 from hope.methods.base import Branch, Known, Method, State
 from hope.methods.pairs import PairPath, PaperState
 from hope.ops import activation
-from hope.signals import gaussian
+from hope.reasons import Cause, Reason
 from hope.signals.bn import Numbers
 from hope.signals.energy import capacities, outgoing, slopes_of
 

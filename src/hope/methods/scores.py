@@ -8,11 +8,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from hope.anatomy.reasons import Cause, Reason
 from hope.anatomy.sizes import Releases
 from hope.anatomy.steps import Prune, Step
 from hope.anatomy.units import Unit
 from hope.methods.base import Known, Method, State
+from hope.reasons import Cause, Reason
 from hope.signals.bn import Numbers
 
 

@@ -9,11 +9,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from hope.anatomy.values import Link, Value
+from hope.geometry.hermite import Bent, bend, bend_with, covariance
 from hope.graph.program import Operation, Shape, numbers
+from hope.graph.values import Link, Value
 from hope.ops.elementwise import Elementwise, per_channel
 from hope.ops.registry import TABLE, Form, Inputs, Reads, Signal
-from hope.signals.hermite import Bent, bend, bend_with, covariance
 
 if TYPE_CHECKING:
     from hope.anatomy.flow import Flow

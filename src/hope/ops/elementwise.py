@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from hope.anatomy.labels import along
-from hope.anatomy.values import Value
+from hope.graph.labels import along
 from hope.graph.program import Operation, Ref, module_of, numbers
+from hope.graph.values import Value
 from hope.ops.registry import POINTWISE, TABLE, Form, Inputs, Operator, Parts, Passing, Reads, Signal
 
 if TYPE_CHECKING:

@@ -9,11 +9,11 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from hope.anatomy.labels import FIXED, along, dims
-from hope.anatomy.reasons import Cause
-from hope.anatomy.values import Value
+from hope.graph.labels import FIXED, along, dims
 from hope.graph.program import Operation, Ref, Shape, references
+from hope.graph.values import Value
 from hope.ops.registry import TABLE, Form, Inputs, Operator, Parts, Passing, Reads, Signal
+from hope.reasons import Cause
 
 if TYPE_CHECKING:
     from hope.anatomy.flow import Flow

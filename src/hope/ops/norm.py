@@ -10,14 +10,14 @@ from typing import TYPE_CHECKING, Any, TypeGuard
 import torch
 from torch import Tensor, nn
 
-from hope.anatomy.labels import dims
-from hope.anatomy.reasons import Cause
-from hope.anatomy.values import Value
+from hope.geometry.matrices import semidefinite
+from hope.geometry.pairwise import warped_correlation
+from hope.graph.labels import dims
 from hope.graph.program import Operation, Program, Shape, module_of
+from hope.graph.values import Value
 from hope.ops.elementwise import per_channel
 from hope.ops.registry import TABLE, Form, Inputs, Operator, Reads, Signal, forms
-from hope.signals.matrices import semidefinite
-from hope.signals.pairwise import warped_correlation
+from hope.reasons import Cause
 
 if TYPE_CHECKING:
     from hope.anatomy.flow import Flow

@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from hope.anatomy.reasons import Cause
-from hope.anatomy.values import Value
 from hope.graph.program import Operation, Ref
+from hope.graph.values import Value
 from hope.ops.registry import POINTWISE, TABLE, Form, Operator, Passing, Reads
+from hope.reasons import Cause
 
 if TYPE_CHECKING:
     from hope.anatomy.flow import Flow

@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from hope.geometry.matrices import product, symmetric_product, tap_distances
 from hope.ops.norm import Bn
 from hope.ops.registry import Form, Signal
-from hope.signals.matrices import product, symmetric_product, tap_distances
 
 if TYPE_CHECKING:
     from hope.signals.propagate import Propagated

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from torch import Tensor, nn
 
-from hope.anatomy.reasons import Cause
-from hope.anatomy.values import Value, origins_of
 from hope.graph.program import Operation, Program, Shape
+from hope.graph.values import Value, origins_of
+from hope.reasons import Cause
 
 if TYPE_CHECKING:
     from hope.anatomy.flow import Flow

@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from hope.anatomy.labels import Ids, dims, pad_left, reshape
-from hope.anatomy.reasons import Cause
-from hope.anatomy.values import Value
+from hope.graph.labels import Ids, dims, pad_left, reshape
 from hope.graph.program import Operation
+from hope.graph.values import Value
 from hope.ops.registry import TABLE, Form, Inputs, Operator, Parts, Passing, Reads, Signal
+from hope.reasons import Cause
 
 if TYPE_CHECKING:
     from hope.anatomy.flow import Flow

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from hope.anatomy.values import Value
 from hope.graph.program import Operation
+from hope.graph.values import Value
 from hope.ops.registry import TABLE, Form, Inputs, Operator, Reads, Signal
 
 if TYPE_CHECKING:

@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, TypeGuard
 import numpy as np
 from torch import Tensor, nn
 
-from hope.anatomy.labels import FIXED, Ids, along, dims
-from hope.anatomy.reasons import Cause
-from hope.anatomy.values import Value, origins_of
+from hope.graph.labels import FIXED, Ids, along, dims
 from hope.graph.program import Operation, Program, Shape, module_of
+from hope.graph.values import Value, origins_of
 from hope.ops.reading import dense, depthwise, isotropic, sources, weigh
 from hope.ops.registry import TABLE, Form, Inputs, Operator, Parts, Reads, Signal, forms
+from hope.reasons import Cause
 
 if TYPE_CHECKING:
     from hope.anatomy.flow import Flow

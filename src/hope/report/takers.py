@@ -8,8 +8,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hope.anatomy.units import Unit
+from hope.geometry.projection import ridged
 from hope.signals.intake import Intake, channels_of
-from hope.signals.projection import ridged
 
 WIDEST = 1024  # neurons; the inverse is followed step by step, which is cubic
 MOST = 2  # takers that are named
@@ -21,7 +21,7 @@ def takers(
     """For each neuron that goes, in order, the survivors that take over most of it, with their shares.
 
     The best linear stand-in for neuron i among the survivors S is `C_SS⁻¹ C_Si`, which is `−[C⁻¹]_Si /
-    [C⁻¹]_ii` (see `signals.projection`). It is that of the layer's first reader.
+    [C⁻¹]_ii` (see `geometry.projection`). It is that of the layer's first reader.
 
     Returns:
         None where the moments are not known, or the layer is too wide for a page's sake.

@@ -10,12 +10,12 @@ from torch import nn
 
 from hope._util.calls import Example
 from hope.anatomy.anatomy import Anatomy
-from hope.anatomy.reasons import Cause, Reason
 from hope.anatomy.sizes import Releases, Size
 from hope.anatomy.steps import Step
 from hope.anatomy.units import Unit
 from hope.graph.blocks import Block
 from hope.methods.base import Branch, Method, State
+from hope.reasons import Cause, Reason
 from hope.run.budget import Budget
 from hope.run.merge import Merger
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from hope.anatomy.reasons import Cause, Reason
 from hope.anatomy.units import Reader, Unit
-from hope.anatomy.values import Link
+from hope.geometry import gaussian
+from hope.graph.values import Link
 from hope.ops import activation
-from hope.signals import gaussian
+from hope.reasons import Cause, Reason
 from hope.signals.bn import Numbers
 
 

@@ -12,11 +12,11 @@ from torch import Tensor, nn
 from hope._util.calls import as_call, mode
 from hope.anatomy.anatomy import Anatomy
 from hope.errors import InvalidExample, first_line
+from hope.geometry.matrices import tap_distances
+from hope.geometry.projection import variances
 from hope.ops.reading import DEFAULT_DECAY
 from hope.ops.weight import spatial
 from hope.signals.intake import Intake, behind, stored
-from hope.signals.matrices import tap_distances
-from hope.signals.projection import variances
 
 
 class _Sums:

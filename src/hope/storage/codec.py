@@ -18,8 +18,8 @@ import msgspec
 import numpy as np
 
 from hope._util.files import write_file
-from hope.anatomy.labels import Ids
 from hope.errors import DamagedFolder, first_line
+from hope.graph.labels import Ids
 
 Plain = dict[str, Any]  # a JSON object
 T = TypeVar("T")

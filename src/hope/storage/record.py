@@ -9,10 +9,10 @@ from typing import Any
 import msgspec
 
 from hope.anatomy.anatomy import Anatomy
-from hope.anatomy.reasons import Reason
 from hope.anatomy.steps import AnyStep
 from hope.anatomy.units import Skipped, Unit
 from hope.graph.blocks import Block
+from hope.reasons import Reason
 from hope.storage.arrays import Arrays
 from hope.storage.codec import Form
 from hope.storage.migrations import run_to_2
@@ -48,7 +48,8 @@ class Details:
 
 
 def _short(value: float) -> float:
-    """
+    """A number as precise as a picture needs.
+
     >>> _short(0.123456789)
     0.123457
     """

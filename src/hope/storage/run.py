@@ -123,7 +123,7 @@ class Run:
         original: fingerprint of the checkpoint that was compressed.
         anatomy, trajectory, steps: as in the `Encoding` that was saved.
         told: its method: name and options.
-        weights: the saved weights.
+        arrays: the saved weights.
         moments: the saved moments, if there are any.
         details: what a report can tell beyond that.
     """
@@ -134,9 +134,14 @@ class Run:
     trajectory: Trajectory
     steps: int
     told: Mapping[str, Any]
-    weights: Arrays
+    arrays: Arrays
     moments: Moments | None = None
     details: Details = field(default_factory=Details)
+
+    @property
+    def weights(self) -> Path:
+        """Path of the saved weights."""
+        return self.arrays.inside(self.folder)
 
     @property
     def method(self) -> str:
@@ -225,7 +230,7 @@ def load(
     given = {"density": density, "params": params, "macs": macs, "steps": steps}
     if any(value is not None for value in given.values()):
         return _replay(run, model, given)
-    weights = read_arrays(run.folder, run.weights)
+    weights = read_arrays(run.folder, run.arrays)
     small = duplicate(model)
     try:
         operate(small, run.anatomy, run.trajectory.steps[: run.steps], arithmetic=False)

@@ -9,9 +9,9 @@ from torch import Tensor, nn
 
 from hope.anatomy.units import Unit
 from hope.errors import InvalidAction
+from hope.geometry.projection import ridged, takeover, variances
 from hope.methods.base import Rewrite
 from hope.signals.intake import Intake, channels_of
-from hope.signals.projection import ridged, takeover, variances
 from hope.surgery.resize import get
 
 LEAST = 1e-4  # of an output's variance: what has less left is without signal

@@ -8,7 +8,7 @@ import hypothesis.strategies as st
 import numpy as np
 from hypothesis import given, settings
 
-from hope.anatomy.labels import FIXED, Ids, Ties, along, dims, reshape
+from hope.graph.labels import FIXED, Ids, Ties, along, dims, reshape
 
 steady = settings(derandomize=True, database=None, deadline=None, max_examples=300)
 

@@ -14,9 +14,9 @@ import pytest
 from numpy.typing import NDArray
 from scipy import integrate
 
-from hope.methods import costs
+from hope.geometry import costs
 from hope.methods.pairs import PairPath
-from tests.methods.explicit import Layer, Pair, pair_cost, random_layer
+from tests.geometry.explicit import Layer, Pair, pair_cost, random_layer
 
 Array = NDArray[np.float64]
 SAMPLE = 400

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
-from hope.anatomy.labels import Ids, Shape
+from hope.graph.labels import Ids, Shape
 
 
 class Link(NamedTuple):

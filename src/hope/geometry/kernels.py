@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from hope.signals.gaussian import distribution, ramp_mean
+from hope.geometry.gaussian import distribution, ramp_mean
 
 _NODES = 64
 _AT_ONCE = 1 << 18  # evaluations of the integrand held in memory at a time

@@ -15,9 +15,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from hope.signals import kernels
-from hope.signals.gaussian import energy
-from hope.signals.pairwise import warp
+from hope.geometry import kernels
+from hope.geometry.gaussian import energy
+from hope.geometry.pairwise import warp
 
 PARALLEL = (
     0.99  # from here on the zero-bias kernel would call parallel signals with different thresholds the same

@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch.nn import functional
 
-from hope.signals import kernels
-from hope.signals.hermite import bend, bend_with, covariance
+from hope.geometry import kernels
+from hope.geometry.hermite import bend, bend_with, covariance
 
 
 def signals(seed: int, n: int = 12) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:

@@ -10,10 +10,10 @@ import pytest
 import torch
 from scipy import stats
 
-from hope.signals import gaussian as moments
-from hope.signals import kernels
-from tests.methods.explicit import bivariate_cdf, ramp_product
-from tests.signals.kernel_case import (
+from hope.geometry import gaussian as moments
+from hope.geometry import kernels
+from tests.geometry.explicit import bivariate_cdf, ramp_product
+from tests.geometry.kernel_case import (
     SLOPES,
     Array,
     CrossKernelCase,

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from hope.signals import gaussian as moments
+from hope.geometry import gaussian as moments
 
 TERMS = 24
 ROWS = 64  # at a time: what a processor keeps at hand

@@ -13,9 +13,9 @@ import torch
 from numpy.typing import NDArray
 from scipy.special import ndtr, owens_t
 
-from hope.methods import costs
+from hope.geometry import costs
+from hope.geometry.parent import PARALLEL, Side
 from hope.methods.pairs import PaperState
-from hope.methods.parent import PARALLEL, Side
 
 Array = NDArray[np.float64]
 FLOOR = 1e-12  # of E_rem

@@ -9,8 +9,8 @@ import pytest
 import torch
 from torch import Tensor
 
+from hope.geometry import gaussian as moments
 from hope.ops.activation import SMOOTH
-from hope.signals import gaussian as moments
 
 _NODES, _WEIGHTS = np.polynomial.legendre.leggauss(200)
 

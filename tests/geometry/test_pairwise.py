@@ -10,7 +10,7 @@ import torch
 from numpy.typing import NDArray
 from scipy import optimize
 
-from hope.signals.pairwise import warp, warped_correlation
+from hope.geometry.pairwise import warp, warped_correlation
 
 Array = NDArray[np.float64]
 

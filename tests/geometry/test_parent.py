@@ -11,12 +11,12 @@ from scipy import optimize
 from torch import Tensor, nn
 
 import hope
-from hope.methods import costs
+from hope.geometry import costs
+from hope.geometry.parent import Parents, Side, alignments, overlaps, parents, recipe
 from hope.methods.pairs import PairPath, PaperState
 from hope.methods.paper import paper_state
-from hope.methods.parent import Parents, Side, alignments, overlaps, parents, recipe
 from hope.signals.bn import Numbers
-from tests.methods.explicit import Array, Layer, Pair, energy, exact_kernel, pair_cost, random_layer
+from tests.geometry.explicit import Array, Layer, Pair, energy, exact_kernel, pair_cost, random_layer
 from tests.support import assert_same, randomise
 
 KERNELS = ("zero-bias", "exact")

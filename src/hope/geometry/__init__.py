@@ -1,0 +1,1 @@
+"""The algebra of Gaussian signals and of pairs: tensors in, tensors out, nothing of networks."""
