@@ -19,6 +19,7 @@ lint: setup
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+	$(BIN)/lint-imports --no-cache
 
 coverage: setup
 	$(BIN)/python -m experiments.coverage
@@ -35,6 +36,7 @@ figures: setup
 
 docs: setup
 	$(BIN)/python docs/reference.py
+	$(BIN)/python docs/draw_architecture.py
 
 setup: $(VENV)/.done
 

@@ -17,6 +17,7 @@ import networkx
 TARGET = Path(__file__).with_name("architecture.svg")
 ROWS = {
     "cli": "the command line",
+    "demo": "a small network and its digits",
     "bench": "speed and latency of your own model",
     "deft": "core and slack: learn anew, forget nothing",
     "report": "a run as a page or a figure",
@@ -31,15 +32,17 @@ ROWS = {
     "anatomy": "units, blocks, reasons, steps, sizes",
     "ops": "everything about an operator, once",
     "graph": "the captured network: one program",
+    "geometry": "the algebra: kernels, parents, costs, projections",
+    "reasons": "why something is left alone",
     "_util": "helpers that know nothing of networks",
     "errors": "one family",
 }
-WIDTH, HEIGHT, GAP, LEFT, BOX = 760, 30, 12, 20, 430
+WIDTH, HEIGHT, GAP, LEFT, BOX = 640, 30, 12, 20, 430
 
 
 def imports() -> networkx.DiGraph:
     """Package -> package, with the number of modules that import."""
-    graph = grimp.build_graph("hope")
+    graph = grimp.build_graph("hope", exclude_type_checking_imports=True)
     found = networkx.DiGraph()
     found.add_nodes_from(ROWS)
     for module in sorted(graph.modules):

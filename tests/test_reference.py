@@ -36,6 +36,13 @@ def test_the_page_is_what_the_docstrings_say() -> None:
     assert reference.PAGE.read_text() == reference.page(), "docs/api.md is out of date: run `make docs`"
 
 
+def test_the_architecture_is_drawn_from_the_imports_as_they_are() -> None:
+    drawing = _script(reference.PAGE.with_name("draw_architecture.py"))
+    picture = drawing.draw(drawing.short(drawing.imports()))
+    assert drawing.TARGET.read_text() == picture, "docs/architecture.svg is out of date: run `make docs`"
+    assert "#e74c3c" not in picture, "an import goes the wrong way round"
+
+
 def test_the_page_has_no_block_that_the_pages_test_would_run_again() -> None:
     assert "```python" not in reference.page()
 

@@ -2,9 +2,9 @@
 
 The paper sets weights from slack to core to zero, so a core neuron loses all that slack told it. Here the
 slack signals that a weight reads are first projected on the span of 1 and the core signals that it reads,
-under the propagated surrogate: d = C_cc⁻¹C_cs, W_core,core += W_core,slack·d as in `geometry.projection`. Only
-rows of core outputs are rewritten: slack outputs listen to everything, as before. The constant leaves the
-mean of the BN behind the weight, or goes into its bias, and the BN's variance is repaired. All of this is
+under the propagated surrogate: d = C_cc⁻¹C_cs, W_core,core += W_core,slack·d as in `geometry.projection`.
+Only rows of core outputs are rewritten: slack outputs listen to everything, as before. The constant leaves
+the mean of the BN behind the weight, or goes into its bias, and the BN's variance is repaired. All of this is
 done once, before anything is frozen.
 
 The source head is deaf to slack in `source()`. It gets the same treatment, in a copy: its weights for core

@@ -1,7 +1,8 @@
 """One layer under absorption: which neuron goes next, and what its leaving costs.
 
-Everything follows from C⁻¹ and H (see `geometry.projection`): neuron i costs tr(S_i H_ii) with S_i the inverse
-of its block of C⁻¹ (1/[C⁻¹]_ii for a neuron of one channel); removing it is a rank-one downdate of both.
+Everything follows from C⁻¹ and H (see `geometry.projection`): neuron i costs tr(S_i H_ii) with S_i the
+inverse of its block of C⁻¹ (1/[C⁻¹]_ii for a neuron of one channel); removing it is a rank-one downdate of
+both.
 The losses of one path add up exactly, each being orthogonal to the next. Fractions multiply along a network,
 so the cost is in their logarithm: −log of what is left of what was left, times the share of its stream that
 the layer's branch writes.
