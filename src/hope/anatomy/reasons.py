@@ -122,7 +122,7 @@ class Cause(Enum):
         return Reason(self, place, detail)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Reason:
     """Why something is left alone. `str` makes a sentence of it.
 
@@ -139,3 +139,7 @@ class Reason:
     def __str__(self) -> str:
         sentence: str = self.cause.value[0]
         return sentence.format(place=self.place, detail=self.detail)
+
+    def __repr__(self) -> str:
+        words = str(self)
+        return f"<Reason {self.cause.name}: {words if len(words) <= 100 else words[:99] + '…'}>"

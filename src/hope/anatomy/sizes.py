@@ -153,5 +153,6 @@ def released(shapes: Mapping[str, Sequence[int]], places: Sequence[Places]) -> i
     """
     kept: dict[str, list[int]] = {}
     for part in places:
-        kept.setdefault(part.tensor, list(shapes[part.tensor]))[part.dim] -= part.each
+        if shapes[part.tensor][part.dim]:  # what has gone with a block is not released again
+            kept.setdefault(part.tensor, list(shapes[part.tensor]))[part.dim] -= part.each
     return sum(prod(shapes[tensor]) - prod(shape) for tensor, shape in kept.items())
