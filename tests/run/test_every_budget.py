@@ -16,13 +16,8 @@ EXAMPLE = torch.zeros(1, 3, 12, 12)
 
 @pytest.fixture(scope="module")
 def model() -> nn.Module:
-    """Residual, with a branch that says next to nothing: one that is evicted early."""
     torch.manual_seed(0)
-    net = randomise(CifarResNet(14)).eval()
-    with torch.no_grad():
-        for name in ("layer2.1.bn2", "layer3.1.bn2"):
-            net.get_submodule(name).weight.mul_(0.02)  # type: ignore[operator, union-attr]
-    return net
+    return randomise(CifarResNet(8)).eval()
 
 
 def same_weights(one: nn.Module, other: nn.Module) -> bool:
@@ -42,7 +37,7 @@ def test_a_run_with_judged_evictions_answers_smaller_budgets_too(model: nn.Modul
 
 
 def test_another_end_of_a_run_is_the_same_run(model: nn.Module) -> None:
-    encoding = hope.encode(model, EXAMPLE, params=0.6, method="hope")
+    encoding = hope.encode(model, EXAMPLE, params=0.6, method="hope", evict=False)
     other = encoding.ended_at(Budget("params", 0.8))
     assert other.trajectory is encoding.trajectory
     assert other.steps < encoding.steps
