@@ -169,7 +169,7 @@ class Cause(Enum):
         return Reason(self, place, detail)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Reason:
     """Why something is left alone. `str` makes a sentence of it.
 
@@ -185,3 +185,7 @@ class Reason:
 
     def __str__(self) -> str:
         return self.cause.sentence.format(place=self.place, detail=self.detail)
+
+    def __repr__(self) -> str:
+        words = str(self)
+        return f"<Reason {self.cause.name}: {words if len(words) <= 100 else words[:99] + '…'}>"

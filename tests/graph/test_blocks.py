@@ -100,11 +100,15 @@ def test_basic_blocks_with_identity_and_projection() -> None:
 def test_streams_list_who_writes_and_who_reads_them() -> None:
     anatomy = read(Tower(4, 6, Basic(4, 4), Basic(4, 6, 2)))
     narrow, wide = anatomy.streams
-    assert (narrow.name, narrow.channels) == ("stem", 4)
+    assert (narrow.name, narrow.neurons) == ("stem", 4)
     assert narrow.writers == ("stem", "blocks.0.conv2")
-    assert [r.module for r in narrow.readers] == ["blocks.0.conv1", "blocks.1.conv1", "blocks.1.down.0"]
-    assert (wide.channels, wide.writers) == (6, ("blocks.1.conv2", "blocks.1.down.0"))
-    assert [reader.module for reader in wide.readers] == ["head"]
+    assert tuple(reader.module for reader in narrow.readers) == (
+        "blocks.0.conv1",
+        "blocks.1.conv1",
+        "blocks.1.down.0",
+    )
+    assert (wide.neurons, wide.writers) == (6, ("blocks.1.conv2", "blocks.1.down.0"))
+    assert tuple(reader.module for reader in wide.readers) == ("head",)
     assert {(s.tensor, s.dim): s.index.ravel().tolist() for s in wide.places}["head.weight", 1] == list(
         range(6)
     )
@@ -280,7 +284,7 @@ def test_a_transformer_has_its_mlp_as_layer_and_both_halves_as_blocks() -> None:
     assert why["patch"] == "layer_norm in norm1 normalises its channels together"
     (stream,) = anatomy.streams
     assert stream.writers == ("patch", "attention.proj", "fc2")
-    assert [reader.module for reader in stream.readers] == ["attention.qkv", "fc1", "head"]
+    assert tuple(reader.module for reader in stream.readers) == ("attention.qkv", "fc1", "head")
 
 
 def test_adds_that_are_no_residuals_are_no_blocks() -> None:

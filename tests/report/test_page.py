@@ -9,13 +9,14 @@ from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 import torch
 from torch import nn
 
 import hope
-from hope.anatomy.steps import Absorption, Merge
+from hope.anatomy.steps import Absorption, AnyStep, Merge
 from hope.demo import DigitsNet
 from hope.geometry.projection import RIDGE
 from hope.report.page import KINDS, labels, page_data, render, run_data, scales, write_page
@@ -124,8 +125,10 @@ def test_takers_are_the_projection_on_the_survivors(absorbed: Path) -> None:
 
 def test_runs_saved_before_there_were_details_still_have_a_page(folder: Path, tmp_path: Path) -> None:
     plan = json.loads((folder / store.PLAN).read_text())
-    for name in ("capacities", "left", "left_alone", "source", "sha256"):
+    for name in ("measures", "left_alone", "source", "sha256"):
         plan.pop(name, None)
+    steps = msgspec.convert(plan["trajectory"], list[AnyStep])
+    plan["trajectory"] = msgspec.to_builtins([msgspec.structs.replace(step, left=0.0) for step in steps])
     plan["sha256"] = store.digest_of(plan)
     (tmp_path / store.PLAN).write_text(json.dumps(plan))
     data = embedded(write_page([read_run(tmp_path)], tmp_path / "page.html").read_text())["runs"][0]

@@ -39,26 +39,28 @@ def sizes(anatomy: Anatomy, steps: Sequence[Step]) -> Counts:
     length = len(steps) + 1
     lost: dict[str, Counts] = {}
     gone: dict[str, int] = {}
-    biases = np.zeros(length, dtype=np.int64)
+    biased: list[str] = []
     for t, step in enumerate(steps, start=1):
         if isinstance(step, Evict):
             gone[step.name] = t
-            biases[t:] += anatomy.block(step.name).channels if step.bias is not None else 0
+            biased += [step.name] if step.bias is not None else []
         else:
             lost.setdefault(step.name, np.zeros(length, dtype=np.int64))[t] += len(step.gone)
-    return _tally(anatomy, {name: counts.cumsum() for name, counts in lost.items()}, gone, biases)
+    return _tally(anatomy, {name: counts.cumsum() for name, counts in lost.items()}, gone, biased, length)
 
 
 def size_after(
     anatomy: Anatomy, removed: Mapping[str, int], evicted: Collection[str], biases: Collection[str]
 ) -> Size:
     """The size after a cut: see `Anatomy.size`."""
-    added = np.array([sum(anatomy.block(name).channels for name in biases if name in evicted)])
+    biased = [name for name in biases if name in evicted]
     lost = {name: np.array([count]) for name, count in removed.items()}
-    return Size(*map(int, _tally(anatomy, lost, dict.fromkeys(evicted, 0), added)[0]))
+    return Size(*map(int, _tally(anatomy, lost, dict.fromkeys(evicted, 0), biased, 1)[0]))
 
 
-def _tally(anatomy: Anatomy, lost: Mapping[str, Counts], gone: Mapping[str, int], biases: Counts) -> Counts:
+def _tally(
+    anatomy: Anatomy, lost: Mapping[str, Counts], gone: Mapping[str, int], biased: Sequence[str], length: int
+) -> Counts:
     """Neurons, parameters and MACs at so many moments.
 
     A tensor's size is the product of its dimensions, each shrunk by what its units have lost by then.
@@ -66,9 +68,9 @@ def _tally(anatomy: Anatomy, lost: Mapping[str, Counts], gone: Mapping[str, int]
     Args:
         lost: unit -> how many of its neurons are gone at each moment.
         gone: block -> the moment from which on it is evicted.
-        biases: parameters that evictions have left behind at each moment.
+        biased: those of the evicted blocks that leave a bias behind; it goes with a block around them.
+        length: how many moments there are.
     """
-    length = len(biases)
     blocks = [(anatomy.block(name), t) for name, t in gone.items()]
     alive_until: dict[str, int] = {}  # a tensor goes with the last of its names
     for tensor in anatomy.shapes if blocks else ():
@@ -97,7 +99,10 @@ def _tally(anatomy: Anatomy, lost: Mapping[str, Counts], gone: Mapping[str, int]
             size[alive_until[tensor] :] = 0
         table[:, 1] += size if counted else 0
         table[:, 2] += size * positions
-    table[:, 1] += biases
+    for name in biased:
+        block = anatomy.block(name)
+        around = (t for other, t in blocks if other is not block and other.removes(block.place))
+        table[gone[name] : min(around, default=length), 1] += block.channels
     return table
 
 
@@ -153,5 +158,6 @@ def released(shapes: Mapping[str, Sequence[int]], places: Sequence[Places]) -> i
     """
     kept: dict[str, list[int]] = {}
     for part in places:
-        kept.setdefault(part.tensor, list(shapes[part.tensor]))[part.dim] -= part.each
+        if shapes[part.tensor][part.dim]:  # what has gone with a block is not released again
+            kept.setdefault(part.tensor, list(shapes[part.tensor]))[part.dim] -= part.each
     return sum(prod(shapes[tensor]) - prod(shape) for tensor, shape in kept.items())

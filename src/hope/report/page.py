@@ -130,6 +130,7 @@ def run_data(
     layers = {layer.name: n for n, layer in enumerate(anatomy.layers)}
     blocks = {block.name: n for n, block in enumerate(anatomy.blocks)}
     layer_gone, block_gone = gone(anatomy, trajectory.steps)
+    left = [_short(step.left) for step in trajectory]  # all 0 where nobody noted it
     sizes = [[int(column[0]), *(int(d) for d in column[1:] - column[:-1])] for column in trajectory.sizes.T]
     return {
         "model": anatomy.model,
@@ -171,7 +172,7 @@ def run_data(
         "takers": _takers(run),
         "costs": [_short(step.cost) for step in trajectory],
         "releases": _changes(trajectory.steps),
-        "left": [] if run.method == BY_HAND else [_short(step.left) for step in trajectory],
+        "left": left if any(left) else [],
         "neurons": sizes[0],
         "parameters": sizes[1],
         "macs": sizes[2],
