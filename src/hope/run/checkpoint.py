@@ -49,6 +49,7 @@ class Checkpoint:
         data = {
             "format": FORMAT,
             "version": VERSION,
+            "schema": f"{FORMAT}-{VERSION}",
             "settings": self.settings,
             "steps": msgspec.to_builtins(list(steps)),
         }
