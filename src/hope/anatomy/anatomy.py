@@ -166,10 +166,17 @@ def read_model(
         parameters=parameters,
         positions=dict(flow.positions),
         aliases=shared,
-        eps={op.tensors[0]: op.values[0] for op in program if op.kind == "bn"},
+        eps=_eps(units, program),
         program=program,
     )
     return anatomy, candidates
+
+
+def _eps(units: Iterable[Unit], program: Iterable[Op]) -> dict[str, float]:
+    """BN -> its ε; those that only training uses are met on the way to a reader alone."""
+    ways = [step for unit in units for reader in unit.readers for step in reader.path]
+    met = {step.name: step.values[0] for step in ways if step.kind == "bn" and step.values}
+    return met | {op.tensors[0]: op.values[0] for op in program if op.kind == "bn"}
 
 
 def _first(shape: Shape) -> int:
