@@ -200,7 +200,14 @@ def machine() -> dict[str, str]:
     model = ""
     info = Path("/proc/cpuinfo")
     if info.is_file():
-        model = next((line.partition(":")[2].strip() for line in info.open() if "model name" in line), "")
+        model = next(
+            (
+                line.partition(":")[2].strip()
+                for line in info.read_text().splitlines()
+                if "model name" in line
+            ),
+            "",
+        )
     return {"torch": torch.__version__, "processor": model or platform.processor()}
 
 

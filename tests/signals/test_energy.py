@@ -94,3 +94,25 @@ def test_a_scale_behind_the_activation_counts_like_outgoing_weights() -> None:
     else:
         assert isinstance(one, Reason)
         assert isinstance(two, Reason)
+
+
+class TrainingHead(nn.Module):
+    """A head that only training uses, as in GoogLeNet."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem, self.out = nn.Conv2d(3, 4, 1), nn.Conv2d(4, 2, 1)
+        self.aux, self.bn, self.more = nn.Conv2d(4, 6, 1), nn.BatchNorm2d(6, eps=1e-2), nn.Conv2d(6, 2, 1)
+
+    def forward(self, x: Tensor) -> Tensor | tuple[Tensor, Tensor]:
+        x = torch.relu(self.stem(x))
+        if self.training:
+            return self.out(x), self.more(torch.relu(self.bn(self.aux(x))))
+        return self.out(x)
+
+
+def test_neurons_of_a_head_that_only_training_uses_have_capacities() -> None:
+    net = randomise(TrainingHead().double()).eval()
+    want = (energies(net.bn, torch.relu) * outgoing(net.more.weight).square().sum(dim=1)).sqrt()
+    found = hope.capacities(net, IMAGES)["aux"]
+    assert found.numpy() == pytest.approx(want.detach().numpy(), rel=0.01)

@@ -80,8 +80,10 @@ def read(
             streams.append(_unit(flow, "stream", group, _places(flow, touched, units.places, own), mixed))
         reason = _reason(flow, group, units, own, touched, tie)
         if reason is None:
-            places = _places(flow, touched, units.places, _in_order(group[0], units.places, own))
-            if all(part.even for part in places):
+            order = _in_order(group[0], units.places, own)
+            places = _places(flow, touched, units.places, order)
+            # alike: every one of them stands in the first writer, and in each tensor as often as any other
+            if len(order) == len(own) and all(p.even and p.owner.max() + 1 == len(own) for p in places):
                 layers.append(_unit(flow, "layer", group, places, None, parameters))
                 continue
         why = reason or Cause.UNLIKE.at()

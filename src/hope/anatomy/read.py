@@ -20,7 +20,7 @@ from hope.errors import UnsupportedModel
 from hope.graph.blocks import Block, Found, Layout, removes
 from hope.graph.capture import capture, check_readable
 from hope.graph.labels import Shape
-from hope.graph.program import read_program
+from hope.graph.program import Program, read_program
 from hope.ops.norm import epsilons
 from hope.reasons import Cause
 
@@ -72,10 +72,17 @@ def read_model(
         parameters=parameters,
         positions=dict(flow.positions),
         aliases=shared,
-        eps=epsilons(program),
+        eps=_eps(units, program),
         program=program,
     )
     return anatomy, candidates
+
+
+def _eps(units: Iterable[Unit], program: Program) -> dict[str, float]:
+    """BN -> its ε; those that only training uses are met on the way to a reader alone."""
+    ways = [link for unit in units for reader in unit.readers for link in reader.path]
+    met = {link.name: link.values[0] for link in ways if link.kind == "bn" and link.values}
+    return met | epsilons(program)
 
 
 def _first(shape: Shape) -> int:
