@@ -138,7 +138,7 @@ class _Weaver:
         removed: dict[str, int] = {}
         for step in woven:
             if not isinstance(step, Evict):
-                removed[step.name] = removed.get(step.name, 0) + 1
+                removed[step.name] = removed.get(step.name, 0) + len(step.gone)
         names = [self.plan.branches[number].name for number in gone]
         now = self.plan.anatomy.size(removed, names).parameters
         ranked = []

@@ -41,7 +41,7 @@ class Absorb(Method):
         calibration: a few unlabelled batches, to measure moments instead of deriving them; or "dream": still
             without data, measured on what `hope.dream` makes up. Slower and more accurate.
         takeover: survivors take over what removed neurons did.
-        constants: a constant does.
+        constants: a constant does, where a BN takes it (a bias always takes it).
         repair: running variances of BNs follow.
         surrogate: "propagated", or "pairwise": correlations from the filters alone, as in the paper.
         crosses: covariances between a branch and its skip count.

@@ -11,6 +11,7 @@ from torch import Tensor
 from hope.anatomy.sizes import Releases
 from hope.anatomy.steps import Prune, Step
 from hope.anatomy.units import Unit
+from hope.errors import UnknownMethod
 from hope.methods.base import Known, Method, State
 from hope.reasons import Cause, Reason
 from hope.signals.bn import Numbers
@@ -83,7 +84,8 @@ class Score(Method):
     by: str = "l1-in"
 
     def __post_init__(self) -> None:
-        self.choose(by=(self.by, tuple(SCORES)))
+        if self.by not in SCORES:
+            raise UnknownMethod(f"there is no score {self.by!r}: choose from {', '.join(SCORES)}")
 
     @property
     def name(self) -> str:

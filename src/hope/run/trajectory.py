@@ -17,7 +17,7 @@ from hope.run.align import aligned
 from hope.run.budget import Budget, column
 
 
-@dataclass(frozen=True, repr=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Trajectory:
     """The steps of a run, and the size of the network after each of them.
 

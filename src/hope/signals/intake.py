@@ -19,7 +19,7 @@ from hope.signals.bn import Numbers
 from hope.signals.propagate import Propagated
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Intake:
     """What one weight reads, and what a surrogate says of it: all that absorption needs to rewrite it.
 
