@@ -20,6 +20,7 @@ class Bn:
     mean: Tensor
     variance: Tensor
     eps: float
+    literal: bool = False
 
     @property
     def gain(self) -> Tensor:
@@ -28,7 +29,9 @@ class Bn:
 
     @property
     def spread(self) -> Tensor:
-        """Deviation of the BN's output, |γ|·√(σ²/(σ² + ε))."""
+        """Deviation of the BN's output, |γ|·√(σ²/(σ² + ε)); taken literally, |γ|."""
+        if self.literal:
+            return self.scale.abs()
         return self.scale.abs() * torch.sqrt(self.variance / (self.variance + self.eps))
 
 
@@ -39,16 +42,18 @@ class Numbers:
     Attributes:
         tensors: name -> parameter or buffer.
         eps: BN -> its ε, as the captured network uses it.
+        literal: whether a signal's deviation is |γ| as the paper prints it, with ε dropped.
     """
 
     tensors: Mapping[str, Tensor]
     eps: Mapping[str, float]
+    literal: bool = False
 
     @classmethod
-    def of(cls, model: nn.Module, anatomy: Anatomy) -> Numbers:
+    def of(cls, model: nn.Module, anatomy: Anatomy, *, literal: bool = False) -> Numbers:
         """The numbers of a model."""
         every = [*model.named_parameters(), *model.named_buffers()]
-        return cls({name: tensor.detach().cpu() for name, tensor in every}, anatomy.eps)
+        return cls({name: tensor.detach().cpu() for name, tensor in every}, anatomy.eps, literal)
 
     def __getitem__(self, name: str) -> Tensor:
         return self.tensors[name]
@@ -69,4 +74,5 @@ class Numbers:
             mean.double(),
             variance.double().clamp(min=0),
             self.eps[name],
+            self.literal,
         )
