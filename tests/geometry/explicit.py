@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from scipy.special import ndtr, owens_t
 
 from hope.geometry import costs
-from hope.geometry.parent import PARALLEL, Side
+from hope.geometry.parent import Side
 from hope.methods.pairs import PaperState
 
 Array = NDArray[np.float64]
@@ -236,7 +236,7 @@ class Pair:
         self.rho = correlation(*self.rows, *self.spread)
         self.covariance = np.diag(self.spread**2)
         self.covariance[0, 1] = self.covariance[1, 0] = self.rho * self.spread[0] * self.spread[1]
-        self.exact = kernel == "exact" or abs(self.rho) > PARALLEL or min(self.spread) == 0
+        self.exact = kernel == "exact" or abs(self.rho) > 0.99 or min(self.spread) == 0
 
     def kernel(self, z: Array, k: Array) -> float:
         """K of two signals z·(y_i, y_j) and k·(y_i, y_j)."""

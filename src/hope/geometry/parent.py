@@ -73,19 +73,18 @@ def parents(i: Side, j: Side, inner: Tensor, outer: Tensor, *, kernel: str) -> P
         i, j: the neurons, broadcast against each other.
         inner: ⟨w̃_i, w̃_j⟩, biases included.
         outer: ⟨o_i, o_j⟩.
-        kernel: "zero-bias" (the paper's default, exact where the children are parallel or do not move) or
-            "exact".
+        kernel: "printed" (the paper's zero-bias kernel, everywhere), "zero-bias" (the same, but exact where
+            the children are nearly parallel or do not move), or "exact".
     """
-    rho, hard = _correlation(i, j, inner)
+    rho, hard = _correlation(i, j, inner, kernel)
     z1, z2 = _direction(i, j, inner, outer)
     spread, rho_i, rho_j = _toward(i, j, z1, z2, rho)
     mean = z1 * i.mean + z2 * j.mean
-    exact = torch.ones_like(hard) if kernel == "exact" else hard
     best: tuple[Tensor, ...] | None = None
     for sign in (1.0, -1.0):  # the phase check: an eigenvector has two signs, the kernel has one
         own = energy(sign * mean, spread, i.slope.expand_as(mean))
         u = Side(sign * mean, spread, i.slope, own, i.bias, i.inner, i.outer)
-        reach_i, reach_j = _kernel(u, i, sign * rho_i, exact), _kernel(u, j, sign * rho_j, exact)
+        reach_i, reach_j = _kernel(u, i, sign * rho_i, hard), _kernel(u, j, sign * rho_j, hard)
         terms = reach_i**2 * i.outer + reach_j**2 * j.outer
         square = _cleared(terms + 2 * reach_i * reach_j * outer, terms)
         alignment = torch.sqrt(_ratio(square, own))
@@ -110,7 +109,7 @@ def alignments(i: Side, j: Side, inner: Tensor, outer: Tensor, *, kernel: str) -
     """
     if kernel == "exact":
         return parents(i, j, inner, outer, kernel=kernel).alignment
-    rho, hard = _correlation(i, j, inner)
+    rho, hard = _correlation(i, j, inner, kernel)
     z1, z2 = _direction(i, j, inner, outer)
     _, rho_i, rho_j = _toward(i, j, z1, z2, rho)
     square_i, square_j = i.energy * i.outer, j.energy * j.outer
@@ -132,14 +131,16 @@ def alignments(i: Side, j: Side, inner: Tensor, outer: Tensor, *, kernel: str) -
 
 def overlaps(i: Side, j: Side, inner: Tensor, outer: Tensor) -> Tensor:
     """⟨f_i, f_j⟩ = K(i, j)·⟨o_i, o_j⟩ by the exact kernel."""
-    rho, _ = _correlation(i, j, inner)
+    rho, _ = _correlation(i, j, inner, "exact")
     return kernels.exact(i.mean, j.mean, i.spread, j.spread, rho, i.slope, j.slope) * outer
 
 
-def _correlation(i: Side, j: Side, inner: Tensor) -> tuple[Tensor, Tensor]:
+def _correlation(i: Side, j: Side, inner: Tensor, kernel: str) -> tuple[Tensor, Tensor]:
     """ρ̂ of the children, and where the zero-bias kernel does not do."""
     rho = warp(inner - i.bias * j.bias, i.inner - i.bias**2, j.inner - j.bias**2, i.spread, j.spread)
-    return rho, (rho.abs() > PARALLEL) | (i.spread <= 0) | (j.spread <= 0)
+    if kernel == "zero-bias":
+        return rho, (rho.abs() > PARALLEL) | (i.spread <= 0) | (j.spread <= 0)
+    return rho, torch.full_like(rho, kernel == "exact", dtype=torch.bool)
 
 
 def _toward(i: Side, j: Side, z1: Tensor, z2: Tensor, rho: Tensor) -> tuple[Tensor, Tensor, Tensor]:

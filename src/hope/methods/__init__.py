@@ -22,7 +22,7 @@ def named(method: Method | str) -> Method:
     """A method by its name, with its usual options; one that is a method already is returned as it is.
 
     >>> named("hope")
-    Paper(merge='pair', kernel='zero-bias', release='static')
+    Paper(merge='pair', kernel='zero-bias', release='static', reading='mended')
     """
     if isinstance(method, Method):
         return method

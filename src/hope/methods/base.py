@@ -97,17 +97,20 @@ class Branch(ABC):
 
 @dataclass(frozen=True)
 class Rewrite:
-    """What absorption rewrites; without one of them it is an ablation.
+    """How steps rewrite weights.
 
     Attributes:
-        takeover: survivors' weights.
-        constants: the constant that removed neurons leave behind, where a BN takes it.
-        repair: running variances of BNs.
+        takeover: absorption rewrites survivors' weights.
+        constants: it keeps the constant that removed neurons leave behind, where a BN takes it.
+        repair: it repairs running variances of BNs.
+        clamp: a parent's BN numbers are those that the paper prints, γ = s and σ² = max(0, s² − ε), and its
+            filter is 0 below that; otherwise σ² = s² and γ = √(s² + ε), exact for every s.
     """
 
     takeover: bool = True
     constants: bool = True
     repair: bool = True
+    clamp: bool = False
 
 
 @dataclass(frozen=True)

@@ -8,12 +8,15 @@ from functools import partial
 from typing import ClassVar, Literal
 
 import torch
+from torch import nn
 
+from hope._util.calls import Example
+from hope.anatomy.anatomy import Anatomy
 from hope.anatomy.sizes import Releases
 from hope.anatomy.units import Unit
 from hope.geometry import costs, gaussian
 from hope.graph.blocks import Block
-from hope.methods.base import Branch, Known, Method, State
+from hope.methods.base import Branch, Known, Method, Rewrite, State
 from hope.methods.pairs import PairPath, PaperState
 from hope.ops import activation
 from hope.reasons import Cause, Reason
@@ -31,9 +34,14 @@ class Paper(Method):
         kernel: "zero-bias" as in the paper, or "exact".
         release: rank steps by what they release in the original network ("static", as the paper does), or in
             the network as it is then ("live").
+        reading: "mended", or "literal": everything as it is printed. The mended reading departs from the
+            print in three places. The zero-bias kernel calls parallel neurons with different thresholds
+            identical: for |ρ̂| > 0.99, and for signals that do not move, the exact kernel stands in. A
+            signal's deviation is γ_eff = |γ|·√(σ²/(σ² + ε)), the expression before ε is dropped, not |γ|. A
+            parent's BN numbers are exact for every deviation, without the clamp σ² = max(0, γ² − ε).
 
     >>> Paper(merge="sum")
-    Paper(merge='sum', kernel='zero-bias', release='static')
+    Paper(merge='sum', kernel='zero-bias', release='static', reading='mended')
     """
 
     evictions: ClassVar[Literal["priced", "judged", "none"]] = "priced"
@@ -41,12 +49,14 @@ class Paper(Method):
     merge: str | None = "pair"
     kernel: str = "zero-bias"
     release: str = "static"
+    reading: str = "mended"
 
     def __post_init__(self) -> None:
         self.choose(
             merge=(self.merge, ("pair", "sum", None)),
             kernel=(self.kernel, ("zero-bias", "exact")),
             release=(self.release, ("static", "live")),
+            reading=(self.reading, ("mended", "literal")),
         )
 
     @property
@@ -59,6 +69,22 @@ class Paper(Method):
         """Whether ΔP is that of the network as it is then."""
         return self.release == "live"
 
+    @property
+    def literal(self) -> bool:
+        """Whether everything is as it is printed."""
+        return self.reading == "literal"
+
+    @property
+    def rewrite(self) -> Rewrite:
+        """How parents get their BN numbers."""
+        return Rewrite(clamp=self.literal)
+
+    def study(
+        self, model: nn.Module, example: Example | None, anatomy: Anatomy, *, progress: bool | None = None
+    ) -> Known:
+        """The checkpoint's numbers, read as asked."""
+        return Known(anatomy, Numbers.of(model, anatomy, literal=self.literal))
+
     def state(self, unit: Unit, known: Known) -> PaperState | Reason:
         """Capacities, and where pairs can be merged their geometry."""
         return paper_state(unit, known.numbers, Releases(known.anatomy).unit(unit.name))
@@ -66,7 +92,8 @@ class Paper(Method):
     @property
     def path(self) -> Callable[[PaperState], PairPath]:
         """Prunes and merges."""
-        return partial(PairPath, merge=self.merge, kernel=self.kernel)
+        kernel = "printed" if self.literal and self.kernel == "zero-bias" else self.kernel
+        return partial(PairPath, merge=self.merge, kernel=kernel)
 
     def branch(self, block: Block, known: Known, states: Sequence[State]) -> Branch | Reason:
         """A residual block beside an identity, held against what its skip carries."""

@@ -33,6 +33,7 @@ class Bn:
     mean: Tensor
     variance: Tensor
     eps: float
+    literal: bool = False
 
     @property
     def gain(self) -> Tensor:
@@ -41,7 +42,9 @@ class Bn:
 
     @property
     def spread(self) -> Tensor:
-        """Deviation of the BN's output, |γ|·√(σ²/(σ² + ε))."""
+        """Deviation of the BN's output, |γ|·√(σ²/(σ² + ε)); taken literally, |γ|."""
+        if self.literal:
+            return self.scale.abs()
         return self.scale.abs() * torch.sqrt(self.variance / (self.variance + self.eps))
 
 

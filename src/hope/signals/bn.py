@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from torch import Tensor, nn
 
@@ -18,16 +18,18 @@ class Numbers:
     Attributes:
         tensors: name -> parameter or buffer.
         eps: BN -> its ε, as the captured network uses it.
+        literal: whether a signal's deviation is |γ| as the paper prints it, with ε dropped.
     """
 
     tensors: Mapping[str, Tensor]
     eps: Mapping[str, float]
+    literal: bool = False
 
     @classmethod
-    def of(cls, model: nn.Module, anatomy: Anatomy) -> Numbers:
+    def of(cls, model: nn.Module, anatomy: Anatomy, *, literal: bool = False) -> Numbers:
         """The numbers of a model."""
         every = [*model.named_parameters(), *model.named_buffers()]
-        return cls({name: tensor.detach().cpu() for name, tensor in every}, anatomy.eps)
+        return cls({name: tensor.detach().cpu() for name, tensor in every}, anatomy.eps, literal)
 
     def __getitem__(self, name: str) -> Tensor:
         return self.tensors[name]
@@ -37,4 +39,7 @@ class Numbers:
 
     def bn(self, name: str | None) -> Bn | None:
         """The numbers of the BN of that name; None if there is none, or it keeps no statistics."""
-        return read_bn(self.tensors, name, self.eps[name]) if name is not None and name in self.eps else None
+        if name is None or name not in self.eps:
+            return None
+        found = read_bn(self.tensors, name, self.eps[name])
+        return found if found is None or not self.literal else replace(found, literal=True)

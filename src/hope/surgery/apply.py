@@ -118,16 +118,16 @@ def operate(
 
     Args:
         intakes: moments of what weights read, for absorptions.
-        rewrite: what absorptions rewrite; all of it by default.
+        rewrite: how steps rewrite weights.
         arithmetic: False to change shapes only (merges write nothing), for weights that are loaded
             afterwards.
     """
-    done = outcome(anatomy, steps)
+    done, how = outcome(anatomy, steps), rewrite or Rewrite()
     if arithmetic:
         for step in steps:
             if isinstance(step, Merge):
-                merge.write_parent(model, anatomy.unit(step.name), step)
-        absorb.hand_over(model, _absorbed(anatomy, steps, done), intakes or {}, rewrite or Rewrite())
+                merge.write_parent(model, anatomy.unit(step.name), step, clamp=how.clamp)
+        absorb.hand_over(model, _absorbed(anatomy, steps, done), intakes or {}, how)
     gone = [anatomy.block(name) for name in done.evicted]
     for block in gone:
         evict.take_out(model, block, done.evicted[block.name])
@@ -175,7 +175,7 @@ def cut(
         anatomy: what `hope.inspect` returned for it.
         steps: what to do, in order: `hope.Prune`, `hope.Merge`, `hope.Evict`.
         intakes: moments of what weights read; only absorptions need them, and `hope.encode` makes them.
-        rewrite: what absorptions rewrite; all of it by default.
+        rewrite: how steps rewrite weights.
 
     Example:
         >>> import torch, hope

@@ -45,8 +45,12 @@ def check(action: Merge, layer: Unit, model: nn.Module) -> None:
 
 
 @torch.no_grad()
-def write_parent(model: nn.Module, layer: Unit, action: Merge) -> None:
-    """Write the parent into the place of `keep`, in place. `drop` is left for the slicing to remove."""
+def write_parent(model: nn.Module, layer: Unit, action: Merge, *, clamp: bool = False) -> None:
+    """Write the parent into the place of `keep`, in place. `drop` is left for the slicing to remove.
+
+    Args:
+        clamp: give it the BN numbers that the paper prints (see `Rewrite.clamp`).
+    """
     check(action, layer, model)
     i, j = action.keep, action.drop
     own = next(part for part in layer.places if part.role == "out")
@@ -74,6 +78,7 @@ def write_parent(model: nn.Module, layer: Unit, action: Merge) -> None:
             weight,
             own.dim,
             at[0],
+            clamp,
         )
         if isinstance(bias, Tensor):
             bias[at[0]] = 0
@@ -105,8 +110,13 @@ def _through_bn(
     weight: Tensor,
     dim: int,
     at: int,
+    clamp: bool,
 ) -> None:
-    """The parent's filter and BN numbers: w_raw = w_eff, σ² = s², γ = √(s² + ε), μ = β − b."""
+    """The parent's filter and BN numbers, so that its signal has the mean β and the deviation s asked for.
+
+    w_raw = w_eff, σ² = s², γ = √(s² + ε), μ = β − b. As the paper prints them (`clamp`): γ = s,
+    σ² = max(0, s² − ε), and below the clamp no filter at all: the signal is then the constant β.
+    """
     assert isinstance(bn, nn.modules.batchnorm._BatchNorm)
     assert bn.running_mean is not None
     assert bn.running_var is not None
@@ -118,13 +128,15 @@ def _through_bn(
         for b, g, p, s in zip(means, gain, places, shifts, strict=True)
     ]
     beta, b = _mix(action.rows, means), _mix(action.rows, offsets)
-    spread = float(action.spread or 0.0)
-    _write(weight, dim, at, _mix(action.rows, effective))
+    square = float(action.spread or 0.0) ** 2
+    still = clamp and square < bn.eps
+    filters = _mix(action.rows, effective)
+    _write(weight, dim, at, torch.zeros_like(filters) if still else filters)
     p = places[0]
-    bn.running_var[p] = spread**2
-    bn.weight[p] = (spread**2 + bn.eps) ** 0.5
+    bn.running_var[p] = max(0.0, square - bn.eps) if clamp else square
+    bn.weight[p] = square**0.5 if clamp else (square + bn.eps) ** 0.5
     bn.bias[p] = beta.to(bn.bias.dtype)
-    bn.running_mean[p] = (beta - b).to(bn.running_mean.dtype)
+    bn.running_mean[p] = 0.0 if still else (beta - b).to(bn.running_mean.dtype)
 
 
 def _mix(recipe: tuple[float, float], both: list[Tensor]) -> Tensor:
