@@ -51,7 +51,7 @@ def test_unknown_names_are_refused_in_one_line(name: Any) -> None:
         (hope.Paper, {"merge": "both"}, "hope has no merge='both': choose from pair, sum, None"),
         (hope.Paper, {"kernel": "rbf"}, "hope has no kernel='rbf': choose from zero-bias, exact"),
         (hope.Paper, {"release": True}, "hope has no release=True: choose from static, live"),
-        (hope.Score, {"by": "l2"}, "l2 has no by='l2': choose from l1-in, l1-joint, bn-scale, random"),
+        (hope.Score, {"by": "l2"}, "there is no score 'l2': choose from l1-in, l1-joint, bn-scale, random"),
         (hope.Absorb, {"cost": "square"}, "absorb has no cost='square': choose from log, linear"),
         (hope.Absorb, {"surrogate": "x"}, "absorb has no surrogate='x': choose from propagated, pairwise"),
         (hope.Absorb, {"calibration": "nightmare"}, "calibration 'nightmare' is not known"),
