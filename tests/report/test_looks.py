@@ -6,6 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from torch import nn
 
@@ -16,8 +17,8 @@ from tests.report.conftest import EXAMPLE, arrives, slide
 
 
 def cheaper(run: Run, factor: float) -> Run:
-    costs = tuple(cost * factor for cost in run.trajectory.costs)
-    return replace(run, trajectory=replace(run.trajectory, costs=costs))
+    steps = tuple(msgspec.structs.replace(step, cost=step.cost * factor) for step in run.trajectory)
+    return replace(run, trajectory=replace(run.trajectory, steps=steps))
 
 
 @pytest.fixture(scope="module")
@@ -39,9 +40,11 @@ def pages(
     write_page([read_run(baseline.save(target / "l1-in"))], target / "baseline.html")
     write_page([run], target / "one.html")
     write_page([cheaper(run, 1e-6)], target / "cheap.html")
-    falling = replace(run.trajectory, costs=tuple(1 / (1 + t) for t in range(len(run.trajectory))))
+    falling = [
+        msgspec.structs.replace(step, cost=1 / (1 + t), release=1) for t, step in enumerate(run.trajectory)
+    ]
     write_page(
-        [replace(run, trajectory=replace(falling, releases=(1,) * len(falling)))], target / "reversed.html"
+        [replace(run, trajectory=replace(run.trajectory, steps=tuple(falling)))], target / "reversed.html"
     )
     write_page([read_run(absorbed)], target / "absorbed.html")
     write_page([read_run(stepped)], target / "stepped.html")
@@ -85,7 +88,8 @@ def test_next_steps_say_why_in_figures(visit: Any, folder: Path, absorbed: Path)
     slide(page, evict)
     words = page.locator("#next li").first.inner_text()
     assert "is added to a distortion of" in words
-    t = next(t for t in range(1, len(steps) - 1) if steps[t + 1].ratio > 1.2 * steps[t].ratio)
+    each = [step.cost / max(1, step.release) for step in steps]
+    t = next(t for t in range(1, len(steps) - 1) if each[t + 1] > 1.2 * each[t])
     slide(page, t)
     assert "times as much" in page.locator("#next li .figures").first.inner_text()
     assert "The action with the least J/ΔP goes first." in page.locator("#order").inner_text()
@@ -237,8 +241,9 @@ def test_words_and_marks_can_be_told_from_the_ground(visit: Any, scheme: str, me
 
 
 def test_the_column_of_shares_has_a_heading_and_short_runs_do_not_wait(visit: Any) -> None:
-    assert visit("one").locator(".heading").inner_text().endswith("capacity left")
-    assert visit("absorbed").locator(".heading").inner_text().endswith("signal left")
+    assert visit("one").locator(".heading").inner_text().endswith("capacity kept")
+    assert visit("absorbed").locator(".heading").inner_text().endswith("capacity kept")
+    assert visit("baseline").locator(".heading").inner_text().endswith("score kept")
     page = visit("hand")
     page.evaluate("""() => {
         const old = setInterval;

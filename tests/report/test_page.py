@@ -125,7 +125,7 @@ def test_takers_are_the_projection_on_the_survivors(absorbed: Path) -> None:
 
 def test_runs_saved_before_there_were_details_still_have_a_page(folder: Path, tmp_path: Path) -> None:
     plan = json.loads((folder / store.PLAN).read_text())
-    for name in ("measures", "left_alone", "source", "sha256"):
+    for name in ("details", "sha256"):
         plan.pop(name, None)
     steps = msgspec.convert(plan["trajectory"], list[AnyStep])
     plan["trajectory"] = msgspec.to_builtins([msgspec.structs.replace(step, left=0.0) for step in steps])
@@ -140,13 +140,37 @@ def test_runs_saved_before_there_were_details_still_have_a_page(folder: Path, tm
 def test_names_cannot_break_out(folder: Path) -> None:
     evil = "</script><script>alert(1)</script><!-- & \u2028 {{js}}"
     run = read_run(folder)
-    run = replace(run, anatomy=replace(run.anatomy, model=evil), method=evil)
+    run = replace(run, anatomy=replace(run.anatomy, model=evil), told={"name": evil})
     page = render(page_data([run]))
     data = embedded(page)
     assert data["runs"][0]["model"] == evil
     assert "alert(1)</script>" not in page
     assert page.count("<script") == 2
     assert "\u2028" not in page.split("<style>")[1]
+
+
+@pytest.mark.parametrize(
+    ("given", "want"),
+    [
+        ("torchvision:resnet18", "resnet18"),
+        ("timm:tf_efficientnet_b0.in1k", "tf_efficientnet_b0.in1k"),
+        ("hf:models/vit-base/", "vit-base"),
+        ("C:/nets/mine.py:resnet56", "resnet56"),
+        ("net.py:build", "DigitsNet"),
+        ("net.py:make_model", "DigitsNet"),
+        ("", "DigitsNet"),
+    ],
+)
+def test_the_model_has_the_name_that_its_user_gave(folder: Path, given: str, want: str) -> None:
+    run = read_run(folder)
+    run = replace(run, details=replace(run.details, source={"model": given}))
+    data = page_data([run])
+    assert data["runs"][0]["title"] == want
+    assert f"<title>{want} by hope</title>" in render(data)
+
+
+def test_a_run_that_does_not_know_its_model_takes_the_name_that_is_given(absorbed: Path) -> None:
+    assert run_data(read_run(absorbed), source={"model": "timm:resnet18"})["title"] == "resnet18"
 
 
 def test_the_command_is_exact_and_quoted(folder: Path) -> None:
@@ -238,4 +262,4 @@ def test_fidelities_that_were_looked_at_are_saved_and_shown(folder: Path, absorb
     assert looked[0] == (0, 1.0)
     assert [steps for steps, _ in looked] == sorted({steps for steps, _ in looked})
     assert page_data([read_run(folder)])["runs"][0]["fidelity"] == [list(point) for point in looked]
-    assert read_run(absorbed).details.fidelities == ()
+    assert not read_run(absorbed).details.fidelities

@@ -2,7 +2,7 @@
 
 // ---- charts -------------------------------------------------------------------------------------
 
-const WIDE = 640, EDGE = { left: 44, right: 12, top: 18, bottom: 24 };
+const NARROW = 480, EDGE = { left: 44, right: 12, top: 18, bottom: 24 };
 function ticks(low, high, most, least = 0) {
   const rough = Math.max((high - low) / most || 1, least), power = 10 ** Math.floor(Math.log10(rough));
   const size = [1, 2, 5, 10].map((m) => m * power).find((m) => m >= rough * (1 - 1e-9));
@@ -15,8 +15,8 @@ const shares = (marks) => { // percentages with as many digits as it takes to te
   return marks.map((at) => (100 * at).toFixed(digits) + "%");
 };
 class Chart { // lines over the run; the cursor follows the slider, the pointer moves it
-  constructor(svg, tall) {
-    this.svg = svg; this.tip = svg.parentNode.querySelector(".tip"); this.tall = tall;
+  constructor(svg) {
+    this.svg = svg; this.tip = svg.parentNode.querySelector(".tip");
     let held = null; // a finger moves the step when it taps or goes sideways; upwards and downwards it scrolls
     svg.addEventListener("pointerdown", (event) => {
       if (event.button) return;
@@ -63,7 +63,8 @@ class Chart { // lines over the run; the cursor follows the slider, the pointer 
   px(value) { return EDGE.left + ((value - this.x0) / (this.x1 - this.x0 || 1)) * (this.wide - EDGE.left - EDGE.right); }
   py(value) { return this.tall - EDGE.bottom - (value / (this.top || 1)) * (this.tall - EDGE.top - EDGE.bottom); }
   render({ series, points = [], axis, top, format, words }) {
-    this.wide = this.svg.parentNode.clientWidth < 480 ? 380 : WIDE;
+    this.wide = Math.max(240, this.svg.parentNode.clientWidth); // one unit is one pixel
+    this.tall = this.wide < NARROW && innerWidth < NARROW ? 165 : 220;
     this.xOf = (one, k) => (axis === "steps" ? k : one.share(axis, k)); this.words = words; this.top = top;
     if (axis === "steps") { this.x0 = 0; this.x1 = Math.max(1, ...RUNS.map((one) => one.steps)); }
     else { this.x0 = 1; this.x1 = Math.min(0.99, ...RUNS.map((one) => one.share(axis, one.steps))); }
@@ -74,7 +75,7 @@ class Chart { // lines over the run; the cursor follows the slider, the pointer 
       svg.append(draw("line", { class: "grid", x1: EDGE.left, x2: this.wide - EDGE.right, y1: this.py(at), y2: this.py(at) }));
       svg.append(draw("text", { class: "y", x: EDGE.left - 6, y: this.py(at) + 4, "text-anchor": "end" }, format(at)));
     }
-    const marks = ticks(Math.min(this.x0, this.x1), Math.max(this.x0, this.x1), this.wide < WIDE ? 4 : 6, axis === "steps" ? 1 : 0);
+    const marks = ticks(Math.min(this.x0, this.x1), Math.max(this.x0, this.x1), this.wide < NARROW ? 5 : 6, axis === "steps" ? 1 : 0);
     const names = axis === "steps" ? marks.map(count) : shares(marks);
     marks.forEach((at, n) => svg.append(draw("text", { class: "x", x: this.px(at), y: base + 17, "text-anchor": "middle" }, names[n])));
     const mark = this.px(this.xOf(run, run.saved));
@@ -87,14 +88,10 @@ class Chart { // lines over the run; the cursor follows the slider, the pointer 
       const path = places.map((k, n) => (n ? "L" : "M") + this.px(this.xOf(of, k)).toFixed(1) + " " + this.py(value(k)).toFixed(1)).join("");
       svg.append(draw("path", { class: "curve", d: path, fill: "none", stroke: `var(${tint})`, "stroke-dasharray": dash || "none", "stroke-width": thin ? 1.3 : 2.2, "stroke-linejoin": "round" }));
     }
-    for (const { of, tint, what } of points) {
+    for (const { of, tint, dash, thin, what } of points) {
       const path = of[what].map(([k, a], n) => (n ? "L" : "M") + this.px(this.xOf(of, k)).toFixed(1) + " " + this.py(Math.max(0, a)).toFixed(1)).join("");
-      svg.append(draw("path", { d: path, fill: "none", stroke: `var(${tint})`, "stroke-width": 1.3, "stroke-dasharray": what === "accuracy" ? "4 3" : "1 3" }));
-      for (const [k, a] of of[what]) {
-        const dot = draw("circle", { class: what, cx: this.px(this.xOf(of, k)), cy: this.py(Math.max(0, a)), r: what === "accuracy" ? 4 : 2.5, fill: "var(--card)", stroke: `var(${tint})`, "stroke-width": 2 });
-        dot.append(draw("title", {}, `${what} ${a.toFixed(3)} at step ${k}`));
-        svg.append(dot);
-      }
+      svg.append(draw("path", { class: "looks", d: path, fill: "none", stroke: `var(${tint})`, "stroke-width": thin ? 1.5 : 2.2, "stroke-dasharray": dash || "none", "stroke-linejoin": "round" }));
+      for (const [k, a] of of[what]) svg.append(draw("circle", { class: what, cx: this.px(this.xOf(of, k)), cy: this.py(Math.max(0, a)), r: thin ? 2.5 : 3.5, fill: "var(--card)", stroke: `var(${tint})`, "stroke-width": 1.8 }));
     }
     this.cursor = draw("line", { class: "cursor", y1: EDGE.top, y2: base });
     this.dots = series.filter((one) => one.of === run).map((one) => ({ ...one, dot: draw("circle", { r: 4.5, fill: `var(${one.tint})`, stroke: "var(--card)", "stroke-width": 1.5 }) }));
@@ -108,7 +105,7 @@ class Chart { // lines over the run; the cursor follows the slider, the pointer 
     for (const { dot, value } of this.dots) { dot.setAttribute("cx", x); dot.setAttribute("cy", this.py(value(step))); }
   }
 }
-const sizes = new Chart($("chart-size"), 250), costs = new Chart($("chart-cost"), 190);
+const sizes = new Chart($("chart-size")), costs = new Chart($("chart-cost"));
 const box = (tint) => make("i", { class: "box", style: { background: `var(${tint})` } });
 function line(tint, dash) {
   const svg = draw("svg", { class: "key", width: 26, height: 6, "aria-hidden": "true" });
@@ -125,19 +122,16 @@ function curves() {
   const plotted = several
     ? ordered.map((one) => ({ ...looks(one), value: (k) => one.share(unit, k) }))
     : Object.keys(UNITS).map((name, n) => ({ of: run, name, tint: `--c${n}`, dash: DASHES[n], value: (k) => run.share(name, k) })).filter((one) => one.name !== axis);
-  const measured = RUNS.filter((one) => one.accuracy.length), judged = RUNS.filter((one) => one.fidelity.length);
   const alike = ordered.filter((one) => one.scale === run.scale); // J of another method or model is on another scale
   const top = Math.max(0, ...alike.map((one) => one.total[one.steps])) * 1.04;
   EDGE.left = Math.max(44, 10 + sizes.widest(ticks(0, top, 4).map(figure))); // one margin, so that the two charts stand in line
   sizes.render({
     axis, top: 1, format: percent, series: plotted,
-    points: [...measured.map((one) => ({ of: one, what: "accuracy", tint: several ? looks(one).tint : "--c5" })),
-      ...judged.map((one) => ({ of: one, what: "fidelity", tint: several ? looks(one).tint : "--c3" }))],
-    words: (k) => Object.entries(UNITS).map(([name, word]) => `${percent(run.share(name, k))} of the ${word}`).join("\n") + said(k),
+    words: (k) => Object.entries(UNITS).map(([name, word]) => `${percent(run.share(name, k))} of the ${word}`).join("\n"),
   });
   legend($("legend-size"), several
-    ? [...RUNS.map(looks).map((one) => [`${one.of.name}, ${UNITS[unit]} left`, one.tint, one.dash]), ...(measured.length ? [["rings: measured accuracy", "--quiet", "4 3"]] : []), ...(judged.length ? [["small rings: predicted fidelity", "--quiet", "1 3"]] : [])]
-    : [...plotted.map((one) => [`${UNITS[one.name]} left`, one.tint, one.dash]), ...(measured.length ? [["accuracy, measured", "--c5", "4 3"]] : []), ...(judged.length ? [["fidelity, predicted without data", "--c3", "1 3"]] : [])], line);
+    ? RUNS.map(looks).map((one) => [`${one.of.name}, ${UNITS[unit]} left`, one.tint, one.dash])
+    : plotted.map((one) => [`${UNITS[one.name]} left`, one.tint, one.dash]), line);
   $("chart-cost").parentNode.hidden = !top;
   if (top) costs.render({
     axis, format: figure, top, series: alike.map((one) => ({ ...looks(one), value: (k) => one.total[k] })),
@@ -146,10 +140,6 @@ function curves() {
   legend($("legend-cost"), several && top ? RUNS.filter((one) => alike.includes(one)).map(looks).map((one) => [one.of.name, one.tint, one.dash]) : [], line);
   const nothing = top ? "" : run.byHand ? "Actions that are given by hand have no prices. " : run.steps ? "Nothing that was done costs anything. " : "Nothing was done. ";
   $("scale-note").textContent = nothing + (alike.length < RUNS.length ? "Only runs of the same method on the same model are drawn here: J of others is on another scale." : "");
-}
-function said(k) {
-  return ["accuracy", "fidelity"].map((what) => [what, run.at(what, k)]).filter(([, point]) => point && point[0] === k)
-    .map(([what, point]) => `\n${what} ${point[1].toFixed(3)}`).join("");
 }
 
 // ---- strip and map ------------------------------------------------------------------------------
@@ -174,8 +164,11 @@ function strip() { // one tick per action, evictions on top
   }
 }
 let picture = null;
+const namesOf = (each, tall = 13) => run.layers.map((one, row) => [one.name, row]).filter(([, row]) => row % Math.ceil(tall / each) === 0);
 function map() {
-  const canvas = $("map"), rows = run.layers.length, each = Math.max(3, Math.min(18, Math.floor(420 / Math.max(1, rows))));
+  const canvas = $("map"), rows = run.layers.length, each = Math.max(3, Math.min(20, Math.floor(480 / Math.max(1, rows))));
+  $("map-names").style.height = rows * each + "px";
+  $("map-names").replaceChildren(...namesOf(each).map(([name, row]) => make("span", { title: name, style: { top: row * each + "px", height: Math.max(13, each) + "px" } }, make("bdi", {}, name))));
   const [pen, wide] = sharp(canvas, Math.max(12, rows * each)), columns = Math.min(wide, Math.max(1, run.steps + 1));
   pen.fillStyle = colour("--faint"); pen.fillRect(0, 0, wide, rows * each);
   pen.fillStyle = colour("--accent");
@@ -188,6 +181,8 @@ function map() {
   }
   pen.globalAlpha = 1;
   picture = { each, rows };
+  const marks = ticks(0, run.steps, wide < NARROW ? 3 : 6, 1).filter((at) => at <= run.steps);
+  $("map-ticks").replaceChildren(...(run.steps ? marks : []).map((at) => make("span", { style: { left: (100 * (at + 0.5)) / (run.steps + 1) + "%" } }, at ? count(at) : "step 0")));
   mapCursor();
 }
 function mapCursor() {

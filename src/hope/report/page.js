@@ -9,7 +9,7 @@ function network() {
   let holder = box, current = null;
   const group = (number) => {
     const note = make("em", {}), name = make("div", { class: "name" }, run.blocks[number].name, note);
-    const node = make("div", { class: "group", title: run.blocks[number].name }, name);
+    const node = make("div", { class: "group" + (run.blocks[number].layers.length === 1 ? " single" : ""), title: run.blocks[number].name }, name);
     box.append(node); groups.push({ node, note, number });
     return node;
   };
@@ -18,19 +18,26 @@ function network() {
     const energy = make("span", { class: "energy" }), rest = make("span", { class: "rest" });
     const seen = make("span", { class: "count" }), share = make("span", { class: "share" });
     const bars = make("span", { class: "bars" }, make("span", { class: "full", style: { "--full": 100 * Math.sqrt(one.neurons / widest) + "%" } }, rest, energy));
-    const node = make("button", { type: "button", class: "row", "aria-pressed": "false", title: one.name }, make("span", { class: "name" }, one.name), bars, seen, share);
+    const node = make("button", { type: "button", class: "row", "aria-pressed": "false", title: one.name }, make("span", { class: "name" }, make("bdi", {}, one.name)), bars, seen, share);
     node.addEventListener("click", () => choose(number));
     holder.append(node); rows.push({ node, rest, energy, seen, share });
   });
   const shown = new Set(groups.map((one) => one.number));
   run.blocks.forEach((_, number) => { if (!shown.has(number)) group(number); });
-  const what = run.left.length ? (run.method === "absorb" ? "signal" : run.baseline ? "score" : "capacity") : "";
-  $("network-note").textContent = !run.layers.length ? "no layer of it can lose neurons" : "green: neurons left" + (what ? `, blue: ${what} left` : "");
-  if (run.layers.length) box.prepend(make("div", { class: "heading", "aria-hidden": "true" }, make("span", {}), make("span", {}), make("span", {}, "neurons"), make("span", {}, (what || "neurons") + " left")));
+  const known = run.layers.some((_, number) => run.keeps(number, 0) !== null), what = run.baseline ? "score" : "capacity";
+  $("network-note").textContent = !run.layers.length ? "no layer of it can lose neurons" : "green: neurons left" + (known ? `, blue: ${what} kept` : "");
+  $("kept-note").textContent = !known ? "" : `${what[0].toUpperCase() + what.slice(1)} kept: of ${run.baseline ? "the scores that the layer's neurons had" : "the capacity Σ‖f‖ that the layer had"} in the original, the share of the neurons that are still there. What others took over for those that left is not counted.`;
+  box.classList.toggle("long", run.layers.length > 14);
+  if (run.layers.length) box.before($("heading") ?? make("div", { id: "heading" }));
+  heading(known ? `${what} kept` : "neurons left");
+}
+function heading(words) {
+  const entries = () => make("div", { class: "heading", "aria-hidden": "true" }, make("span", {}, "layer"), make("span", {}), make("span", {}, "neurons"), make("span", {}, words));
+  $("heading")?.replaceChildren(...(run.layers.length > 14 ? [entries(), entries()] : [entries()]));
 }
 function networkNow() {
   rows.forEach(({ node, rest, energy, seen, share }, number) => {
-    const one = run.layers[number], left = run.width(number, step), capacity = run.capacity(number, step);
+    const one = run.layers[number], left = run.width(number, step), capacity = run.keeps(number, step);
     node.classList.toggle("gone", left === 0);
     node.setAttribute("aria-pressed", String(number === layer));
     rest.style.setProperty("--width", (100 * left) / one.neurons + "%");
@@ -66,6 +73,8 @@ function detail() {
   $("h-detail").textContent = one.name;
   $("detail-facts").textContent = `${plural(one.neurons, "neuron")}, ${count(one.fanIn)} weights in and ${count(one.fanOut)} out each, ${one.activation}` +
     (one.also.length ? `; with it goes ${one.also.join(", ")}` : "") + (one.block !== null ? `; in block ${run.blocks[one.block].name}` : "");
+  const kept = run.keeps(layer, step);
+  $("detail-left").textContent = kept === null ? "" : `Left: ${count(run.width(layer, step))} of ${count(one.neurons)} neurons, which had ${percent(kept)} of the ${run.baseline ? "scores" : "capacity"}. ${run.account(layer, step)}`;
   const known = one.capacities.length > 0;
   let entries; // [neuron, value], the largest first
   if (known) entries = one.capacities.map((c, i) => [i, c ?? 0]);
@@ -138,14 +147,14 @@ function tiles() {
   for (const [what, found] of [["accuracy", "measured"], ["fidelity", "predicted"]]) {
     if (!run[what].length) continue;
     const point = run.at(what, step), after = run[what].find(([k]) => k > step);
-    if (point && point[0] === step) entries.push([percent1(point[1]), what, `${found} here`, point[1]]);
-    else if (point && after) entries.push([`${(100 * point[1]).toFixed(0)} … ${percent(after[1])}`, what, `${found} at steps ${count(point[0])} and ${count(after[0])}`, Math.min(point[1], after[1])]);
-    else { const near = point ?? after; entries.push([percent1(near[1]), what, `${found} at step ${count(near[0])}, not here`, near[1]]); }
+    const say = SHOWN[what];
+    if (point && point[0] === step) entries.push([say(point[1]), what, `${found} here`, point[1]]);
+    else if (point && after) entries.push([`${say(point[1]).replace("%", "")} … ${say(after[1])}`, what, `${found} at steps ${count(point[0])} and ${count(after[0])}`, Math.min(point[1], after[1])]);
+    else { const near = point ?? after; entries.push([say(near[1]), what, `${found} at step ${count(near[0])}, not here`, near[1]]); }
   }
   $("tiles").replaceChildren(...entries.map(([value, name, more, share]) =>
-    make("div", { class: "tile" }, make("b", {}, value), make("span", {}, name), make("br"), make("span", {}, more), make("i", { style: { "--share": 100 * share + "%" } }))));
+    make("div", { class: "tile" }, make("b", {}, value), make("span", {}, name), make("br"), make("span", { class: "more" }, more), make("i", { style: { "--share": 100 * share + "%" } }))));
 }
-const percent1 = (share) => (100 * share).toFixed(1) + "%";
 function upcoming() {
   const items = [];
   for (let t = step; t < Math.min(run.steps, step + 4); t++) {
@@ -160,12 +169,10 @@ function upcoming() {
   $("next-note").textContent = run.stops.length && after ? `The next stop is step ${count(after)}: ${plural(after - step, "action")} until all widths are multiples again.` : "";
   $("next").replaceChildren(...items);
 }
-function mix() {
-  const so = Object.keys(KIND).map((kind) => [kind, below(run.mix[kind], step)]).filter(([, n]) => n);
-  $("mix-bar").replaceChildren(...so.map(([kind, n]) => make("i", { style: { width: (100 * n) / Math.max(1, step) + "%", background: `var(--${KIND[kind]})` } })));
-  const words = so.map(([kind, n]) => [`${count(n)} ${DONE[kind]}`, "--" + KIND[kind]]);
-  $("mix-bar").setAttribute("aria-label", words.map(([w]) => w).join(", ") || "nothing yet");
-  if (words.length) legend($("mix"), words); else $("mix").textContent = "Nothing yet: this is the original.";
+function mix() { // the ribbon's legend, with how many so far
+  const present = Object.keys(KIND).filter((kind) => run.mix[kind].length);
+  legend($("mix"), present.map((kind) => [`${count(below(run.mix[kind], step))} ${DONE[kind]}`, "--" + KIND[kind]]));
+  $("mix").prepend(make("span", { class: "quiet" }, present.length ? "Each tick is one step; so far" : "Nothing was done."));
 }
 function command() {
   const at = step === run.saved;
@@ -181,7 +188,7 @@ function update() {
   $("now").textContent = step ? "last: " + last : last;
   $("slider").setAttribute("aria-valuetext", `step ${step} of ${run.steps}, ${percent(run.share("parameters", step))} of the parameters, ${last}`);
   $("saved").disabled = step === run.saved;
-  tiles(); sizes.move(); costs.move(); upcoming(); mix(); command(); networkNow(); detail(); mapCursor();
+  tiles(); for (const chart of [sizes, costs, ...Object.values(QUALITY)]) chart.move(); upcoming(); mix(); command(); networkNow(); detail(); mapCursor();
   remember();
 }
 let frame = 0;
@@ -203,12 +210,12 @@ function show(number, k) {
   stop();
   run = RUNS[number]; step = run.places[run.place(k)];
   if (layer < 0 || layer >= run.layers.length) layer = run.moves.reduce((best, moves, n) => (moves.length > run.moves[best].length ? n : best), 0);
-  $("title").textContent = run.model;
-  $("subtitle").textContent = `${run.steps ? "made smaller " : ""}${run.by}${RUNS.length > 1 && run.name !== run.method ? ` (${run.name})` : ""}: ${plural(run.steps, "step")}, saved after ${count(run.saved)}`;
+  $("title").textContent = headline();
+  $("subtitle").textContent = subtitle();
   $("total").textContent = count(run.steps);
   $("slider").max = String(run.places.length - 1);
   $("order").textContent = run.order(); $("sum").textContent = `(${run.sum})`;
-  network(); strip(); map(); curves(); alone(); go(step, true);
+  network(); strip(); map(); works(); curves(); alone(); go(step, true);
 }
 function alone() {
   const table = (head, body) => {
@@ -229,6 +236,7 @@ function alone() {
     table([["what"], ["why"]], together(run.leftAlone, ([, why]) => why).map((list) => [names(list), list[0][1]])));
   if (!parts.length) parts.push(make("p", { class: "quiet" }, "Nothing: all of the network can be compressed."));
   $("alone").replaceChildren(...parts);
+  (run.layers.length > 14 ? $("detail") : $("overview")).after($("rest")); // where there is room
 }
 
 // ---- controls -----------------------------------------------------------------------------------
@@ -244,6 +252,7 @@ $("play").addEventListener("click", () => {
 $("slider").addEventListener("input", () => { stop(); go(run.places[Number($("slider").value)]); });
 $("saved").addEventListener("click", () => { stop(); go(run.saved); });
 $("axis").addEventListener("change", curves);
+$("works-axis").addEventListener("change", works);
 $("copy").addEventListener("click", async () => {
   try { await navigator.clipboard.writeText($("command").textContent); $("copy").textContent = "Copied"; }
   catch { getSelection().selectAllChildren($("command")); $("copy").textContent = "Selected"; }
@@ -254,7 +263,7 @@ addEventListener("keydown", (event) => { // arrows work wherever they mean nothi
   if (event.key === "ArrowRight") move(1); else if (event.key === "ArrowLeft") move(-1); else return;
   stop(); event.preventDefault();
 });
-const redraw = () => { strip(); map(); curves(); };
+const redraw = () => { strip(); map(); works(); curves(); };
 let resized = 0;
 addEventListener("resize", () => { clearTimeout(resized); resized = setTimeout(redraw, 80); });
 matchMedia("(prefers-color-scheme: dark)").addEventListener("change", redraw);

@@ -23,8 +23,9 @@ from hope.methods.scores import SCORES
 from hope.report.takers import takers
 from hope.storage.run import BY_HAND, Run
 
-SCRIPTS = ("run.js", "charts.js", "page.js")  # in one scope, in this order
+SCRIPTS = ("run.js", "charts.js", "works.js", "page.js")  # in one scope, in this order
 KINDS = {"prune": "p", "merge": "m", "absorb": "a", "evict": "e"}
+NAMELESS = {"build", "create", "get", "load", "main", "make", "model", "net", "network"}
 EXAMPLE_INPUT = "1x3x224x224"  # what `hope extract` takes when nothing is said
 CRITERIA = {
     "l1-in": "the sum of its incoming weights' sizes",
@@ -75,7 +76,7 @@ def render(data: Mapping[str, Any]) -> str:
     text = json.dumps(data, separators=(",", ":"), allow_nan=False)
     for sign in "<>&":
         text = text.replace(sign, f"\\u{ord(sign):04x}")
-    title = html.escape(" · ".join(dict.fromkeys(f"{run['model']} {run['by']}" for run in data["runs"])))
+    title = html.escape(" · ".join(dict.fromkeys(f"{run['title']} {run['by']}" for run in data["runs"])))
     page = (files / "template.html").read_text(encoding="utf-8")
     script = "\n".join(parts[name] for name in SCRIPTS)
     slots = {"title": title, "css": parts["page.css"], "js": script, "data": text}
@@ -101,10 +102,21 @@ def run_names(folders: Sequence[Path]) -> list[str]:
     return [f"{name} ({n + 1})" if names.count(name) > 1 else name for n, name in enumerate(names)]
 
 
+def model_name(run: Run, source: Mapping[str, str] | None = None) -> str:
+    """The model's name as its user gave it, else that of its class: `torchvision:resnet18` is resnet18.
+
+    A function's name is the model's, unless it says nothing, like `build` or `make_model`.
+    """
+    given = run.details.source.get("model") or (source or {}).get("model") or ""
+    name = given.rpartition(":")[2].rstrip("/").rpartition("/")[2]
+    bare = name.lower().removesuffix("_model")
+    return run.anatomy.model if not name or bare in NAMELESS else name
+
+
 def labels(runs: Sequence[Run]) -> list[str]:
     """Names that tell runs apart; with the model's name, and its size if need be, where models differ."""
     names = run_names([run.folder for run in runs])
-    kinds = [(run.anatomy.model, run.trajectory.size(0)) for run in runs]
+    kinds = [(model_name(run), run.trajectory.size(0)) for run in runs]
     if len(set(kinds)) < 2:
         return names
     known = [model for model, _ in dict.fromkeys(kinds)]
@@ -126,21 +138,39 @@ def run_data(
     run: Run, accuracy: Sequence[tuple[int, float]] = (), source: Mapping[str, str] | None = None
 ) -> dict[str, Any]:
     """One run, as plain data."""
-    anatomy, trajectory, details = run.anatomy, run.trajectory, run.details
-    layers = {layer.name: n for n, layer in enumerate(anatomy.layers)}
-    blocks = {block.name: n for n, block in enumerate(anatomy.blocks)}
-    layer_gone, block_gone = gone(anatomy, trajectory.steps)
-    left = [_short(step.left) for step in trajectory]  # all 0 where nobody noted it
-    sizes = [[int(column[0]), *(int(d) for d in column[1:] - column[:-1])] for column in trajectory.sizes.T]
     return {
-        "model": anatomy.model,
+        **_about(run, source or {}),
+        **_parts(run),
+        **_steps(run),
+        "accuracy": [list(point) for point in accuracy],
+        "fidelity": [list(point) for point in run.details.fidelities],
+    }
+
+
+def _about(run: Run, source: Mapping[str, str]) -> dict[str, Any]:
+    """What was made of what, how, and what was not touched."""
+    return {
+        "title": model_name(run, source),
+        "model": run.anatomy.model,
         "method": run.method,
         "by": run.method if run.method == BY_HAND else f"by {run.method}",
         "byHand": run.method == BY_HAND,
         "baseline": run.method in SCORES,
         "criterion": CRITERIA.get(run.method),
-        "stops": list(trajectory.stops),
+        "stops": list(run.trajectory.stops),
         "saved": run.steps,
+        "skipped": [[one.name, one.kind, one.outputs, str(one.reason)] for one in run.anatomy.skipped],
+        "leftAlone": [[name, str(reason)] for name, reason in run.details.left_alone.items()],
+        "command": _command(run, source),
+    }
+
+
+def _parts(run: Run) -> dict[str, Any]:
+    """The network's layers and blocks, and when they go."""
+    anatomy, measures = run.anatomy, run.details.measures
+    layers, blocks = _numbers(anatomy)
+    layer_gone, block_gone = gone(anatomy, run.trajectory.steps)
+    return {
         "layers": [
             {
                 "name": layer.name,
@@ -151,7 +181,7 @@ def run_data(
                 "activation": layer.activation,
                 "also": list(layer.along),
                 "gone": layer_gone[layer.name],
-                "capacities": [_short(c) for c in details.measures.get(layer.name, ())],
+                "capacities": [_short(c) for c in measures.get(layer.name, ())],
             }
             for layer in anatomy.layers
         ],
@@ -164,6 +194,16 @@ def run_data(
             }
             for block in anatomy.blocks
         ],
+    }
+
+
+def _steps(run: Run) -> dict[str, Any]:
+    """Every step, and the differences of sizes that it makes."""
+    trajectory = run.trajectory
+    layers, blocks = _numbers(run.anatomy)
+    left = [_short(step.left) for step in trajectory]  # all 0 where nobody noted it
+    sizes = [[int(column[0]), *(int(d) for d in column[1:] - column[:-1])] for column in trajectory.sizes.T]
+    return {
         "kinds": "".join(KINDS[step.kind] for step in trajectory),
         "targets": [
             blocks[step.name] if isinstance(step, Evict) else layers[step.name] for step in trajectory
@@ -176,12 +216,13 @@ def run_data(
         "neurons": sizes[0],
         "parameters": sizes[1],
         "macs": sizes[2],
-        "accuracy": [list(point) for point in accuracy],
-        "fidelity": [list(point) for point in details.fidelities],
-        "skipped": [[one.name, one.kind, one.outputs, str(one.reason)] for one in anatomy.skipped],
-        "leftAlone": [[name, str(reason)] for name, reason in details.left_alone.items()],
-        "command": _command(run, source or {}),
     }
+
+
+def _numbers(anatomy: Anatomy) -> tuple[dict[str, int], dict[str, int]]:
+    """Layers and blocks by number, as steps refer to them."""
+    layers = {layer.name: n for n, layer in enumerate(anatomy.layers)}
+    return layers, {block.name: n for n, block in enumerate(anatomy.blocks)}
 
 
 def gone(anatomy: Anatomy, steps: Sequence[Step]) -> tuple[dict[str, int | None], dict[str, int | None]]:

@@ -1,4 +1,4 @@
-// What the page knows: its data, words for numbers, and a run added up. One scope with charts.js and page.js.
+// What the page knows: its data, words for numbers, and a run added up. One scope with the other scripts.
 
 const DATA = JSON.parse(document.getElementById("data").textContent);
 const $ = (id) => document.getElementById(id);
@@ -26,6 +26,17 @@ function figure(x) {
 function small(share) {
   const value = 100 * share;
   return (value >= 10 ? value.toFixed(0) : value >= 0.01 || value === 0 ? String(+value.toPrecision(2)) : "less than 0.01") + "%";
+}
+const percent1 = (share) => (100 * share).toFixed(1) + "%";
+function fine(fidelity) { // no percentage, so that nobody takes it for an accuracy: .976
+  const words = Math.abs(fidelity).toFixed(3);
+  return (fidelity < 0 && Number(words) ? "−" : "") + (words[0] === "0" ? words.slice(1) : words);
+}
+const FAR = 0.15; // of the network between two looks: what is farther apart says nothing about what lies between
+const SHOWN = { accuracy: percent1, fidelity: fine };
+function brief(n) { // 853 k, 11.7 M
+  const power = n >= 999_500_000 ? 3 : n >= 999_500 ? 2 : n >= 1000 ? 1 : 0, value = n / 1000 ** power;
+  return power ? `${value < 10 ? value.toFixed(2) : value < 99.95 ? value.toFixed(1) : value.toFixed(0)} ${" kMG"[power]}` : count(n);
 }
 const plural = (n, word) => `${count(n)} ${word}${n === 1 ? "" : "s"}`;
 
@@ -74,15 +85,17 @@ class Run {
     this.energy = data.layers.map((one) => (data.method === "absorb" ? 1 : one.capacities.reduce((sum, c) => sum + (c ?? 0), 0)));
     this.moves = data.layers.map(() => []); // per layer, its steps
     this.lost = data.layers.map(() => [0]); // neurons lost after so many of them
+    this.kept = data.layers.map((one) => [one.capacities.reduce((sum, c) => sum + (c ?? 0), 0)]); // capacity of those that are left
     this.release = new Float64Array(this.steps);
     const last = {};
     for (let t = 0; t < this.steps; t++) {
       const evict = data.kinds[t] === "e", target = data.targets[t], key = (evict ? "b" : "l") + target;
       this.release[t] = last[key] = (last[key] ?? 0) + data.releases[t];
       if (evict) continue;
-      const lost = this.lost[target];
+      const lost = this.lost[target], kept = this.kept[target], going = this.going(t), own = data.layers[target].capacities;
       this.moves[target].push(t);
-      lost.push(lost[lost.length - 1] + this.going(t).length);
+      lost.push(lost[lost.length - 1] + going.length);
+      kept.push(going.reduce((left, i) => left - (own[i] ?? 0), kept[kept.length - 1]));
     }
     this.mix = {};
     for (const kind of Object.keys(KIND)) {
@@ -100,7 +113,12 @@ class Run {
   width(layer, k) {
     return this.isGone(layer, k) ? 0 : this.layers[layer].neurons - this.lost[layer][below(this.moves[layer], k)];
   }
-  capacity(layer, k) { // share of the layer's capacity that is left; null if not known
+  keeps(layer, k) { // of the layer's capacity in the original, the share of the neurons that are still there; null if not known
+    const kept = this.kept[layer];
+    if (!(kept[0] > 0)) return null;
+    return this.isGone(layer, k) ? 0 : Math.max(0, kept[below(this.moves[layer], k)] / kept[0]);
+  }
+  capacity(layer, k) { // what is left by the method's own account, with what others took over; null if not known
     if (!this.left.length) return null;
     if (this.isGone(layer, k)) return 0;
     const made = below(this.moves[layer], k);
@@ -158,6 +176,27 @@ class Run {
     if (this.method === "absorb") return "J is what an absorption loses of the signal, as a logarithm. ΔP is how many parameters it releases. " +
       `The absorption with the least J/ΔP goes first${this.mix.e.length ? "; blocks are evicted where the judge finds it better, whatever their J/ΔP" : ""}.${waits}`;
     return `J is what an action costs, relative to what its layer has left. ΔP is how many parameters it releases. The action with the least J/ΔP goes first.${waits}`;
+  }
+  account(layer, k) { // the method's own account in words, where it differs
+    const left = this.capacity(layer, k);
+    if (left === null || this.baseline || this.isGone(layer, k) || !below(this.moves[layer], k)) return "";
+    return this.method === "absorb"
+      ? `With what the survivors took over, ${percent(left)} of the signal is left in front of its readers.`
+      : `With the parents' capacity counted in, the method itself says ${percent(left)}.`;
+  }
+  ends(unit, share) { // the first place to end at which no more than a share of a size is left; null if the run does not come so far
+    return this.places.find((k) => this.share(unit, k) <= share + 1e-9) ?? null;
+  }
+  near(what, unit, share) { // accuracy or fidelity of the model that a budget gives: its value, whether it was looked at just there, its size
+    const k = this.ends(unit, share), size = k === null ? null : this.share(unit, k);
+    let before = null;
+    for (const [at, value] of k === null ? [] : this[what]) {
+      const here = this.share(unit, at);
+      if (at === k || Math.abs(here - size) < 0.005) return { value, exact: true, size };
+      if (here < size) return !before || before[0] - here > FAR ? null : { value: value + ((before[1] - value) * (size - here)) / (before[0] - here), exact: false, size };
+      before = [here, value];
+    }
+    return null;
   }
   at(what, k) { // the last point of "accuracy" or "fidelity" up to k
     let found = null;

@@ -1,0 +1,80 @@
+// What the page says first: the headline, accuracy and fidelity of all runs against their size, and a table at equal size.
+
+// ---- the headline -------------------------------------------------------------------------------
+
+const FIGURE = { accuracy: (value) => (100 * value).toFixed(1), fidelity: fine };
+const about = (found, say) => (found.exact ? "" : "≈") + say(found.value);
+function quality(some, share) { // "accuracy 94.0 → 82.0", or of several runs "accuracy 94.0 → absorb 82.0, hope 48.0"; without accuracies the fidelity
+  const at = (what) => some.map((one) => one.near(what, "parameters", share));
+  const what = ["accuracy", "fidelity"].find((one) => at(one).every(Boolean));
+  if (!what) return "";
+  const found = at(what);
+  const first = some[0][what].find(([k]) => k === 0), from = what === "accuracy" && first ? `${FIGURE.accuracy(first[1])} → ` : "";
+  return `${what === "accuracy" ? what : "predicted fidelity"} ${from}${found.map((one, n) => (some.length > 1 ? some[n].name + " " : "") + about(one, FIGURE[what])).join(", ")}`;
+}
+function headline() { // of the saved model; of several runs, at the size of the one that is shown
+  const before = run.parameters[0], after = run.parameters[run.saved], share = run.share("parameters", run.saved);
+  const alike = RUNS.length <= 4 && RUNS.every((one) => one.title === run.title && one.parameters[0] === before);
+  const said = (alike && quality(RUNS, share)) || quality([run], share);
+  return `${run.title}: ${run.saved ? `${brief(before)} → ` : ""}${brief(after)} parameters${said ? `, ${said}` : ""}`;
+}
+function subtitle() {
+  const name = RUNS.length > 1 && run.name !== run.method ? ` (${run.name})` : "";
+  const left = run.saved ? `; ${percent(run.share("macs", run.saved))} of the MACs and ${percent(run.share("neurons", run.saved))} of the neurons are left` : "";
+  return `${run.steps ? "made smaller " : ""}${run.by}${name}: ${plural(run.steps, "step")}, saved after ${count(run.saved)}${left}`;
+}
+
+// ---- accuracy and fidelity against size ---------------------------------------------------------
+
+const QUALITY = { accuracy: new Chart($("chart-accuracy")), fidelity: new Chart($("chart-fidelity")) };
+const SIZES = [0.8, 0.6, 0.5, 0.4], MOST = 6; // shares in the table, with those that were saved
+function works() {
+  const unit = $("works-axis").value, known = Object.keys(QUALITY).filter((what) => RUNS.some((one) => one[what].length));
+  $("works").hidden = !known.length;
+  if (!known.length) return;
+  $("h-works").textContent = RUNS.length > 1 ? `${plural(RUNS.length, "run")} compared` : "How well it still works";
+  const ordered = [...RUNS.filter((one) => one !== run), run];
+  EDGE.left = 44;
+  for (const [what, chart] of Object.entries(QUALITY)) {
+    $("panel-" + what).hidden = !known.includes(what);
+    if (!known.includes(what)) continue;
+    chart.render({
+      axis: unit, top: 1, format: what === "accuracy" ? percent : (at) => (at === 0 || at === 1 ? String(at) : fine(at).replace(/0+$/, "")), series: [],
+      points: ordered.filter((one) => one[what].length).map((one) => ({ ...looks(one), what })),
+      words: (k) => `${percent(run.share(unit, k))} of the ${UNITS[unit]}\n` + RUNS.map((one) => [one, one.near(what, unit, run.share(unit, k))]).filter(([, found]) => found)
+        .map(([one, found]) => `${RUNS.length > 1 ? one.name : what} ${about(found, SHOWN[what])}`).join("\n"),
+    });
+  }
+  legend($("legend-works"), RUNS.length > 1 ? RUNS.map(looks).map((one) => [one.of.name, one.tint, one.dash]) : [], line);
+  equal(unit, known);
+}
+function sizesOf(unit, known) { // shares at which at least one run was looked at, or lies between two looks
+  const found = [];
+  const saved = RUNS.map((one) => one.share(unit, one.saved)).filter((share) => share < 0.995);
+  for (const share of [...saved, ...SIZES]) {
+    const there = RUNS.some((one) => known.some((what) => one.near(what, unit, share)));
+    if (there && found.length < MOST && found.every((other) => Math.abs(other - share) >= 0.015)) found.push(share);
+  }
+  return found.sort((a, b) => b - a);
+}
+function equal(unit, known) {
+  const columns = sizesOf(unit, known);
+  let between = false, jumps = false;
+  $("panel-table").hidden = !columns.length;
+  const cell = (one, share) => {
+    const parts = known.map((what) => {
+      const found = one.near(what, unit, share);
+      between ||= found !== null && !found.exact;
+      return make("span", { class: what }, found ? about(found, FIGURE[what]) : "–");
+    });
+    const k = one.ends(unit, share), size = k === null ? share : one.share(unit, k), less = share - size >= 0.015; // an eviction jumps over the size
+    jumps ||= less;
+    return make("td", { class: "number" }, ...parts, ...(less ? [make("span", { class: "less" }, `at ${percent(size)}`)] : []));
+  };
+  const head = make("tr", {}, make("th", {}, "at most"), ...columns.map((share) => make("th", { class: "number" }, percent(share))));
+  const body = RUNS.map((one) => make("tr", one === run ? { class: "chosen" } : {}, make("th", { scope: "row" }, RUNS.length > 1 ? line(looks(one).tint, looks(one).dash) : "", RUNS.length > 1 ? one.name : known.join(", ")), ...columns.map((share) => cell(one, share))));
+  $("equal").replaceChildren(make("table", { class: "plain" }, make("thead", {}, head), make("tbody", {}, ...body)));
+  $("equal-note").textContent = [
+    `Of the ${UNITS[unit]}.`, known.length > 1 ? "Above accuracy in %, below fidelity." : known[0] === "accuracy" ? "Accuracy in %." : "Fidelity.",
+    between ? "≈ between two looks." : "", jumps ? "An action that jumps over a size gives the next smaller one." : ""].filter(Boolean).join(" ");
+}
