@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import fields, replace
 from functools import partial
+from typing import Any
 
 from hope.errors import UnknownMethod
 from hope.methods.absorb import Absorb
@@ -34,4 +36,18 @@ def named(method: Method | str) -> Method:
     )
 
 
-__all__ = ["METHODS", "Absorb", "Method", "Paper", "Score", "named"]
+def recalled(told: Mapping[str, Any]) -> Method | None:
+    """A method from what `Method.told` said of it, without its inputs; None for what is no method's.
+
+    >>> recalled({"name": "hope", "merge": "sum", "reading": "literal"})
+    Paper(merge='sum', kernel='zero-bias', release='static', reading='literal')
+    """
+    made = METHODS.get(str(told.get("name")))
+    if made is None:
+        return None
+    method = made()
+    own = {one.name for one in fields(method)} - {"calibration"}
+    return replace(method, **{name: value for name, value in told.items() if name in own})
+
+
+__all__ = ["METHODS", "Absorb", "Method", "Paper", "Score", "named", "recalled"]

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, cast
 
@@ -20,6 +20,7 @@ from hope.anatomy.anatomy import Anatomy
 from hope.anatomy.sizes import sizes
 from hope.anatomy.steps import AnyStep, Step
 from hope.errors import CheckpointMismatch, InvalidAction, first_line
+from hope.methods import recalled
 from hope.methods.base import Rewrite
 from hope.run.budget import one_budget
 from hope.run.trajectory import Trajectory
@@ -150,8 +151,9 @@ class Run:
 
     @property
     def rewrite(self) -> Rewrite:
-        """What its absorptions rewrite."""
-        return Rewrite(**{one.name: bool(self.told.get(one.name, True)) for one in fields(Rewrite)})
+        """How its steps rewrite weights."""
+        method = recalled(self.told)
+        return method.rewrite if method is not None else Rewrite()
 
     def intakes(self) -> dict[str, Intake]:
         """The moments that absorptions were made with."""
