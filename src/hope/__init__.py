@@ -24,11 +24,14 @@ from hope.signals.dream import dream
 from hope.storage.run import load
 from hope.storage.run import save_run as save
 from hope.surgery.apply import cut
+from hope.surgery.export import export_onnx, export_program
+from hope.surgery.programs import CannotExport
 from hope.surgery.recalibrate import recalibrate_bn
 
 __all__ = [
     "Absorb",
     "Anatomy",
+    "CannotExport",
     "CannotWrite",
     "Cause",
     "CheckpointMismatch",
@@ -51,6 +54,8 @@ __all__ = [
     "deft",
     "dream",
     "encode",
+    "export_onnx",
+    "export_program",
     "fidelity",
     "inspect",
     "load",

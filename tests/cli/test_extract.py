@@ -79,3 +79,16 @@ def test_a_run_made_by_hand_is_told_what_it_lacks(place: Path, capsys: pytest.Ca
     assert load_file("hand/small.safetensors")["0.weight"].shape[0] == 6
     assert main(["extract", "hand", "net.py:build", "--onnx", "small.onnx"]) == 2
     assert "hand does not know its --input: give a shape like" in told(capsys)
+
+
+def test_what_is_served_comes_from_the_run_alone(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    capsys.readouterr()
+    assert main(["extract", "run", "--pt2", "small.pt2", "--density", "0.75"]) == 0
+    out = capsys.readouterr().out
+    assert "small.pt2: it takes batches of any size; its answers were checked" in out
+    assert not Path("run/small.safetensors").exists()
+    assert torch.export.load("small.pt2").module()(torch.zeros(5, 3, 8, 8)).shape == (5, 2)
+    pytest.importorskip("onnxscript", reason="the onnx extra is not installed")
+    pytest.importorskip("onnxruntime", reason="the onnx extra is not installed")
+    assert main(["extract", "run", "--onnx", "small.onnx", "--no-check"]) == 0
+    assert "its answers were not checked" in capsys.readouterr().out

@@ -1,8 +1,9 @@
-"""`hope extract`: the network at any moment of a saved run, as safetensors or ONNX."""
+"""`hope extract`: the network at any moment of a saved run, as safetensors, ONNX or `.pt2`."""
 
 from __future__ import annotations
 
 import argparse
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +15,10 @@ from hope.cli import models
 from hope.cli.encode import add_budgets, budget_of
 from hope.errors import CannotWrite, CheckpointMismatch, HopeError, InvalidExample
 from hope.storage.run import Run, load, read_run
-from hope.surgery.export import to_onnx
+from hope.surgery.export import export_onnx, export_program
 
 SMALL = "small.safetensors"  # in the run's folder, when nothing else is asked for
-MORE = ("onnx",)  # kinds of files that need an input
+WRITERS = {"onnx": export_onnx, "pt2": export_program}  # files that need an input
 
 
 def register(commands: Any) -> None:
@@ -35,20 +36,26 @@ def register(commands: Any) -> None:
     parser.add_argument(
         "--weights", metavar="FILE", help="the original checkpoint, for another budget (default: the run's)"
     )
-    parser.add_argument("--input", metavar="SHAPE", help="shape of an input, for ONNX (default: the run's)")
+    parser.add_argument(
+        "--input", metavar="SHAPE", help="shape of an input, for ONNX and .pt2 (default: the run's)"
+    )
     add_budgets(parser, required=False)
     parser.add_argument(
         "--out",
         metavar="FILE",
         help=f"where to write the weights (.safetensors); when nothing is asked for: RUN/{SMALL}",
     )
-    parser.add_argument("--onnx", metavar="FILE", help="write the network as ONNX")
+    parser.add_argument("--onnx", metavar="FILE", help="write the network as ONNX, for batches of any size")
+    parser.add_argument("--pt2", metavar="FILE", help="write the network for torch.export.load, likewise")
+    parser.add_argument(
+        "--no-check", action="store_true", help="do not run the ONNX or .pt2 file to compare its answers"
+    )
     parser.set_defaults(run=run)
 
 
 def run(options: argparse.Namespace) -> None:
     """Load, write, and say what was written."""
-    more = [getattr(options, kind) for kind in MORE]
+    more = [getattr(options, kind) for kind in WRITERS]
     for given in (options.out, *more):
         if given and not Path(given).parent.is_dir():
             raise CannotWrite(f"{given} cannot be written: there is no folder {Path(given).parent}: make it")
@@ -68,9 +75,12 @@ def run(options: argparse.Namespace) -> None:
         target = Path(options.out or saved.folder / SMALL)
         write_file(target, save({name: tensor.contiguous() for name, tensor in small.state_dict().items()}))
         print(f"{target}: the weights")
-    if example is not None and options.onnx:
-        to_onnx(small, example, options.onnx)
-        print(f"{options.onnx}: the network as ONNX")
+    for kind, write in WRITERS.items():
+        given = getattr(options, kind)
+        if example is not None and given:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # its note is printed
+                print(write(small, example, given, check=not options.no_check))
 
 
 def _model(options: argparse.Namespace, saved: Run, *, replayed: bool) -> nn.Module:
