@@ -126,6 +126,7 @@ class Run:
         arrays: the saved weights.
         moments: the saved moments, if there are any.
         details: what a report can tell beyond that.
+        held: the moments themselves, of a run that is not read from a folder.
     """
 
     folder: Path
@@ -137,6 +138,7 @@ class Run:
     arrays: Arrays
     moments: Moments | None = None
     details: Details = field(default_factory=Details)
+    held: Mapping[str, Intake] | None = None
 
     @property
     def weights(self) -> Path:
@@ -155,6 +157,8 @@ class Run:
 
     def intakes(self) -> dict[str, Intake]:
         """The moments that absorptions were made with."""
+        if self.held is not None:
+            return dict(self.held)
         if self.moments is None:
             return {}
         tensors = {name: tensor.double() for name, tensor in read_arrays(self.folder, self.moments).items()}
