@@ -4,7 +4,7 @@ from hope import deft
 from hope._version import __version__
 from hope.anatomy.anatomy import Anatomy
 from hope.anatomy.steps import Evict, Merge, Prune
-from hope.api import capacities, encode, inspect
+from hope.api import capacities, encode, inspect, save_finetuned
 from hope.encoding import Encoding
 from hope.errors import (
     CannotWrite,
@@ -61,4 +61,5 @@ __all__ = [
     "load",
     "recalibrate_bn",
     "save",
+    "save_finetuned",
 ]

@@ -202,12 +202,12 @@ class Encoding:
         if self.example is not None:
             self.fidelities()
         points = checked_points(accuracy or {}, len(self.trajectory), "accuracy")
-        return write_page([self._run(Path(folder), source)], Path(path), accuracies=[points])
+        return write_page([self.as_run(folder, source)], Path(path), accuracies=[points])
 
-    def _run(self, folder: Path, source: Mapping[str, str] | None) -> Run:
-        """The run as if it had been saved and read again."""
+    def as_run(self, folder: str | PathLike[str] = "run", source: Mapping[str, str] | None = None) -> Run:
+        """The run as if it had been saved in a folder and read again."""
         return Run(
-            folder,
+            Path(folder),
             fingerprint(self.original),
             self.anatomy,
             self.trajectory,

@@ -31,7 +31,7 @@ def test_it_shows_what_the_saved_run_shows(encoding: hope.Encoding, tmp_path: Pa
     assert "</html>" in page.read_text()
     folder = encoding.save(tmp_path / "run", source={"model": "net.py:make"})
     saved = run_data(read_run(folder), [])
-    unsaved = run_data(encoding._run(folder, {"model": "net.py:make"}), [])
+    unsaved = run_data(encoding.as_run(folder, {"model": "net.py:make"}), [])
     assert saved["fidelity"]
     assert saved["takers"]
     assert unsaved == saved
