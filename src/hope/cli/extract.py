@@ -5,20 +5,19 @@ from __future__ import annotations
 import argparse
 import warnings
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from safetensors.torch import save
-from torch import Tensor, nn
-
-from hope._util.files import write_file
 from hope.cli import models
 from hope.cli.encode import add_budgets, budget_of
-from hope.errors import CannotWrite, CheckpointMismatch, HopeError, InvalidExample
-from hope.storage.run import Run, load, read_run
-from hope.surgery.export import export_onnx, export_program
+from hope.errors import CannotWrite, HopeError, InvalidExample
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+    from hope.storage.run import Run
 
 SMALL = "small.safetensors"  # in the run's folder, when nothing else is asked for
-WRITERS = {"onnx": export_onnx, "pt2": export_program}  # files that need an input
+KINDS = ("onnx", "pt2")  # of files that need an input
 
 
 def register(commands: Any) -> None:
@@ -55,13 +54,16 @@ def register(commands: Any) -> None:
 
 def run(options: argparse.Namespace) -> None:
     """Load, write, and say what was written."""
-    more = [getattr(options, kind) for kind in WRITERS]
+    more = [getattr(options, kind) for kind in KINDS]
     for given in (options.out, *more):
         if given and not Path(given).parent.is_dir():
             raise CannotWrite(f"{given} cannot be written: there is no folder {Path(given).parent}: make it")
+    from hope.storage.run import load, read_run
+
     saved, budget = read_run(options.folder), budget_of(options)
-    model = _model(options, saved, replayed=bool(budget))
-    example = _example(options, saved) if any(more) else None
+    if any(more) and not (options.input or saved.details.source.get("input")):
+        raise InvalidExample(f"{saved.folder} does not know its --input: give a shape like {models.INPUT}")
+    model, example = _built(options, saved, replayed=bool(budget))
     small = load(options.folder, model, **budget).eval()
     if options.steps is not None:
         taken = saved.trajectory.steps_to("steps", options.steps)
@@ -72,50 +74,53 @@ def run(options: argparse.Namespace) -> None:
     before, after = (sum(p.numel() for p in net.parameters()) for net in (model, small))
     print(f"{after:,} of {before:,} parameters ({after / before:.1%})")
     if options.out or not any(more):
-        target = Path(options.out or saved.folder / SMALL)
-        write_file(target, save({name: tensor.contiguous() for name, tensor in small.state_dict().items()}))
-        print(f"{target}: the weights")
-    for kind, write in WRITERS.items():
-        given = getattr(options, kind)
-        if example is not None and given:
+        _write_weights(small, Path(options.out or saved.folder / SMALL))
+    _write_more(small, example, options)
+
+
+def _built(options: argparse.Namespace, saved: Run, *, replayed: bool) -> tuple[nn.Module, Tensor]:
+    """The uncut model that is named, or the run's own, and an input. The run's weights are loaded only where
+    the run is replayed on them.
+    """
+    known = saved.details.source
+    own = {name: known[name] for name in ("weights", "pretrained") if replayed and name in known}
+    wanted = argparse.Namespace(
+        model=options.model or known.get("model"),
+        weights=options.weights or own.get("weights"),
+        pretrained="pretrained" in own and not options.weights,
+        input=options.input or known.get("input", models.INPUT),
+    )
+    if not wanted.model:
+        raise models.UnknownModel(f"{saved.folder} does not know its MODEL: give {models.HELP}")
+    try:
+        return models.build(wanted)
+    except InvalidExample:
+        raise
+    except HopeError as error:
+        named = isinstance(error, models.UnknownModel)
+        if options.model if named else options.weights:
+            raise
+        way = "MODEL" if named else "--weights FILE"
+        raise type(error)(
+            f"{error}; this is what {saved.folder} was made from: give {way} if it has moved"
+        ) from error
+
+
+def _write_weights(small: nn.Module, target: Path) -> None:
+    from safetensors.torch import save
+
+    from hope._util.files import write_file
+
+    write_file(target, save({name: tensor.contiguous() for name, tensor in small.state_dict().items()}))
+    print(f"{target}: the weights")
+
+
+def _write_more(small: nn.Module, example: Tensor, options: argparse.Namespace) -> None:
+    """The files that other programs run."""
+    from hope.surgery.export import export_onnx, export_program
+
+    for given, write in ((options.onnx, export_onnx), (options.pt2, export_program)):
+        if given:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")  # its note is printed
                 print(write(small, example, given, check=not options.no_check))
-
-
-def _model(options: argparse.Namespace, saved: Run, *, replayed: bool) -> nn.Module:
-    """The uncut model: the one that is named, or the run's own. The run's weights are loaded only where the
-    run is replayed on them.
-    """
-    known = saved.details.source
-    spec = options.model or known.get("model")
-    if not spec:
-        raise models.UnknownModel(f"{saved.folder} does not know its MODEL: give {models.HELP}")
-    try:
-        model = models.make(spec)
-    except HopeError as error:
-        if options.model:
-            raise
-        raise _gone(error, saved, "MODEL") from error
-    weights = options.weights or (known.get("weights") if replayed else None)
-    if weights:
-        try:
-            models.load_weights(model, Path(weights))
-        except CheckpointMismatch as error:
-            if options.weights:
-                raise
-            raise _gone(error, saved, "--weights FILE") from error
-    return model.eval()
-
-
-def _gone(error: HopeError, saved: Run, what: str) -> HopeError:
-    """What the run knows is not there, or not as it was: say who said so and what to give."""
-    return type(error)(f"{error}; this is what {saved.folder} was made from: give {what} if it has moved")
-
-
-def _example(options: argparse.Namespace, saved: Run) -> Tensor:
-    """An input of the shape that was given or that the run knows."""
-    shape = options.input or saved.details.source.get("input")
-    if not shape:
-        raise InvalidExample(f"{saved.folder} does not know its --input: give a shape like {models.INPUT}")
-    return models.example(shape)
