@@ -4,7 +4,7 @@ from hope import deft
 from hope._version import __version__
 from hope.anatomy.anatomy import Anatomy
 from hope.anatomy.steps import Evict, Merge, Prune
-from hope.api import capacities, encode, inspect
+from hope.api import capacities, encode, inspect, save_finetuned
 from hope.encoding import Encoding
 from hope.errors import (
     CannotWrite,
@@ -24,11 +24,14 @@ from hope.signals.dream import dream
 from hope.storage.run import load
 from hope.storage.run import save_run as save
 from hope.surgery.apply import cut
+from hope.surgery.export import export_onnx, export_program
+from hope.surgery.programs import CannotExport
 from hope.surgery.recalibrate import recalibrate_bn
 
 __all__ = [
     "Absorb",
     "Anatomy",
+    "CannotExport",
     "CannotWrite",
     "Cause",
     "CheckpointMismatch",
@@ -51,9 +54,12 @@ __all__ = [
     "deft",
     "dream",
     "encode",
+    "export_onnx",
+    "export_program",
     "fidelity",
     "inspect",
     "load",
     "recalibrate_bn",
     "save",
+    "save_finetuned",
 ]

@@ -19,11 +19,15 @@ from hope.errors import InfeasibleBudget
 from hope.judge.fidelity import Judge, images_for
 from hope.methods.base import Method
 from hope.reasons import Reason
+from hope.report.accuracies import checked_points
+from hope.report.page import write_page
 from hope.run.budget import Budget, one_budget
 from hope.run.trajectory import Trajectory
 from hope.signals.intake import Intake
-from hope.storage.run import Details, save_trajectory
+from hope.storage.arrays import Arrays
+from hope.storage.run import Details, Run, fingerprint, save_trajectory
 from hope.surgery.apply import operate
+from hope.surgery.export import Exported, export_onnx, export_program
 
 GRID, REFINEMENTS = 20, 6  # looks at a run's fidelity
 GROWTH = 4.0  # times the original's largest entry: beyond it, weights are reported as grown
@@ -50,7 +54,7 @@ class Encoding:
         >>> net = torch.nn.Sequential(linear, bn, torch.nn.ReLU(), torch.nn.Linear(8, 2)).eval()
         >>> encoding = hope.encode(net, torch.zeros(2, 3), density=0.25)
         >>> encoding
-        <Encoding of Sequential by absorb: 6 of 6 steps, 8 -> 2 neurons, 66 -> 18 parameters>
+        <Encoding of Sequential by absorb: 6 of 7 steps, 8 -> 2 neurons, 66 -> 18 parameters>
         >>> encoding.steps, encoding.size.neurons, encoding.trajectory.size(1).neurons
         (6, 2, 7)
         >>> encoding.at(density=0.5)[0]
@@ -162,9 +166,6 @@ class Encoding:
             folder: where to.
             source: "model", "weights" and "input" on the command line, for `hope report` to repeat.
         """
-        details = Details(
-            self.measures, self.left_alone, source or {}, sorted(self._looked.items()), self.settings
-        )
         return save_trajectory(
             folder,
             self.original,
@@ -174,8 +175,66 @@ class Encoding:
             self.steps,
             self.method.told(),
             self.intakes,
-            details,
+            self._details(source),
         )
+
+    def _details(self, source: Mapping[str, str] | None = None) -> Details:
+        looked = sorted(self._looked.items())
+        return Details(self.measures, self.left_alone, source or {}, looked, self.settings)
+
+    def report(
+        self,
+        path: str | PathLike[str],
+        *,
+        accuracy: Mapping[int, float] | None = None,
+        folder: str | PathLike[str] = "run",
+        source: Mapping[str, str] | None = None,
+    ) -> Path:
+        """Write the page about this run: one HTML file that needs nothing else. The fidelity is looked at
+        along the way, as far as it was not yet.
+
+        Args:
+            path: the file.
+            accuracy: what you measured, {steps: accuracy between 0 and 1}.
+            folder: where the run is saved, for the command on the page that extracts a model.
+            source: "model", "weights" and "input" on the command line, for the same command.
+        """
+        if self.example is not None:
+            self.fidelities()
+        points = checked_points(accuracy or {}, len(self.trajectory), "accuracy")
+        return write_page([self.as_run(folder, source)], Path(path), accuracies=[points])
+
+    def as_run(self, folder: str | PathLike[str] = "run", source: Mapping[str, str] | None = None) -> Run:
+        """The run as if it had been saved in a folder and read again."""
+        return Run(
+            Path(folder),
+            fingerprint(self.original),
+            self.anatomy,
+            self.trajectory,
+            self.steps,
+            self.method.told(),
+            Arrays(file="", sha256=""),
+            details=self._details(source).rounded(),
+            held=self.intakes,
+        )
+
+    def export_onnx(self, path: str | PathLike[str], *, check: bool = True) -> Exported:
+        """Write the compressed model as ONNX, for batches of any size (see `hope.export_onnx`).
+
+        Args:
+            path: the file.
+            check: compare the answers of onnxruntime with the model's, if it is installed.
+        """
+        return export_onnx(self.model, self.example, path, check=check)
+
+    def export_program(self, path: str | PathLike[str], *, check: bool = True) -> Exported:
+        """Write the compressed model as `.pt2`, for `torch.export.load` (see `hope.export_program`).
+
+        Args:
+            path: the file.
+            check: read the file again and compare its answers with the model's.
+        """
+        return export_program(self.model, self.example, path, check=check)
 
     def __repr__(self) -> str:
         before, after = self.trajectory.size(0), self.size

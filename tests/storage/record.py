@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 from safetensors.torch import load_file, save_file
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional as F
 
 import hope
@@ -37,7 +37,7 @@ def outputs(folder: Path, x: Tensor) -> dict[str, Tensor]:
     net, name = digits(), folder.name
     if name.startswith("run"):
         found = {name: hope.load(folder, net).eval()(x)}
-        if "by-hand" not in name:
+        if "by-hand" not in name and "trained" not in name:
             found[f"{name} at 0.75"] = hope.load(folder, net, params=0.75).eval()(x)
         return found
     tuning = Tuning.from_pretrained(folder, net)
@@ -45,6 +45,19 @@ def outputs(folder: Path, x: Tensor) -> dict[str, Tensor]:
     with tuning.source() as model:
         found[f"{name} source"] = model.eval()(x)
     return found
+
+
+def finetuned(encoding: hope.Encoding) -> nn.Module:
+    """A small network that has learnt a little."""
+    small = encoding.at(steps=encoding.steps).train()
+    generator = torch.Generator().manual_seed(0)
+    optimizer = torch.optim.SGD(small.parameters(), lr=0.05)
+    for _ in range(3):
+        x, y = torch.randn(16, 1, 8, 8, generator=generator), torch.randint(10, (16,), generator=generator)
+        optimizer.zero_grad()
+        F.cross_entropy(small(x), y).backward()
+        optimizer.step()
+    return small
 
 
 def tuned() -> Tuning:
@@ -69,6 +82,7 @@ def main() -> None:
     paper = hope.encode(digits(), EXAMPLE, params=0.6, method="hope")
     paper.fidelities(5)
     paper.save(OLD / "run-v2-hope", source={"model": "net.py:make"})
+    hope.save_finetuned(OLD / "run-v2-trained", absorbed, finetuned(absorbed))
     tuned().save_pretrained(OLD / "adapter-v2-mask")
     x = load_file(OLD / "expected.safetensors")["x"]
     folders = sorted(path for path in OLD.glob("*-v2-*") if path.is_dir())

@@ -57,7 +57,7 @@ def test_adapters_of_version_1_in_both_its_forms(kind: str) -> None:
     assert not tuning.moved()
 
 
-@pytest.mark.parametrize("name", ["run-v2-absorb", "run-v2-hope", "adapter-v2-mask"])
+@pytest.mark.parametrize("name", ["run-v2-absorb", "run-v2-hope", "run-v2-trained", "adapter-v2-mask"])
 def test_folders_of_version_2(name: str) -> None:
     for told, found in outputs(OLD / name, EXPECTED_2["x"]).items():
         torch.testing.assert_close(found, EXPECTED_2[told], rtol=1e-6, atol=1e-6)

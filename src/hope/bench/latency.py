@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from hope.bench.budgets import Candidate
 from hope.bench.results import versions
 from hope.errors import HopeError, InvalidExample, MissingExtra, first_line
-from hope.surgery.export import to_onnx
+from hope.surgery.export import export_onnx
 
 FORMAT, VERSION = "hope-bench-latency", 1
 ENGINES = ("torch", "onnxruntime")
@@ -58,7 +58,7 @@ def onnx(model: nn.Module, inputs: Tensor, folder: Path) -> Runner:
             f"onnxruntime cannot be imported ({first_line(error)}): pip install 'hope-encoding[onnx]'"
         ) from error
     path = folder / "model.onnx"
-    to_onnx(model, inputs, path)
+    export_onnx(model, inputs, path, dynamic=False, check=False)  # what is measured is one shape
     settings = onnxruntime.SessionOptions()
     settings.intra_op_num_threads, settings.inter_op_num_threads = torch.get_num_threads(), 1
     settings.log_severity_level = 3

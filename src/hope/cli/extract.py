@@ -1,19 +1,23 @@
-"""`hope extract`: the network at any moment of a saved run, as safetensors or ONNX."""
+"""`hope extract`: the network at any moment of a saved run, as safetensors, ONNX or `.pt2`."""
 
 from __future__ import annotations
 
 import argparse
+import warnings
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from safetensors.torch import save
-
-from hope._util.files import write_file
 from hope.cli import models
 from hope.cli.encode import add_budgets, budget_of
-from hope.errors import CannotWrite
-from hope.storage.run import load, read_run
-from hope.surgery.export import to_onnx
+from hope.errors import CannotWrite, HopeError, InvalidExample
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+    from hope.storage.run import Run
+
+SMALL = "small.safetensors"  # in the run's folder, when nothing else is asked for
+KINDS = ("onnx", "pt2")  # of files that need an input
 
 
 def register(commands: Any) -> None:
@@ -22,36 +26,101 @@ def register(commands: Any) -> None:
         "extract",
         help="write the network at any moment of a saved run",
         description="Write the compressed network of a saved run. Without a budget: the saved one, and the "
-        "original weights are not needed. With one: any moment of the run, replayed on the original weights.",
-        epilog="example: hope extract run/ torchvision:resnet18 --out small.safetensors",
+        "original weights are not needed. With one: any moment of the run, replayed on the original weights. "
+        "What `hope encode` was given, the run knows; what is given here wins.",
+        epilog="example: hope extract run/ --onnx small.onnx",
     )
     parser.add_argument("folder", metavar="RUN", help="what `hope encode` saved")
-    models.add_arguments(parser)
+    parser.add_argument("model", metavar="MODEL", nargs="?", help=f"{models.HELP}; default: the run's")
+    parser.add_argument(
+        "--weights", metavar="FILE", help="the original checkpoint, for another budget (default: the run's)"
+    )
+    parser.add_argument(
+        "--input", metavar="SHAPE", help="shape of an input, for ONNX and .pt2 (default: the run's)"
+    )
     add_budgets(parser, required=False)
     parser.add_argument(
-        "--out", metavar="FILE", required=True, help="where to write the weights (.safetensors)"
+        "--out",
+        metavar="FILE",
+        help=f"where to write the weights (.safetensors); when nothing is asked for: RUN/{SMALL}",
     )
-    parser.add_argument("--onnx", metavar="FILE", help="also write the network as ONNX")
+    parser.add_argument("--onnx", metavar="FILE", help="write the network as ONNX, for batches of any size")
+    parser.add_argument("--pt2", metavar="FILE", help="write the network for torch.export.load, likewise")
+    parser.add_argument(
+        "--no-check", action="store_true", help="do not run the ONNX or .pt2 file to compare its answers"
+    )
     parser.set_defaults(run=run)
 
 
 def run(options: argparse.Namespace) -> None:
     """Load, write, and say what was written."""
-    for given in (options.out, options.onnx):
+    more = [getattr(options, kind) for kind in KINDS]
+    for given in (options.out, *more):
         if given and not Path(given).parent.is_dir():
             raise CannotWrite(f"{given} cannot be written: there is no folder {Path(given).parent}: make it")
-    model, example = models.build(options)
-    small = load(options.folder, model, **budget_of(options)).eval()
+    from hope.storage.run import load, read_run
+
+    saved, budget = read_run(options.folder), budget_of(options)
+    if any(more) and not (options.input or saved.details.source.get("input")):
+        raise InvalidExample(f"{saved.folder} does not know its --input: give a shape like {models.INPUT}")
+    model, example = _built(options, saved, replayed=bool(budget))
+    small = load(options.folder, model, **budget).eval()
     if options.steps is not None:
-        taken = read_run(options.folder).trajectory.steps_to("steps", options.steps)
+        taken = saved.trajectory.steps_to("steps", options.steps)
         if taken != options.steps:
             print(
                 f"{options.steps} steps is no stop of this run, whose widths are multiples: {taken} are taken"
             )
-    target = Path(options.out)
-    write_file(target, save({name: tensor.contiguous() for name, tensor in small.state_dict().items()}))
     before, after = (sum(p.numel() for p in net.parameters()) for net in (model, small))
-    print(f"{target}: {after:,} of {before:,} parameters ({after / before:.1%})")
-    if options.onnx:
-        to_onnx(small, example, options.onnx)
-        print(f"{options.onnx}: the same network as ONNX")
+    print(f"{after:,} of {before:,} parameters ({after / before:.1%})")
+    if options.out or not any(more):
+        _write_weights(small, Path(options.out or saved.folder / SMALL))
+    _write_more(small, example, options)
+
+
+def _built(options: argparse.Namespace, saved: Run, *, replayed: bool) -> tuple[nn.Module, Tensor]:
+    """The uncut model that is named, or the run's own, and an input. The run's weights are loaded only where
+    the run is replayed on them.
+    """
+    known = saved.details.source
+    own = {name: known[name] for name in ("weights", "pretrained") if replayed and name in known}
+    wanted = argparse.Namespace(
+        model=options.model or known.get("model"),
+        weights=options.weights or own.get("weights"),
+        pretrained="pretrained" in own and not options.weights,
+        input=options.input or known.get("input", models.INPUT),
+    )
+    if not wanted.model:
+        raise models.UnknownModel(f"{saved.folder} does not know its MODEL: give {models.HELP}")
+    try:
+        return models.build(wanted)
+    except InvalidExample:
+        raise
+    except HopeError as error:
+        named = isinstance(error, models.UnknownModel)
+        if options.model if named else options.weights:
+            raise
+        way = "MODEL" if named else "--weights FILE"
+        raise type(error)(
+            f"{error}; this is what {saved.folder} was made from: give {way} if it has moved"
+        ) from error
+
+
+def _write_weights(small: nn.Module, target: Path) -> None:
+    from safetensors.torch import save
+
+    from hope._util.files import write_file
+
+    write_file(target, save({name: tensor.contiguous() for name, tensor in small.state_dict().items()}))
+    print(f"{target}: the weights")
+
+
+def _write_more(small: nn.Module, example: Tensor, options: argparse.Namespace) -> None:
+    """The files that other programs run."""
+    from hope.surgery.export import export_onnx, export_program
+
+    for given, write in ((options.onnx, export_onnx), (options.pt2, export_program)):
+        if given:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # its note is printed
+                print(write(small, example, given, check=not options.no_check))

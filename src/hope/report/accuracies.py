@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from hope.errors import InvalidAccuracies, first_line
 
@@ -26,13 +28,23 @@ def read_accuracies(path: Path, total: int) -> list[tuple[int, float]]:
         raise InvalidAccuracies(f"{path} is not JSON: {first_line(error)}") from error
     if not isinstance(data, dict):
         raise InvalidAccuracies(f'{path} is not an object: write it like {{"0": 0.93, "120": 0.91}}')
+    return checked_points(data, total, str(path))
+
+
+def checked_points(data: Mapping[Any, Any], total: int, told: str) -> list[tuple[int, float]]:
+    """(steps, accuracy) in order, if every step is one of the run's and every accuracy is one.
+
+    >>> checked_points({10: 0.9, 0: 1}, 12, "accuracy")
+    [(0, 1.0), (10, 0.9)]
+    """
     points = []
-    for key, value in data.items():
+    for step, value in data.items():
+        key = str(step)
         if not STEP.fullmatch(key) or int(key) > total:
             shown = key if len(key) <= 20 else f"{key[:20]}…"
-            raise InvalidAccuracies(f"{path}: {shown!r} is not a step of this run: it has {total} of them")
+            raise InvalidAccuracies(f"{told}: {shown!r} is not a step of this run: it has {total} of them")
         number = isinstance(value, int | float) and not isinstance(value, bool)
         if not number or not 0 <= value <= 1:
-            raise InvalidAccuracies(f"{path}: the accuracy at step {key} is not a number between 0 and 1")
+            raise InvalidAccuracies(f"{told}: the accuracy at step {key} is not a number between 0 and 1")
         points.append((int(key), float(value)))
     return sorted(points)

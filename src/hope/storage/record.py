@@ -110,6 +110,7 @@ class RunRecord(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
         stops: after how many steps the run may be ended; empty if after any.
         moments: what absorptions need.
         details: for reports.
+        trained: whether the weights were trained on since; then there is no other budget than this one.
     """
 
     original: str
@@ -121,6 +122,7 @@ class RunRecord(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     stops: tuple[int, ...] = ()
     moments: Moments | None = None
     details: Details = msgspec.field(default_factory=Details)
+    trained: bool = False
 
     def __post_init__(self) -> None:
         if not isinstance(self.method.get("name"), str):

@@ -19,7 +19,7 @@ from hope._util.calls import duplicate
 from hope.anatomy.anatomy import Anatomy
 from hope.anatomy.sizes import sizes
 from hope.anatomy.steps import AnyStep, Step
-from hope.errors import CheckpointMismatch, InvalidAction, first_line
+from hope.errors import CheckpointMismatch, InfeasibleBudget, InvalidAction, first_line
 from hope.methods import recalled
 from hope.methods.base import Rewrite
 from hope.run.budget import one_budget
@@ -86,11 +86,36 @@ def save_trajectory(
         model, small: the original, and what it has become.
         method: as `Method.told` puts it.
     """
-    folder = Path(folder)
+    return write_run(
+        Path(folder),
+        fingerprint(model),
+        {name: one.clone() for name, one in state(small).items()},
+        anatomy,
+        trajectory,
+        steps,
+        method,
+        intakes,
+        details,
+    )
+
+
+def write_run(
+    folder: Path,
+    original: str,
+    weights: Mapping[str, Tensor],
+    anatomy: Anatomy,
+    trajectory: Trajectory,
+    steps: int,
+    method: Mapping[str, Any],
+    intakes: Mapping[str, Intake] | None = None,
+    details: Details | None = None,
+    trained: bool = False,
+) -> Path:
+    """Write a folder: the files of tensors first, then the record that names them."""
     folder.mkdir(parents=True, exist_ok=True)
     record = RunRecord(
-        original=fingerprint(model),
-        weights=write_arrays(folder, "weights", {name: one.clone() for name, one in state(small).items()}),
+        original=original,
+        weights=write_arrays(folder, "weights", weights),
         method=dict(method),
         steps=steps,
         trajectory=cast("tuple[AnyStep, ...]", trajectory.steps),
@@ -98,6 +123,7 @@ def save_trajectory(
         stops=trajectory.stops,
         moments=_write_moments(folder, intakes) if intakes else None,
         details=(details or Details()).rounded(),
+        trained=trained,
     )
     write_record(folder / PLAN, RUN, record)
     kept = [record.weights, *([record.moments] if record.moments else [])]
@@ -127,6 +153,8 @@ class Run:
         arrays: the saved weights.
         moments: the saved moments, if there are any.
         details: what a report can tell beyond that.
+        held: the moments themselves, of a run that is not read from a folder.
+        trained: whether the saved weights were trained on since.
     """
 
     folder: Path
@@ -138,6 +166,8 @@ class Run:
     arrays: Arrays
     moments: Moments | None = None
     details: Details = field(default_factory=Details)
+    held: Mapping[str, Intake] | None = None
+    trained: bool = False
 
     @property
     def weights(self) -> Path:
@@ -157,6 +187,8 @@ class Run:
 
     def intakes(self) -> dict[str, Intake]:
         """The moments that absorptions were made with."""
+        if self.held is not None:
+            return dict(self.held)
         if self.moments is None:
             return {}
         tensors = {name: tensor.double() for name, tensor in read_arrays(self.folder, self.moments).items()}
@@ -191,6 +223,7 @@ def read_run(folder: str | os.PathLike[str]) -> Run:
         record.weights,
         record.moments,
         record.details,
+        trained=record.trained,
     )
 
 
@@ -211,13 +244,14 @@ def load(
     loaded.
 
     Args:
-        folder: what `save` wrote.
+        folder: what `save` or `save_finetuned` wrote.
         model: a model of the same architecture as the original, uncut.
         density, params, macs, steps: another moment of the same run; at most one.
 
     Raises:
         DamagedFolder: the folder is incomplete, altered, not one of ours, or from a newer version.
         CheckpointMismatch: the model is of another architecture.
+        InfeasibleBudget: the run does not come so far, or the weights were trained at another budget.
 
     Example:
         >>> import tempfile, torch, hope
@@ -230,7 +264,7 @@ def load(
     run = read_run(folder)
     _same_architecture(run.anatomy, model, run.folder)
     given = {"density": density, "params": params, "macs": macs, "steps": steps}
-    if any(value is not None for value in given.values()):
+    if any(value is not None for value in given.values()) and not _is_trained_at(run, given):
         return _replay(run, model, given)
     weights = read_arrays(run.folder, run.arrays)
     small = duplicate(model)
@@ -243,6 +277,19 @@ def load(
             f"{run.folder} does not fit this {type(model).__name__}: {first_line(error)}"
         ) from error
     return small
+
+
+def _is_trained_at(run: Run, given: dict[str, float | None]) -> bool:
+    """Whether a budget is the one that trained weights are at; any other is refused."""
+    if not run.trained:
+        return False
+    budget = one_budget(**given)
+    if run.trajectory.steps_to(budget.unit, budget.value) != run.steps:
+        raise InfeasibleBudget(
+            f"{run.folder} has trained weights, which are at {run.trajectory.size(run.steps).parameters:,} "
+            f"parameters only: give no budget, or take {budget} of the run that was trained"
+        )
+    return True
 
 
 def _replay(run: Run, model: nn.Module, given: dict[str, float | None]) -> nn.Module:

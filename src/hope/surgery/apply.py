@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from hope._util.calls import duplicate
 from hope.anatomy.anatomy import Anatomy
@@ -16,6 +16,7 @@ from hope.anatomy.steps import Absorption, Evict, Merge, Step
 from hope.anatomy.units import Unit
 from hope.errors import InvalidAction
 from hope.graph.blocks import Block
+from hope.graph.labels import Shape
 from hope.methods.base import Rewrite
 from hope.signals.intake import Intake
 from hope.surgery import absorb, evict, merge, resize
@@ -131,6 +132,13 @@ def operate(
     gone = [anatomy.block(name) for name in done.evicted]
     for block in gone:
         evict.take_out(model, block, done.evicted[block.name])
+    resize.keep(model, _kept(anatomy, done))
+    return done
+
+
+def _kept(anatomy: Anatomy, done: Outcome) -> dict[tuple[str, int], Tensor]:
+    """(tensor, dimension) -> the places of it that stay, where some go; evicted blocks left out."""
+    gone = [anatomy.block(name) for name in done.evicted]
     cut: dict[tuple[str, int], set[int]] = {}
     for name, neurons in done.removed.items():
         for part in anatomy.unit(name).places:
@@ -138,12 +146,27 @@ def operate(
                 cut.setdefault((part.tensor, part.dim), set()).update(
                     part.index[list(neurons)].ravel().tolist()
                 )
-    kept = {
+    return {
         (tensor, dim): torch.from_numpy(np.setdiff1d(np.arange(anatomy.shapes[tensor][dim]), list(places)))
         for (tensor, dim), places in cut.items()
     }
-    resize.keep(model, kept)
-    return done
+
+
+def shapes_after(anatomy: Anatomy, steps: Sequence[Step]) -> dict[str, Shape]:
+    """The shapes of all parameters and buffers after steps, by all their names, without a model. The biases
+    that evicted blocks leave are not among them.
+    """
+    done = outcome(anatomy, steps)
+    gone = [anatomy.block(name) for name in done.evicted]
+    shapes = {tensor: list(shape) for tensor, shape in anatomy.shapes.items()}
+    for (tensor, dim), places in _kept(anatomy, done).items():
+        shapes[tensor][dim] = len(places)
+    return {
+        name: tuple(shape)
+        for tensor, shape in shapes.items()
+        for name in anatomy.names(tensor)
+        if not any(block.removes(name) for block in gone)
+    }
 
 
 def _absorbed(anatomy: Anatomy, steps: Sequence[Step], done: Outcome) -> list[tuple[Unit, Sequence[int]]]:

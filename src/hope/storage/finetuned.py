@@ -1,0 +1,75 @@
+"""Save a small network that was trained on: its weights, with the structure of the run that it came from."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from torch import Tensor, nn
+
+from hope.anatomy.anatomy import Anatomy
+from hope.anatomy.steps import Step
+from hope.errors import CannotWrite, CheckpointMismatch
+from hope.graph.blocks import Block, Replace
+from hope.storage.arrays import state
+from hope.storage.record import PLAN
+from hope.storage.run import Run, read_run, write_run
+from hope.surgery.apply import outcome, shapes_after
+
+WRAPPERS = ("module.", "_orig_mod.")  # what DataParallel and torch.compile put in front of every name
+
+
+def save_trained(folder: Path, run: Run, steps: int, small: nn.Module) -> Path:
+    """Save a trained network, which must have the shapes of the run after so many steps.
+
+    Raises:
+        CheckpointMismatch: it has others; the message names the first.
+        CannotWrite: the folder has a run, whose other budgets would be lost.
+    """
+    weights = _unwrapped(state(small))
+    _check_shapes(run.anatomy, run.trajectory.steps[:steps], weights, type(small).__name__)
+    if (folder / PLAN).exists() and not read_run(folder).trained:
+        raise CannotWrite(
+            f"{folder} has a run that answers every budget, which would be lost: "
+            "save the trained network in a folder of its own"
+        )
+    return write_run(
+        folder,
+        run.original,
+        weights,
+        run.anatomy,
+        run.trajectory,
+        steps,
+        run.told,
+        details=run.details,
+        trained=True,
+    )
+
+
+def _unwrapped(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Weights by the names that they have without a wrapper around the model."""
+    for prefix in WRAPPERS:
+        if weights and all(name.startswith(prefix) for name in weights):
+            return _unwrapped({name.removeprefix(prefix): value for name, value in weights.items()})
+    return dict(weights)
+
+
+def _check_shapes(anatomy: Anatomy, steps: Sequence[Step], weights: Mapping[str, Tensor], kind: str) -> None:
+    """Refuse weights of which one is not as the run left it."""
+    wanted = shapes_after(anatomy, steps)
+    evicted = outcome(anatomy, steps).evicted
+    left = {_bias(anatomy.block(name)) for name, bias in evicted.items() if bias is not None}
+    found = {name: tuple(tensor.shape) for name, tensor in weights.items()}
+    for name in [*found, *(name for name in wanted if name in anatomy.parameters)]:
+        if name not in left and found.get(name) != wanted.get(name):
+            have, want = (f"{some[name]}" if name in some else "not there" for some in (found, wanted))
+            raise CheckpointMismatch(
+                f"this {kind} is not the run's small network: {name} is {have} and was {want}; "
+                "save what was trained at the run's own budget, or name its budget (params=…)"
+            )
+
+
+def _bias(block: Block) -> str:
+    """The name of the bias that an evicted block leaves."""
+    way = block.way
+    return f"{way.module if isinstance(way, Replace) else way.modules[-1]}.bias"
