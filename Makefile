@@ -23,16 +23,16 @@ lint: setup
 
 coverage: setup
 	$(BIN)/python -m experiments.coverage
-	$(BIN)/python -m experiments.coverage --write-readme
+	$(BIN)/python -m experiments.coverage --write-pages
 
 figures: setup
 	$(BIN)/python -m experiments.draw
-	$(BIN)/python -m experiments.compression --write-readme
-	$(BIN)/python -m experiments.study --write-readme
-	$(BIN)/python -m experiments.speed --write-readme
-	$(BIN)/python -m experiments.finetune --write-readme
-	$(BIN)/python -m experiments.latency --write-readme
-	$(BIN)/python -m experiments.transfer --write-readme
+	$(BIN)/python -m experiments.compression --write-pages
+	$(BIN)/python -m experiments.study --write-pages
+	$(BIN)/python -m experiments.speed --write-pages
+	$(BIN)/python -m experiments.finetune --write-pages
+	$(BIN)/python -m experiments.latency --write-pages
+	$(BIN)/python -m experiments.transfer --write-pages
 
 docs: setup
 	$(BIN)/python docs/reference.py

@@ -1,4 +1,4 @@
-"""Redraw every figure of the README from the committed results: `python -m experiments.draw`."""
+"""Redraw every figure of README and docs from the committed results: `python -m experiments.draw`."""
 
 from __future__ import annotations
 
