@@ -107,7 +107,7 @@ def judge() -> str:
 
 
 def why() -> str:
-    """For the README: absorption beside the best that Torch-Pruning's criteria, and the paper's method, do."""
+    """For the README: absorption beside Torch-Pruning's best criterion and the paper's method."""
     lines = [
         "| top-1 | before | HOPE | Torch-Pruning, best of four | the paper's method |",
         "|---|---:|---:|---:|---:|",
