@@ -37,6 +37,8 @@ figures: setup
 docs: setup
 	$(BIN)/python docs/reference.py
 	$(BIN)/python docs/draw_architecture.py
+	$(BIN)/python -m pip install --quiet -c constraints.txt --no-build-isolation -e '.[docs]'
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
 setup: $(VENV)/.done
 
@@ -49,4 +51,4 @@ $(VENV)/.done: pyproject.toml constraints.txt
 	touch $@
 
 clean:
-	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis site
