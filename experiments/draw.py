@@ -24,7 +24,7 @@ from experiments.compression.page import TITLES, budgets
 FIGURES = Path(__file__).resolve().parents[1] / "docs"
 GREY = "#7b838d"  # text and axes: as far from white as from black
 GREEN, BLUE, ORANGE, PINK = "#17a673", "#4b8ff0", "#e07b30", "#c76ad8"
-STYLE: dict[str, Any] = {
+STYLE: Any = {
     "svg.hashsalt": "hope",  # the same picture is the same file
     "svg.fonttype": "none",  # text stays text
     "font.family": ["DejaVu Sans"],  # matplotlib brings it, so that a figure is the same everywhere
@@ -41,7 +41,6 @@ STYLE: dict[str, Any] = {
     "lines.linewidth": 2.2,
     "savefig.transparent": True,
 }
-matplotlib.rcParams.update(STYLE)
 FONTS = "Helvetica, Arial"  # what a reader rather has; narrower, so labels still fit
 PERCENT = FuncFormatter(lambda value, _: f"{100 * value:.0f}%")
 
@@ -200,14 +199,22 @@ def parser() -> argparse.ArgumentParser:
     return argparse.ArgumentParser(prog="python -m experiments.draw", description="Redraw every figure.")
 
 
+DRAWINGS = {"coverage": coverage, "compression": compression, "speed": speed, "transfer": transfer}
+
+
+def draw(name: str) -> None:
+    """One figure, if there are results for it."""
+    results = read(f"{name}.json")
+    if results is not None:
+        with matplotlib.rc_context(STYLE):
+            DRAWINGS[name](results)
+
+
 def main() -> None:
     """Draw what there are results for."""
     parser().parse_args()
-    drawings = {"coverage": coverage, "compression": compression, "speed": speed, "transfer": transfer}
-    for name, draw in drawings.items():
-        results = read(f"{name}.json")
-        if results is not None:
-            draw(results)
+    for name in DRAWINGS:
+        draw(name)
 
 
 if __name__ == "__main__":
