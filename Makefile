@@ -23,20 +23,22 @@ lint: setup
 
 coverage: setup
 	$(BIN)/python -m experiments.coverage
-	$(BIN)/python -m experiments.coverage --write-readme
+	$(BIN)/python -m experiments.coverage --write-pages
 
 figures: setup
 	$(BIN)/python -m experiments.draw
-	$(BIN)/python -m experiments.compression --write-readme
-	$(BIN)/python -m experiments.study --write-readme
-	$(BIN)/python -m experiments.speed --write-readme
-	$(BIN)/python -m experiments.finetune --write-readme
-	$(BIN)/python -m experiments.latency --write-readme
-	$(BIN)/python -m experiments.transfer --write-readme
+	$(BIN)/python -m experiments.compression --write-pages
+	$(BIN)/python -m experiments.study --write-pages
+	$(BIN)/python -m experiments.speed --write-pages
+	$(BIN)/python -m experiments.finetune --write-pages
+	$(BIN)/python -m experiments.latency --write-pages
+	$(BIN)/python -m experiments.transfer --write-pages
 
 docs: setup
 	$(BIN)/python docs/reference.py
 	$(BIN)/python docs/draw_architecture.py
+	$(BIN)/python -m pip install --quiet -c constraints.txt --no-build-isolation -e '.[docs]'
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
 setup: $(VENV)/.done
 
@@ -49,4 +51,4 @@ $(VENV)/.done: pyproject.toml constraints.txt
 	touch $@
 
 clean:
-	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis site

@@ -4,19 +4,18 @@ from __future__ import annotations
 
 import inspect
 import re
-from collections import Counter
 from collections.abc import Iterator
 from functools import cached_property
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, get_args
 
 import hope
 import hope.deft
 
 PAGE = Path(__file__).with_name("api.md")
 WIDTH = 100
-MADE_BY_USERS = (hope.Absorb, hope.Evict, hope.Merge, hope.Prune)  # others come out of functions
+MADE_BY_USERS = (hope.Absorb, hope.Paper, hope.Score, hope.Evict, hope.Merge, hope.Prune)  # others are given
 SECTION = re.compile(r"(Args|Attributes|Returns|Raises|Example):")
 ITEM = re.compile(r"(\*{0,2}\w+(?:, \*{0,2}\w+)*): (.*)")
 HEAD = """# API reference
@@ -73,7 +72,11 @@ def signature(name: str, value: Any) -> str:
 
 
 def _words(annotation: Any) -> str:
-    return annotation if isinstance(annotation, str) else getattr(annotation, "__name__", str(annotation))
+    if isinstance(annotation, str):
+        return annotation
+    if isinstance(annotation, type) and not get_args(annotation):
+        return annotation.__name__
+    return str(annotation).replace("collections.abc.", "")
 
 
 def doc(value: Any) -> str:
@@ -141,22 +144,32 @@ def sections() -> dict[str, ModuleType]:
     return {"hope": hope, "hope.deft": hope.deft, "hope.deft.baselines": hope.deft.baselines}
 
 
+def anchors() -> dict[str, str]:
+    """Where each name is found on the page. Names that differ in case only have one heading's anchor, which
+    is the first one's; the second gets one of its own.
+    """
+    found: dict[str, str] = {}
+    for place, module in sections().items():
+        for name in public(module):
+            anchor = f"{place}{name}".replace(".", "").lower()
+            found[f"{place}.{name}"] = f"class-{anchor}" if anchor in found.values() else anchor
+    return found
+
+
 def page() -> str:
     """The whole page."""
     parts = [HEAD.strip()]
-    links = []
-    seen: Counter[str] = Counter()  # the second heading that differs in case only gets a number
+    links, where = [], anchors()
     for place, module in sections().items():
-        names = []
-        for name in public(module):
-            anchor = f"{place}{name}".replace(".", "").lower()
-            names.append(f"[`{name}`](#{anchor}{f'-{seen[anchor]}' if seen[anchor] else ''})")
-            seen[anchor] += 1
+        names = [f"[`{name}`](#{where[f'{place}.{name}']})" for name in public(module)]
         links.append(f"- `{place}`: {', '.join(names)}")
     parts.append("\n".join(links))
     for place, module in sections().items():
         parts += [f"## {place}", markdown(doc(module))]
         for name, value in public(module).items():
+            anchor = where[f"{place}.{name}"]
+            if anchor.startswith("class-"):
+                parts.append(f'<a id="{anchor}"></a>')
             parts += entry(f"{place}.{name}", value, 3)
     return "\n\n".join(parts) + "\n"
 

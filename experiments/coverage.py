@@ -3,7 +3,7 @@
 Every network of the zoo is inspected, 30 % of its neurons and then all of its blocks are removed, and both
 results are held against the original with the same neurons and branches silenced. Each finished network is
 written to coverage.json at once, so that a sweep that was stopped goes on where it was. `--table` prints the
-results as Markdown, `--write-readme` puts them between the markers in README.md.
+results as Markdown, `--write-pages` puts them between the markers in docs/coverage.md.
 """
 
 from __future__ import annotations
@@ -214,18 +214,18 @@ def parser() -> argparse.ArgumentParser:
     )
     top.add_argument("networks", nargs="*", help="measure these only (torchvision/resnet18), again")
     top.add_argument("--table", action="store_true", help="print coverage.json as Markdown and stop")
-    top.add_argument("--write-readme", action="store_true", help="put the Markdown into README.md and stop")
+    top.add_argument("--write-pages", action="store_true", help="put the Markdown into the docs and stop")
     return top
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Measure what is missing, or show what there is."""
     chosen = parser().parse_args(arguments)
-    if chosen.table or chosen.write_readme:
+    if chosen.table or chosen.write_pages:
         text = committed()
         if chosen.table:
             print(text)
-        if chosen.write_readme:
+        if chosen.write_pages:
             put("coverage", text)
         return
     entries = zoo()

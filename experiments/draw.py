@@ -1,9 +1,13 @@
-"""Redraw every figure of the README from the committed results: `python -m experiments.draw`."""
+"""Redraw every figure of README and docs from the committed results: `python -m experiments.draw`.
+
+Few lines, each with its name beside it; no background, and colours that can be read on white and on black.
+"""
 
 from __future__ import annotations
 
 import argparse
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,103 +16,128 @@ import numpy as np
 
 matplotlib.use("svg")
 from matplotlib import pyplot
+from matplotlib.ticker import FuncFormatter, NullLocator
 
 from experiments.command import RESULTS
 from experiments.compression.page import TITLES, budgets
-from experiments.transfer.page import PAPER
 
-matplotlib.rcParams["svg.hashsalt"] = "hope"  # the same picture is the same file
 FIGURES = Path(__file__).resolve().parents[1] / "docs"
-COLOURS = {
-    "absorb": "#0b6e4f", "absorb, dreamed": "#12a87b", "absorb, 96 images": "#7fd1b0",
-    "hope": "#1f4e9e", "hope, no eviction": "#6f9be0", "hope, merge=sum": "#b3c9ee",
-    "hope, merge=sum, no eviction": "#8fa3c7", "hope, prunes only": "#5b6f94",
-    "hope, live ΔP": "#3aa6b9",
-    "l1-in": "#c0392b", "l1-joint": "#e67e22", "bn-scale": "#8e44ad", "random": "#d4a017",
-    "torch-pruning magnitude": "#333333", "torch-pruning BN scale": "#999999",
-    "torch-pruning LAMP": "#000000", "torch-pruning FPGM": "#666666",
-}  # fmt: skip
-MARKS = {
-    "torch-pruning magnitude": "v", "torch-pruning BN scale": "s",
-    "torch-pruning LAMP": "o", "torch-pruning FPGM": "^",
-}  # fmt: skip
+GREY = "#7b838d"  # text and axes: as far from white as from black
+GREEN, BLUE, ORANGE, PINK = "#17a673", "#4b8ff0", "#e07b30", "#c76ad8"
+STYLE: Any = {
+    "svg.hashsalt": "hope",  # the same picture is the same file
+    "svg.fonttype": "none",  # text stays text
+    "font.family": ["DejaVu Sans"],  # matplotlib brings it, so that a figure is the same everywhere
+    "font.size": 10,
+    "text.color": GREY,
+    "axes.labelcolor": GREY,
+    "axes.edgecolor": GREY,
+    "axes.titlecolor": GREY,
+    "axes.titlesize": 11,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "xtick.color": GREY,
+    "ytick.color": GREY,
+    "lines.linewidth": 2.2,
+    "savefig.transparent": True,
+}
+FONTS = "Helvetica, Arial"  # what a reader rather has; narrower, so labels still fit
+PERCENT = FuncFormatter(lambda value, _: f"{100 * value:.0f}%")
 
 
 def read(name: str) -> Any:
+    """Committed results; None where there are none."""
     path = RESULTS / name
     return json.loads(path.read_text()) if path.is_file() else None
 
 
 def save(figure: Any, name: str) -> None:
-    FIGURES.mkdir(exist_ok=True)
+    """Write a figure without a date, so that it changes only when it looks different."""
     figure.savefig(FIGURES / name, bbox_inches="tight", metadata={"Date": None})
     pyplot.close(figure)
-    print(FIGURES / name)
+    path = FIGURES / name
+    text = path.read_text().replace("'DejaVu Sans'", f"{FONTS}, 'DejaVu Sans', sans-serif")
+    path.write_text("\n".join(line.rstrip() for line in text.splitlines()) + "\n")
+    print(path)
+
+
+def beside(
+    axes: Any,
+    text: str,
+    at: tuple[float, float],
+    colour: str,
+    offset: tuple[int, int] = (0, 0),
+    side: str = "left",
+) -> None:
+    """A name beside what it names, in the same colour.
+
+    Args:
+        offset: in points, from the place it names.
+        side: of the name that is there: "left", "center" or "right".
+    """
+    look: dict[str, Any] = {"color": colour, "fontsize": 9.5, "fontweight": "bold", "ha": side}
+    axes.annotate(text, at, xytext=offset, textcoords="offset points", **look)
 
 
 def coverage(results: Any) -> None:
-    """One bar per model, sorted: the share of its parameters that can be removed physically."""
-    models = results["models"].values() if isinstance(results.get("models"), dict) else results["models"]
-    rows = sorted((m["reachable"], m["source"]) for m in models)
-    colours = {"torchvision": "#0b6e4f", "timm": "#3b7dd8", "transformers": "#e67e22"}
-    figure, axes = pyplot.subplots(figsize=(9, 2.6))
-    axes.bar(
-        range(len(rows)), [100 * share for share, _ in rows], width=1, color=[colours[s] for _, s in rows]
-    )
-    axes.set(
-        ylabel="% of parameters",
-        xlabel=f"{len(rows)} networks, sorted",
-        ylim=(0, 100),
-        xlim=(-0.5, len(rows) - 0.5),
-    )
-    axes.set_xticks([])
-    for source, colour in colours.items():
-        count = sum(s == source for _, s in rows)
-        axes.bar(0, 0, color=colour, label=f"{source} ({count})")
-    axes.legend(frameon=False, loc="lower center", bbox_to_anchor=(0.5, 1.0), ncols=3)
-    axes.spines[["top", "right"]].set_visible(False)
+    """For each library, what share of a network can go, over its networks from the best to the worst."""
+    models = list(results["models"].values())
+    figure, axes = pyplot.subplots(figsize=(7.5, 3))
+    looks: dict[str, tuple[str, float, tuple[int, int], str]] = {  # colour, and where the name stands
+        "torchvision": (GREEN, 88, (0, 8), "center"),
+        "timm": (BLUE, 80, (-8, -12), "right"),
+        "transformers": (ORANGE, 40, (0, -16), "center"),
+    }
+    for source, (colour, where, offset, side) in looks.items():
+        shares = sorted((100 * m["reachable"] for m in models if m["source"] == source), reverse=True)
+        ranks = 100 * (np.arange(len(shares)) + 0.5) / len(shares)
+        axes.plot(ranks, shares, color=colour)
+        at = where, float(np.interp(where, ranks, shares))
+        beside(axes, f"{source} ({len(shares)})", at, colour, offset, side)
+    axes.set(xlim=(0, 100), ylim=(0, 103))
+    axes.set(xlabel="networks, from the best to the worst, %", ylabel="parameters that can go, %")
     save(figure, "coverage.svg")
 
 
-def _methods(entry: Any, unit: str) -> set[str]:
-    return {m for m in COLOURS if any(b.startswith(unit) for b in entry["points"].get(m, {}))}
+def sizes_and_scores(
+    points: dict[str, Any], methods: Sequence[str], found: Sequence[str]
+) -> list[tuple[float, float]]:
+    """(parameters kept, accuracy) of the best of some methods at each budget, by size."""
+    best = []
+    for budget in found:
+        some = [points[method][budget] for method in methods if budget in points.get(method, {})]
+        if some:
+            top = max(some, key=lambda point: float(point["accuracy"]))
+            best.append((float(top["parameters"]), float(top["accuracy"])))
+    return sorted(set(best), reverse=True)
+
+
+LINES = {  # name -> how the methods' names begin, colour, and where the name stands in the first panel
+    "HOPE": ("absorb", GREEN, (0.5, 0.87), "left"),
+    "the paper": ("hope", BLUE, (0.70, 0.62), "right"),
+    "Torch-Pruning": ("torch-pruning", ORANGE, (0.50, 0.22), "right"),
+}
 
 
 def compression(results: Any) -> None:
-    """Accuracy against what is really kept, one panel per network and unit."""
+    """Accuracy against the parameters that are really kept: three lines for each network."""
     networks = results["networks"]
-    order = ("keras-resnet50", "cifar10-resnet56", "cifar10-resnet20")
-    drawn = [(n, u) for n in order if n in networks for u in ("params", "density")]
-    parts = [(n, u) for n, u in drawn if len(_methods(networks[n], u)) > 3]
-    figure, panels = pyplot.subplots(1, len(parts), figsize=(3.8 * len(parts), 3.6), squeeze=False)
+    units = {"cifar10-resnet56": "density", "cifar10-resnet20": "density", "keras-resnet50": "params"}
+    parts = [(name, unit) for name, unit in units.items() if name in networks]
+    figure, panels = pyplot.subplots(1, len(parts), figsize=(11, 3.2), squeeze=False)
     for axes, (name, unit) in zip(panels[0], parts, strict=True):
         entry = networks[name]
-        for method, colour in COLOURS.items():
-            points = entry["points"].get(method, {})
-            some = [b for b in budgets(entry, unit) if b in points]
-            if some:
-                size = "parameters" if unit == "params" else "neurons"
-                kept, scores = zip(
-                    *sorted({(points[b][size], points[b]["accuracy"]) for b in some}), strict=True
-                )
-                look: dict[str, Any] = {
-                    "color": colour,
-                    "label": method,
-                    "marker": MARKS.get(method),
-                    "markersize": 4,
-                }
-                look["linewidth"] = 2.4 if method.startswith("absorb") else 1.2
-                style = {"a": "-", "h": "-.", "t": ":"}.get(method[0], "--")
-                axes.plot([*kept, 1], [*scores, entry["base"]], style, **look)
-        axes.set(title=TITLES[name], ylim=(0, None))
-        axes.set_xlabel("parameters kept" if unit == "params" else "neurons kept")
-        axes.invert_xaxis()
-        axes.spines[["top", "right"]].set_visible(False)
-    panels[0][0].set_ylabel("top-1, no fine-tuning")
-    found = {line.get_label(): line for axes in panels[0] for line in axes.get_lines()}
-    named = {method: found[method] for method in COLOURS if method in found}
-    figure.legend(named.values(), named.keys(), frameon=False, fontsize=8, loc="lower center", ncols=7)
-    figure.subplots_adjust(bottom=0.3)
+        for text, (start, colour, at, side) in LINES.items():
+            methods = [start] if start != "torch-pruning" else [m for m in entry["points"] if start in m]
+            line = sizes_and_scores(entry["points"], methods, budgets(entry, unit))
+            kept, scores = zip((1.0, entry["base"]), *line, strict=True)
+            axes.plot(kept, scores, color=colour, marker="o", markersize=3.5)
+            if axes is panels[0][0]:
+                beside(axes, text, at, colour, side=side)
+        axes.set(title=TITLES[name], ylim=(0, 1), xlim=(1.02, 0.12), xlabel="parameters kept")
+        axes.xaxis.set_major_formatter(PERCENT)
+    panels[0][0].set(ylabel="top-1, no data, no training")
+    figure.subplots_adjust(wspace=0.18)
     save(figure, "compression.svg")
 
 
@@ -116,42 +145,52 @@ def speed(results: Any) -> None:
     """Time and memory of one layer's path against its width, with the fitted exponents."""
     rows = results["layers"]
     widths = np.array([row["neurons"] for row in rows])
-    figure, panels = pyplot.subplots(1, 2, figsize=(8, 2.8))
-    for axes, key, label in zip(panels, ("seconds", "megabytes"), ("seconds", "MB"), strict=True):
+    figure, panels = pyplot.subplots(1, 2, figsize=(9, 2.8))
+    for axes, key, unit in zip(panels, ("seconds", "megabytes"), ("seconds", "MB"), strict=True):
         values = np.array([row[key] for row in rows])
         there = values > 0  # small layers need no more than importing the package did
         some = np.flatnonzero(there)[-4:]
         exponent = np.polyfit(np.log(widths[some]), np.log(values[some]), 1)[0]
-        axes.loglog(widths[there], values[there], "o-", color="#0b6e4f", label=f"exponent {exponent:.2f}")
-        axes.set(xlabel="neurons in the layer", ylabel=label)
-        axes.set_xticks(widths, [f"{w:,}" for w in widths], fontsize=7)
-        axes.legend(frameon=False)
-        axes.spines[["top", "right"]].set_visible(False)
+        axes.loglog(widths[there], values[there], "o-", color=GREEN)
+        at = float(widths[some[-2]]), float(values[some[-2]])
+        beside(axes, f"exponent {exponent:.1f}", at, GREEN, (-8, 8), "right")
+        axes.set(xlabel="neurons in the layer", ylabel=unit)
+        axes.set_xticks(widths, [f"{w:,}" for w in widths])
+        axes.xaxis.set_minor_locator(NullLocator())
+        axes.yaxis.set_minor_locator(NullLocator())
+        axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+    figure.subplots_adjust(wspace=0.22)
     save(figure, "speed.svg")
 
 
+POINTS = {  # method -> its name, colour, and where the name stands
+    "deft, absorbed": ("DEFT, absorbed", GREEN, (6, 9)),
+    "deft, sum merges": ("DEFT, sum merges", GREEN, (6, -15)),
+    "deft": ("DEFT", GREEN, (-6, 6)),
+    "head-only": ("head only", ORANGE, (0, -16)),
+    "full": ("full fine-tuning", ORANGE, (8, -3)),
+    "ewc": ("EWC, L2-SP", ORANGE, (8, 4)),
+    "l2-sp": ("", ORANGE, (0, 0)),
+    "bn-tuning": ("BN tuning", ORANGE, (4, -15)),
+}
+
+
 def transfer(results: Any) -> None:
-    """The new task against the old one, with lines of equal H-score; the paper's results are hollow."""
-    figure, axes = pyplot.subplots(figsize=(6, 4.2))
+    """The new task against the old one, with lines of equal H-score."""
+    figure, axes = pyplot.subplots(figsize=(7, 4))
     side = np.linspace(0.5, 100, 200)
     x, y = np.meshgrid(side, side)
-    levels = range(10, 90, 10)
-    lines = axes.contour(x, y, 2 * x * y / (x + y), levels, colors="#cccccc", linewidths=0.8)
-    axes.clabel(lines, fontsize=7, fmt="H %d", manual=[(76, h * 76 / (152 - h)) for h in levels])
-    methods = results["methods"]
-    greens = iter(pyplot.colormaps["viridis"](np.linspace(0.3, 0.85, len(methods))))
-    reds = iter(pyplot.colormaps["autumn"](np.linspace(0, 0.7, len(methods))))
-    for name, marker in zip(methods, "osD^vPX*<>h", strict=False):
-        best = methods[name]["best by target"]
+    levels = (20, 40, 60)
+    axes.contour(x, y, 2 * x * y / (x + y), levels, colors=GREY, linewidths=0.7, linestyles="dotted")
+    for level in levels:
+        edge = level * 98 / (2 * 98 - level)  # where the line meets the upper edge
+        axes.annotate(f"H = {level}", (edge + 0.6, 96), fontsize=8.5)
+    for name, (text, colour, offset) in POINTS.items():
+        best = results["methods"][name]["best by target"]
         (target, up), (source, along) = ([100 * v for v in best[k]] for k in ("test target", "test source"))
-        look = {"marker": marker, "color": next(greens if name.startswith("deft") else reds)}
-        axes.errorbar(source, target, up, along, elinewidth=0.6, linestyle="", label=name, **look)
-        if name in PAPER:
-            at = PAPER[name][1], PAPER[name][0]
-            axes.plot(*at, markerfacecolor="none", linestyle="", label=f"{name}, paper", **look)
-    axes.set(xlabel="source task kept, %", ylabel="target task, %", xlim=(0, 80), ylim=(0, 100))
-    axes.legend(frameon=False, fontsize=7, loc="center left", bbox_to_anchor=(1.02, 0.5))
-    axes.spines[["top", "right"]].set_visible(False)
+        axes.errorbar(source, target, up, along, color=colour, marker="o", markersize=6, elinewidth=0.7)
+        beside(axes, text, (source, target), colour, offset, "left" if offset[0] >= 0 else "right")
+    axes.set(xlabel="old task kept, %", ylabel="new task learned, %", xlim=(0, 75), ylim=(0, 100))
     save(figure, "transfer.svg")
 
 
@@ -160,14 +199,22 @@ def parser() -> argparse.ArgumentParser:
     return argparse.ArgumentParser(prog="python -m experiments.draw", description="Redraw every figure.")
 
 
+DRAWINGS = {"coverage": coverage, "compression": compression, "speed": speed, "transfer": transfer}
+
+
+def draw(name: str) -> None:
+    """One figure, if there are results for it."""
+    results = read(f"{name}.json")
+    if results is not None:
+        with matplotlib.rc_context(STYLE):
+            DRAWINGS[name](results)
+
+
 def main() -> None:
     """Draw what there are results for."""
     parser().parse_args()
-    drawings = {"coverage": coverage, "compression": compression, "speed": speed, "transfer": transfer}
-    for name, draw in drawings.items():
-        results = read(f"{name}.json")
-        if results is not None:
-            draw(results)
+    for name in DRAWINGS:
+        draw(name)
 
 
 if __name__ == "__main__":

@@ -1,8 +1,8 @@
 """What each ingredient of absorption is worth: `python -m experiments.study [NETWORK ...]`, resumable.
 
 Every row takes one thing away from (or adds one thing to) the method as it is and measures again.
-Needs the checkpoints and images of `experiments.compression` (HOPE_DATA). `--write-readme` puts the table
-into the README.
+Needs the checkpoints and images of `experiments.compression` (HOPE_DATA). `--write-pages` puts the table
+into the docs.
 """
 
 from __future__ import annotations
@@ -151,14 +151,14 @@ def parser() -> argparse.ArgumentParser:
     top.add_argument("networks", nargs="*", help="default: all")
     top.add_argument("--weights", type=Path, help="another folder with checkpoints")
     top.add_argument("--skip", nargs="*", default=[], metavar="ROW", help="rows to leave out")
-    top.add_argument("--write-readme", action="store_true", help="put the table into README.md and stop")
+    top.add_argument("--write-pages", action="store_true", help="put the table into the docs and stop")
     return top
 
 
 def main() -> None:
     """Measure what is missing, or show what there is."""
     options = parser().parse_args()
-    if options.write_readme:
+    if options.write_pages:
         put("study", table())
         return
     folders = [data_folder(None), *([options.weights] if options.weights else [])]

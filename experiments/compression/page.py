@@ -13,6 +13,7 @@ TITLES = {
     "cifar10-resnet20": "ResNet-20, CIFAR-10",
     "cifar10-resnet56": "ResNet-56, CIFAR-10",
     "keras-resnet50": "Keras' ResNet-50, ImageNet",
+    "cifar100-resnet8": "ResNet-8, CIFAR-100",
 }
 SIZES = ("neurons", "parameters", "macs")
 WORDS = {"density": "neurons kept", "params": "parameters kept"}
@@ -105,5 +106,50 @@ def judge() -> str:
     return "\n".join(lines) + "\n"
 
 
-TABLES = {"compression": table, "judge": judge}
-"""marker of the README -> what makes its Markdown."""
+def why() -> str:
+    """For the README: absorption beside Torch-Pruning's best criterion and the paper's method."""
+    lines = [
+        "| top-1 | before | HOPE | Torch-Pruning, best of four | the paper's method |",
+        "|---|---:|---:|---:|---:|",
+    ]
+    networks = {**read(), **json.loads((FOLDER / "finetune.json").read_text())["networks"]}
+    for name, budget, key in WHY:
+        entry = networks[name]
+        unit, _, share = budget.partition("=")
+        title = f"{TITLES[name]}, {100 * float(share):g}% of the {WORDS[unit].partition(' ')[0]}{ENDS[key]}"
+        before = f"{entry['base fine-tuned' if key == 'fine-tuned' else 'base']:.3f}"
+        lines.append(f"| {title} | {before} | {' | '.join(_beside(entry['points'], budget, key))} |")
+    lines.append("\nIn brackets: the share of parameters that is kept. Bold: the best of a row.")
+    return "\n".join(lines) + "\n"
+
+
+def _beside(points: dict[str, Any], budget: str, key: str) -> list[str]:
+    """Three cells: the accuracy of absorption, Torch-Pruning and the paper's method."""
+    peers = [method for method in points if method.startswith("torch-pruning") and budget in points[method]]
+    peer = max(peers, key=lambda method: points[method][budget][key])
+    shown = [points[method][budget] for method in ("absorb", peer, "hope")]
+    best = max(point[key] for point in shown)
+    cells = []
+    for point, what in zip(shown, ("", f"{peer.removeprefix('torch-pruning ')}, ", ""), strict=True):
+        score = f"**{point[key]:.3f}**" if point[key] == best else f"{point[key]:.3f}"
+        cells.append(f"{score} ({what}{point['parameters']:.2f})")
+    return cells
+
+
+WHY = (
+    ("cifar10-resnet56", "density=0.7", "accuracy"),
+    ("cifar10-resnet56", "density=0.5", "accuracy"),
+    ("cifar10-resnet56", "density=0.5", "recalibrated"),
+    ("cifar10-resnet20", "density=0.7", "accuracy"),
+    ("cifar10-resnet20", "density=0.5", "accuracy"),
+    ("keras-resnet50", "params=0.825", "accuracy"),
+    ("keras-resnet50", "params=0.56", "accuracy"),
+    ("cifar100-resnet8", "params=0.5", "fine-tuned"),
+    ("cifar100-resnet8", "params=0.3", "fine-tuned"),
+)
+"""The README's rows: mild and hard, on every network, and where the lead is small."""
+
+ENDS = {"accuracy": "", "recalibrated": ", BN re-estimated", "fine-tuned": ", fine-tuned"}
+
+TABLES = {"compression": table, "judge": judge, "why": why}
+"""marker of a page -> what makes its Markdown."""

@@ -1,4 +1,4 @@
-"""The experiments that README and docs mention are there, with such options; the README has their tables."""
+"""The experiments that README and docs mention are there, with such options; the pages have their tables."""
 
 from __future__ import annotations
 
@@ -59,11 +59,11 @@ def test_every_experiment_is_on_a_page_and_has_help(capsys: pytest.CaptureFixtur
         assert module in capsys.readouterr().out
 
 
-def test_the_readme_has_the_tables_of_the_committed_results(tmp_path: Path) -> None:
+def test_the_pages_have_the_tables_of_the_committed_results(tmp_path: Path) -> None:
     pytest.importorskip("scipy", reason="the table about the judge needs scipy")
-    text = readme.README.read_text()
-    copy = tmp_path / "README.md"
-    copy.write_text(text)
+    copies = {page: tmp_path / page.name for page in readme.PAGES}
+    for page, copy in copies.items():
+        copy.write_text(page.read_text())
     for name, table in (
         *compression.TABLES.items(),
         ("study", study.table),
@@ -73,5 +73,15 @@ def test_the_readme_has_the_tables_of_the_committed_results(tmp_path: Path) -> N
         ("speed", speed.table),
         ("coverage", coverage.committed),
     ):
-        readme.put(name, table(), copy)
-    assert copy.read_text() == text, "README.md is out of date: run `make figures` and `make coverage`"
+        readme.put(name, table(), copies.values())
+    for page, copy in copies.items():
+        assert copy.read_text() == page.read_text(), (
+            f"{page.name} is out of date: run `make figures` and `make coverage`"
+        )
+
+
+def test_a_marker_that_no_page_has_is_named(tmp_path: Path) -> None:
+    page = tmp_path / "page.md"
+    page.write_text("<!-- other:start -->\n<!-- other:end -->\n")
+    with pytest.raises(SystemExit, match=r"none of page.md has <!-- mine:start -->"):
+        readme.put("mine", "text", [page])

@@ -1,0 +1,33 @@
+"""Compress a network of torchvision: `python examples/torchvision_model.py [NAME]`.
+
+The weights here are random; for a network that can do something, load a checkpoint into `model` first.
+"""
+
+import sys
+
+import torch
+
+import hope
+from hope.cli.models import make  # builds a library's model, whatever its compiled operators lack
+
+
+def main(name: str = "resnet18") -> None:
+    """Read it, compress it once, and look at three sizes of the same run."""
+    torch.manual_seed(0)
+    model = make(f"torchvision:{name}").eval()
+    example = torch.randn(1, 3, 64, 64)
+
+    anatomy = hope.inspect(model, example)
+    print(anatomy)  # what can go, and why the rest cannot
+
+    encoding = hope.encode(model, example, params=0.4, anatomy=anatomy, evict=False)
+    print(encoding)
+    for share in (0.8, 0.6, 0.4):
+        small = encoding.at(params=share)
+        count = sum(parameter.numel() for parameter in small.parameters())
+        assert type(small) is type(model)
+        print(f"{share:.0%}: {count:,} parameters, answers of shape {tuple(small(example).shape)}")
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

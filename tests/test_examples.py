@@ -1,0 +1,48 @@
+"""Every example runs as it stands."""
+
+from __future__ import annotations
+
+import re
+import runpy
+import sys
+from pathlib import Path
+
+import pytest
+
+FOLDER = Path(__file__).resolve().parents[1] / "examples"
+EXAMPLES = sorted(FOLDER.glob("*.py"))
+NEEDS = {"sklearn": "demo", "onnxruntime": "onnx"}  # module -> the extra that brings it
+ENDS = {
+    "torchvision_model": "answers of shape (1, 1000)",
+    "calibrate": "on digits that it has not seen",
+    "finetune": "loaded again: the same answers",
+    "onnx_server": "answers as the compressed model does",
+    "deft_task": "to the bit; the new one has a head of its own",
+    "register_operator": "fidelity",
+}
+
+
+@pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
+def test_an_example_runs(
+    path: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    for module, extra in NEEDS.items():
+        if re.search(rf"^(?:import|from) {module}\b", path.read_text(), re.MULTILINE):
+            pytest.importorskip(module, reason=f"{path.name} needs the extra {extra!r}")
+    if path.stem == "torchvision_model":
+        pytest.importorskip("torchvision", reason="the example takes a network of torchvision")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "argv", [str(path)])
+    runpy.run_path(str(path), run_name="__main__")
+    assert ENDS[path.stem] in capsys.readouterr().out
+    assert list(tmp_path.iterdir()) == [], "an example leaves nothing behind"
+
+
+def test_every_example_is_listed() -> None:
+    listed = (FOLDER / "README.md").read_text()
+    assert [path.stem for path in EXAMPLES] == sorted(ENDS)
+    for path in EXAMPLES:
+        assert f"]({path.name})" in listed
