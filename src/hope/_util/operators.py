@@ -28,7 +28,7 @@ def declare_missing_operators() -> bool:
     if library is None:
         return False
     try:
-        torch.ops.load_library(library)
+        torch.ops.load_library(library)  # type: ignore[no-untyped-call]
         return False
     except (OSError, RuntimeError):  # made for another torch
         pass

@@ -6,6 +6,8 @@ import argparse
 import importlib
 import importlib.util
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -54,6 +56,15 @@ def build(options: argparse.Namespace) -> tuple[nn.Module, Tensor]:
 
         load_weights(model, Path(options.weights))
     return model.eval(), inputs
+
+
+@contextmanager
+def loading(options: argparse.Namespace) -> Iterator[None]:
+    """A spinner while torch and the model are loaded; not beside a bar that a download may show."""
+    from hope._util.progress import busy
+
+    with nullcontext() if getattr(options, "pretrained", False) else busy(f"loading {options.model}"):
+        yield
 
 
 def random_weights(options: argparse.Namespace) -> bool:

@@ -16,6 +16,7 @@ from typing import Any, cast
 from torch import Tensor, nn
 
 from hope._util.calls import duplicate
+from hope._util.files import make_folder
 from hope.anatomy.anatomy import Anatomy
 from hope.anatomy.sizes import sizes
 from hope.anatomy.steps import AnyStep, Step
@@ -86,7 +87,7 @@ def save_trajectory(
         method: as `Method.told` puts it.
     """
     folder = Path(folder)
-    folder.mkdir(parents=True, exist_ok=True)
+    make_folder(folder)
     record = RunRecord(
         original=fingerprint(model),
         weights=write_arrays(folder, "weights", {name: one.clone() for name, one in state(small).items()}),
