@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -144,7 +145,13 @@ def run(options: argparse.Namespace) -> None:
         print(f"{options.out} has another run ({'; '.join(differs)}): it is made anew")
     if not options.resume:
         partial.unlink(missing_ok=True)
-    encoding = work(model, example, one_budget(**budget), checkpoint=partial, **given)
+    try:
+        encoding = work(model, example, one_budget(**budget), checkpoint=partial, **given)
+    except InfeasibleBudget:  # there is nothing to go on with
+        partial.unlink(missing_ok=True)
+        with suppress(OSError):
+            out.rmdir()
+        raise
     source = _source(options)
     encoding.save(out, source=source)
     encoding.fidelities()

@@ -12,8 +12,8 @@ import os
 import shlex
 import signal
 import sys
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from typing import Any, NoReturn
 
 from hope._version import __version__
@@ -63,34 +63,47 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run one command and return its exit status."""
     words = list(sys.argv[1:] if argv is None else argv)
     debug = "--debug" in words
+    with _stoppable() as stopped:
+        try:
+            options = parser(words).parse_args(words)
+            options.run(options)
+            return 0
+        except BrokenPipeError:  # whoever read the output has seen enough
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            return 0
+        except (Exception, KeyboardInterrupt) as error:
+            if stopped or isinstance(error, KeyboardInterrupt):  # or whatever a library made of it
+                print(f"hope: stopped{_again(words)}", file=sys.stderr)
+                return 130
+            if debug:
+                raise
+            if isinstance(error, HopeError):
+                print(f"hope: {error}", file=sys.stderr)
+                return 2
+            told = f"{type(error).__name__}: {first_line(error)}"
+            print(f"hope: {told} (hope --debug {shlex.join(words)} shows where)", file=sys.stderr)
+            return 1
+
+
+@contextmanager
+def _stoppable() -> Iterator[list[int]]:
+    """Ctrl-C and SIGTERM both interrupt; what is yielded has the signals that came."""
+    came: list[int] = []
+
+    def stop(number: int, _: Any) -> None:
+        came.append(number)
+        raise KeyboardInterrupt
+
+    before = {}
     with suppress(ValueError):  # not in the main thread: then nobody sends signals to it
-        signal.signal(signal.SIGTERM, _stop)
+        for number in (signal.SIGTERM, signal.SIGINT):
+            if signal.getsignal(number) is not signal.SIG_IGN:
+                before[number] = signal.signal(number, stop)
     try:
-        options = parser(words).parse_args(words)
-        options.run(options)
-    except HopeError as error:
-        if debug:
-            raise
-        print(f"hope: {error}", file=sys.stderr)
-        return 2
-    except KeyboardInterrupt:
-        print(f"hope: stopped{_again(words)}", file=sys.stderr)
-        return 130
-    except BrokenPipeError:  # whoever read the output has seen enough
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 0
-    except Exception as error:
-        if debug:
-            raise
-        name = type(error).__name__
-        print(f"hope: {name}: {first_line(error)} (hope --debug … shows where)", file=sys.stderr)
-        return 1
-    return 0
-
-
-def _stop(*_: Any) -> None:
-    """SIGTERM is Ctrl-C."""
-    raise KeyboardInterrupt
+        yield came
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def _again(words: Sequence[str]) -> str:

@@ -119,19 +119,23 @@ class Plan:
         """Say before the work starts whether a budget can be met."""
         advice = calibration(self.anatomy, self.left_alone)
         budget.check(self.floor(), self.anatomy.size(), advice)
+        most = self.longest + len(self.branches)
+        if budget.unit == "steps" and budget.value > most:
+            way = advice or "take fewer steps"
+            raise InfeasibleBudget(f"{budget} cannot be met: the run has {most} steps at most; {way}")
         if not self.states and not self.branches and budget.unit == "fidelity":
             raise InfeasibleBudget(
                 f"nothing can be removed by {self.method.name}" + (advice and f": {advice}")
             )
-        most = widest(self.anatomy, {state.name for state in self.states})
-        if self.branches or not self.states or multiple_of < most:
+        width = widest(self.anatomy, {state.name for state in self.states})
+        if self.branches or not self.states or multiple_of < width:
             return
         unchanged = Trajectory.of(self.anatomy, ())
         if not unchanged.meets(budget):
             reach = unchanged.reach(budget.unit if budget.unit in UNITS else "steps")
             raise InfeasibleBudget(
                 f"{budget} cannot be met with multiple_of={multiple_of}: the run {reach}; take a smaller "
-                f"multiple_of, from 1 to {most - 1}: no layer is wider than {most}"
+                f"multiple_of, from 1 to {width - 1}: no layer is wider than {width}"
             )
 
 
