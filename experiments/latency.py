@@ -21,6 +21,7 @@ from experiments.command import call
 from experiments.compression.page import TITLES
 from experiments.data import data_folder
 from hope.cli import bench, models
+from hope.cli.weights import load_weights
 from zoo import networks
 
 RESULTS = FOLDER / "latency.json"
@@ -55,7 +56,7 @@ def run(options: argparse.Namespace) -> None:
     name = options.network
     if options.weights:
         model = networks.untrained(name)
-        models.load_weights(model, Path(options.weights))
+        load_weights(model, Path(options.weights))
     else:
         model = networks.trained(name, data_folder(options.data))
     bench.measure_latency(name, model.eval(), models.example(networks.SHAPES[name]), options)

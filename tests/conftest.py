@@ -8,19 +8,9 @@ from pathlib import Path
 import pytest
 import torch
 
+from hope._util.operators import declare_missing_operators
 
-def _declare_missing_operators() -> None:
-    """torchvision's import registers fake kernels for two operators that a CPU-only machine may not have."""
-    for name in ("nms", "qnms"):
-        try:
-            getattr(torch.ops.torchvision, name)
-        except AttributeError:
-            torch.library.define(
-                f"torchvision::{name}", "(Tensor boxes, Tensor scores, float threshold) -> Tensor"
-            )
-
-
-_declare_missing_operators()
+declare_missing_operators()
 if "PYTEST_XDIST_WORKER" in os.environ:
     torch.set_num_threads(1)
 

@@ -13,16 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-
-def declare_missing_operators() -> None:
-    """torchvision's import registers fake kernels for two operators that a CPU-only machine may not have."""
-    for name in ("nms", "qnms"):
-        try:
-            getattr(torch.ops.torchvision, name)
-        except AttributeError:
-            schema = "(Tensor boxes, Tensor scores, float threshold) -> Tensor"
-            torch.library.define(f"torchvision::{name}", schema)
-
+from hope._util.operators import declare_missing_operators
 
 declare_missing_operators()
 

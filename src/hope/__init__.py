@@ -1,32 +1,37 @@
 """HOPE: read a trained network as neurons and make it smaller: no data, no fine-tuning, no knobs."""
 
-from hope import deft
+import importlib
+from typing import TYPE_CHECKING, Any
+
 from hope._version import __version__
-from hope.anatomy.anatomy import Anatomy
-from hope.anatomy.steps import Evict, Merge, Prune
-from hope.api import capacities, encode, inspect, save_finetuned
-from hope.encoding import Encoding
-from hope.errors import (
-    CannotWrite,
-    CheckpointMismatch,
-    DamagedFolder,
-    HopeError,
-    InfeasibleBudget,
-    InvalidAction,
-    InvalidExample,
-    UnknownMethod,
-    UnsupportedModel,
-)
-from hope.judge.fidelity import fidelity
-from hope.methods import Absorb, Paper, Score
-from hope.reasons import Cause
-from hope.signals.dream import dream
-from hope.storage.run import load
-from hope.storage.run import save_run as save
-from hope.surgery.apply import cut
-from hope.surgery.export import export_onnx, export_program
-from hope.surgery.programs import CannotExport
-from hope.surgery.recalibrate import recalibrate_bn
+
+if TYPE_CHECKING:
+    from hope import deft, ops
+    from hope.anatomy.anatomy import Anatomy
+    from hope.anatomy.steps import Evict, Merge, Prune
+    from hope.api import capacities, encode, inspect, save_finetuned
+    from hope.encoding import Encoding
+    from hope.errors import (
+        CannotWrite,
+        CheckpointMismatch,
+        DamagedFolder,
+        HopeError,
+        InfeasibleBudget,
+        InvalidAction,
+        InvalidExample,
+        UnknownMethod,
+        UnsupportedModel,
+    )
+    from hope.judge.fidelity import fidelity
+    from hope.methods import Absorb, Paper, Score
+    from hope.reasons import Cause
+    from hope.signals.dream import dream
+    from hope.storage.run import load
+    from hope.storage.run import save_run as save
+    from hope.surgery.apply import cut
+    from hope.surgery.export import export_onnx, export_program
+    from hope.surgery.programs import CannotExport
+    from hope.surgery.recalibrate import recalibrate_bn
 
 __all__ = [
     "Absorb",
@@ -59,7 +64,55 @@ __all__ = [
     "fidelity",
     "inspect",
     "load",
+    "ops",
     "recalibrate_bn",
     "save",
     "save_finetuned",
 ]
+
+_PLACES = {  # where names live: each is imported when it is first used, and torch not before
+    "hope.anatomy.anatomy": ("Anatomy",),
+    "hope.anatomy.steps": ("Evict", "Merge", "Prune"),
+    "hope.api": ("capacities", "encode", "inspect", "save_finetuned"),
+    "hope.encoding": ("Encoding",),
+    "hope.errors": (
+        "CannotWrite",
+        "CheckpointMismatch",
+        "DamagedFolder",
+        "HopeError",
+        "InfeasibleBudget",
+        "InvalidAction",
+        "InvalidExample",
+        "UnknownMethod",
+        "UnsupportedModel",
+    ),
+    "hope.judge.fidelity": ("fidelity",),
+    "hope.methods": ("Absorb", "Paper", "Score"),
+    "hope.reasons": ("Cause",),
+    "hope.signals.dream": ("dream",),
+    "hope.storage.run": ("load", "save_run as save"),
+    "hope.surgery.apply": ("cut",),
+    "hope.surgery.export": ("export_onnx", "export_program"),
+    "hope.surgery.programs": ("CannotExport",),
+    "hope.surgery.recalibrate": ("recalibrate_bn",),
+}
+_HOMES = {
+    name.rpartition(" as ")[2]: (place, name.partition(" as ")[0])
+    for place, names in _PLACES.items()
+    for name in names
+}
+
+if not TYPE_CHECKING:  # type checkers read the imports above, and know a name that there is not
+
+    def __getattr__(name: str) -> Any:
+        if name in ("deft", "ops"):
+            return importlib.import_module(f"hope.{name}")
+        if name not in _HOMES:
+            raise AttributeError(f"module 'hope' has no attribute {name!r}")
+        place, called = _HOMES[name]
+        globals()[name] = value = getattr(importlib.import_module(place), called)
+        return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from concurrent.futures import Executor
 from os import PathLike
 from pathlib import Path
@@ -11,22 +11,27 @@ import torch
 from torch import Tensor, nn
 
 from hope._util.calls import Example, duplicate
-from hope._util.progress import busy
+from hope._util.finite import check_finite
+from hope._util.progress import bar, busy
 from hope.anatomy.anatomy import Anatomy
 from hope.anatomy.read import read_model
 from hope.anatomy.steps import Step
 from hope.encoding import Encoding
-from hope.errors import UnknownMethod
+from hope.errors import UnsupportedModel
+from hope.graph.capture import check_readable
 from hope.judge.evictions import decide
 from hope.judge.fidelity import Judge, images_for
 from hope.judge.trial import verify
 from hope.methods import Method, Paper, named
-from hope.run.budget import one_budget
-from hope.run.checkpoint import Checkpoint
+from hope.run.align import check_multiple
+from hope.run.budget import Budget, one_budget
+from hope.run.checkpoint import Begun, Checkpoint, Deciding
 from hope.run.collect import collect
 from hope.run.plan import Plan
 from hope.storage.finetuned import save_trained
 from hope.storage.run import fingerprint, read_run
+
+NOTED = 64  # steps between two looks at the clock
 
 
 def inspect(model: nn.Module, example: Example | None = None, *, progress: bool | None = None) -> Anatomy:
@@ -123,29 +128,61 @@ def encode(
         4
     """
     budget = one_budget(density=density, params=params, macs=macs, steps=steps, fidelity=fidelity)
+    encoding = work(
+        model,
+        example,
+        budget,
+        method=method,
+        evict=evict,
+        exclude=exclude,
+        multiple_of=multiple_of,
+        executor=executor,
+        anatomy=anatomy,
+        checkpoint=checkpoint,
+        progress=progress,
+    )
+    if checkpoint is not None:
+        Path(checkpoint).unlink(missing_ok=True)
+    return encoding
+
+
+def work(
+    model: nn.Module,
+    example: Example | None,
+    budget: Budget,
+    *,
+    method: Method | str = "absorb",
+    evict: bool = True,
+    exclude: Sequence[str] = (),
+    multiple_of: int = 1,
+    executor: Executor | None = None,
+    anatomy: Anatomy | None = None,
+    checkpoint: str | PathLike[str] | None = None,
+    progress: bool | None = None,
+) -> Encoding:
+    """What `encode` does, but the checkpoint stays: until the run is saved, it is all that there is of it."""
     method = named(method)
-    if multiple_of < 1:
-        raise UnknownMethod(f"multiple_of={multiple_of} makes no sense: give 8, 16 or 32, or 1 for any width")
+    exclude = [exclude] if isinstance(exclude, str) else list(exclude)
+    check_multiple(multiple_of)
+    _check_numbers(model)
     if anatomy is None:
         anatomy = inspect(model, example, progress=progress)
     plan = Plan(model, example, anatomy, method, evict=evict, exclude=exclude, progress=progress)
-    plan.check(budget)
-    settings = {"method": method.told(), "evict": evict, "exclude": list(exclude)}
+    plan.check(budget, multiple_of)
+    settings = {"method": method.told(), "evict": evict, "exclude": exclude}
     file = None
     if checkpoint is not None:
         file = Checkpoint(Path(checkpoint), {"original": fingerprint(model), **settings})
-    begun = file.read() if file is not None else []
+    begun = file.read() if file is not None else Begun()
     judge: Judge | None = None
-    if budget.unit == "fidelity" or (plan.judged and not begun):
-        judge = Judge(model, example, anatomy.program, images_for(anatomy.size().macs))
-    if plan.judged:
-        begun = begun or _judged(model, plan, judge, executor, file, progress)
-        more: Iterator[Step] = iter(())
-    else:
-        more = plan.steps(executor=executor, done=begun)
-    trajectory = collect(anatomy, more, budget, begun, multiple_of, file, progress=progress)
-    if file is not None:
-        file.remove()
+    undecided = plan.judged and (not begun.steps or begun.deciding is not None)
+    if budget.unit == "fidelity" or undecided:
+        judge = Judge(model, example, anatomy.program, images_for(anatomy.size().macs), progress=progress)
+    if undecided:
+        assert judge is not None
+        begun = Begun(_judged(model, plan, judge, executor, file, begun, progress))
+    more = iter(()) if plan.judged else plan.steps(executor=executor, done=begun.steps)
+    trajectory = collect(anatomy, more, budget, begun.steps, multiple_of, file, progress=progress)
     encoding = Encoding(
         anatomy,
         trajectory,
@@ -160,22 +197,44 @@ def encode(
         {**settings, "multiple_of": multiple_of},
         judge,
     )
-    return encoding.ended_at(budget, multiple_of)
+    return encoding.ended_at(budget, multiple_of, progress=progress)
+
+
+def _check_numbers(model: nn.Module) -> None:
+    """Refuse what cannot be read, and numbers that nothing follows from."""
+    check_readable(model)
+    tensors = dict([*model.named_parameters(), *model.named_buffers()])
+    check_finite(tensors, {name for name, _ in model.named_parameters()}, UnsupportedModel)
 
 
 def _judged(
     model: nn.Module,
     plan: Plan,
-    judge: Judge | None,
+    judge: Judge,
     executor: Executor | None,
     file: Checkpoint | None,
+    begun: Begun,
     progress: bool | None,
 ) -> list[Step]:
     """The whole run, with the evictions that the judge decides for: one run answers every budget."""
-    assert judge is not None
-    steps = list(plan.steps(executor=executor))
-    woven = decide(model, plan, steps, judge, progress=progress)
-    if file is not None:  # deciding is what takes time here
+    steps, deciding = list(begun.steps), begun.deciding or Deciding()
+    if deciding.levels is None:
+        with bar("encoding", plan.longest, progress) as show:
+            for step in plan.steps(executor=executor, done=tuple(steps)):
+                steps.append(step)
+                if len(steps) % NOTED == 0:
+                    show(len(steps))
+                    if file is not None:
+                        file.write(steps, Deciding())
+        deciding = Deciding(0)
+
+    def note(so_far: Deciding) -> None:
+        if file is not None:  # a level takes long enough
+            file.write(steps, so_far, now=True)
+
+    note(deciding)
+    woven = decide(model, plan, steps, judge, begun=deciding, note=note, progress=progress)
+    if file is not None:
         file.write(woven, now=True)
     return woven
 
@@ -192,6 +251,7 @@ def capacities(
         >>> {name: tuple(values.shape) for name, values in hope.capacities(net, torch.zeros(2, 3)).items()}
         {'0': (5,)}
     """
+    _check_numbers(model)
     anatomy = inspect(model, example, progress=progress)
     plan = Plan(model, example, anatomy, Paper(merge=None), evict=False)
     found = plan.method.measures(plan.known, plan.states)

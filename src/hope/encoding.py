@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from os import PathLike
@@ -12,6 +12,7 @@ from typing import Any
 from torch import nn
 
 from hope._util.calls import Example, duplicate
+from hope._util.progress import bar
 from hope._util.tables import grid, text
 from hope.anatomy.anatomy import Anatomy
 from hope.anatomy.sizes import Size
@@ -22,6 +23,7 @@ from hope.reasons import Reason
 from hope.report.accuracies import checked_points
 from hope.report.page import write_page
 from hope.run.budget import Budget, one_budget
+from hope.run.plan import calibration
 from hope.run.trajectory import Trajectory
 from hope.signals.intake import Intake
 from hope.storage.arrays import Arrays
@@ -129,29 +131,36 @@ class Encoding:
             if name in after and bool(before[name].any())
         }
 
-    def fidelities(self, points: int = 10) -> list[tuple[int, float]]:
+    def fidelities(self, points: int = 10, *, progress: bool | None = None) -> list[tuple[int, float]]:
         """(steps, predicted fidelity) at evenly spaced moments of the run, and at the budget."""
-        steps = {round(len(self.trajectory) * k / points) for k in range(points + 1)}
-        return [(k, self.fidelity_after(k)) for k in sorted(steps | {self.steps})]
+        steps = sorted({round(len(self.trajectory) * k / points) for k in range(points + 1)} | {self.steps})
+        found = []
+        with bar("looking at its fidelity along the way", len(steps), progress) as show:
+            for done, k in enumerate(steps):
+                show(done)
+                found.append((k, self.fidelity_after(k)))
+        return found
 
     @property
     def size(self) -> Size:
         """Neurons, parameters and MACs at the budget."""
         return self.trajectory.size(self.steps)
 
-    def ended_at(self, budget: Budget, multiple_of: int = 1) -> Encoding:
+    def ended_at(self, budget: Budget, multiple_of: int = 1, *, progress: bool | None = False) -> Encoding:
         """The same run, ended where a budget is met.
 
         Raises:
             InfeasibleBudget: the run does not come so far; the message says how far, and what to do.
         """
         if budget.unit == "fidelity":
-            return replace(self, steps=_longest(self, budget.value))
+            with bar("looking for the fidelity", GRID + REFINEMENTS, progress) as show:
+                return replace(self, steps=_longest(self, budget.value, show))
         try:
             return replace(self, steps=self.trajectory.steps_to(budget.unit, budget.value))
         except InfeasibleBudget as error:
             less = "fewer steps" if budget.unit == "steps" else "a larger budget"
-            widths, way = "", f"take {less}"
+            advice = calibration(self.anatomy, self.left_alone)
+            widths, way = "", f"{advice}, or take {less}" if advice else f"take {less}"
             if multiple_of > 1:
                 widths, way = f" with multiple_of={multiple_of}", f"take a smaller multiple_of, or {less}"
             raise InfeasibleBudget(
@@ -272,19 +281,21 @@ class Encoding:
         return text(*parts)
 
 
-def _longest(encoding: Encoding, least: float) -> int:
+def _longest(encoding: Encoding, least: float, show: Callable[[float], None]) -> int:
     """The longest prefix that never dips below a fidelity, on a grid of steps that is then refined."""
     total = len(encoding.trajectory)
     looks = sorted({round(total * k / GRID) for k in range(1, GRID + 1)})
     low = 0
-    for steps in looks:
+    for done, steps in enumerate(looks):
+        show(done)
         if encoding.fidelity_after(steps) < least:
             high = steps
             break
         low = steps
     else:
         return total
-    for _ in range(REFINEMENTS):
+    for done in range(REFINEMENTS):
+        show(GRID + done)
         if high - low <= 1:
             break
         middle = (low + high) // 2

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator, Mapping
+import inspect
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from itertools import chain, islice
 from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor, nn
 
+from hope._util.notes import note
 from hope.errors import InvalidExample, UnsupportedModel, first_line
 
 Example: TypeAlias = "Tensor | tuple[Any, ...] | list[Any] | Mapping[str, Any]"
@@ -37,6 +40,48 @@ def as_call(example: Example | None) -> tuple[tuple[Any, ...], dict[str, Any]]:
         f"an example of type {type(example).__name__} cannot be used: "
         "pass a tensor, a tuple of positional inputs or a dict of keyword inputs"
     )
+
+
+def unlabelled(model: nn.Module, batches: Iterable[Any]) -> Iterator[Any]:
+    """Batches without the labels that a loader of (inputs, labels) gives along; that is told once.
+
+    A second tensor counts as labels if the model cannot run on both, but can on the first alone. The first
+    batch is looked at right away, which may run the model.
+    """
+    if isinstance(batches, Tensor):
+        raise InvalidExample("calibration is one tensor: give a list of batches, such as tensor.split(32)")
+    if not isinstance(batches, Iterable):
+        raise InvalidExample(f"calibration is a {type(batches).__name__}: give a list of batches")
+    rest = iter(batches)
+    first = list(islice(rest, 1))
+    if not first or not _labelled(model, first[0]):
+        return chain(first, rest)
+    note("the batches are pairs: the first of each is taken as input, the second as labels")
+    return (batch[:1] for batch in chain(first, rest))
+
+
+def _labelled(model: nn.Module, batch: Any) -> bool:
+    if not isinstance(batch, (tuple, list)) or len(batch) != 2 or not isinstance(batch[0], Tensor):
+        return False
+    takes = inspect.signature(model.forward)
+    try:
+        takes.bind(batch[0])
+    except TypeError:
+        return False
+    try:
+        takes.bind(*batch)
+    except TypeError:
+        return True
+    return not _runs(model, tuple(batch)) and _runs(model, (batch[0],))
+
+
+def _runs(model: nn.Module, args: tuple[Any, ...]) -> bool:
+    with mode(model, training=False), torch.no_grad():
+        try:
+            model(*args)
+        except Exception:  # whatever its forward raises: the question was whether
+            return False
+    return True
 
 
 @contextmanager

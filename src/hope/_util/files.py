@@ -11,6 +11,31 @@ from pathlib import Path
 from hope.errors import CannotWrite, first_line
 
 
+def make_folder(folder: Path) -> None:
+    """Make a folder, and what is above it, if it is not there.
+
+    Raises:
+        CannotWrite: a file is in the way, or there is no permission.
+    """
+    check_folder(folder)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise CannotWrite(f"{folder} cannot be made: {error.strerror or first_line(error)}") from error
+
+
+def check_folder(folder: Path) -> None:
+    """Say before any work whether a folder can be made and written to; nothing is made yet."""
+    there = next((place for place in (folder, *folder.absolute().parents) if os.path.lexists(place)), None)
+    if there is None:
+        return
+    if not there.is_dir():
+        below = "" if there == folder else f"{there} "
+        raise CannotWrite(f"{folder} cannot be written: {below or 'it '}is a file: give a folder")
+    if not os.access(there, os.W_OK | os.X_OK):
+        raise CannotWrite(f"{folder} cannot be written: no permission to write in {there}: give another")
+
+
 def write_file(path: Path, data: bytes) -> None:
     """All or nothing: a reader sees the old file or the new one.
 

@@ -33,8 +33,8 @@ def busy(text: str, show: bool | None = None) -> Iterator[None]:
 
 
 @contextmanager
-def bar(text: str, total: float, show: bool | None = None) -> Iterator[Callable[[float], None]]:
-    """Show a bar while the body runs; what is yielded takes how much is done.
+def bar(text: str, total: float | None, show: bool | None = None) -> Iterator[Callable[[float], None]]:
+    """Show a bar while the body runs; what is yielded takes how much is done. Without a total it only moves.
 
     >>> with bar("counting", 3, show=False) as done:
     ...     done(1)

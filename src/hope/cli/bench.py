@@ -133,8 +133,10 @@ def run_compression(options: argparse.Namespace) -> None:
     """Compress, measure, print and write."""
     for budget in options.budgets:
         parse(budget)
-    if options.model.partition(":")[0] in ("torchvision", "timm") and not options.weights:
-        raise models.UnknownModel(f"{options.model} has random weights as it is: give --weights FILE")
+    if models.random_weights(options):
+        raise models.UnknownModel(
+            f"{options.model} has random weights as it is: give --weights FILE or --pretrained"
+        )
     if options.out:
         check_out(Path(options.out))
     results = compression.measure(

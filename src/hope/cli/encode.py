@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import numpy as np
-import torch
-
-from hope._util.progress import busy
-from hope.api import encode
+from hope._util.files import check_folder
+from hope._util.notes import note
 from hope.cli import models
-from hope.cli.report import PAGE
 from hope.errors import (
     CannotWrite,
     DamagedFolder,
@@ -22,10 +19,14 @@ from hope.errors import (
     UnknownMethod,
     first_line,
 )
-from hope.methods import METHODS, Absorb, Method, Paper, named
-from hope.report.page import write_page
-from hope.run.budget import UNITS
-from hope.storage.run import fingerprint, read_run
+from hope.run.budget import UNITS, one_budget
+
+if TYPE_CHECKING:
+    from hope.methods import Method
+
+METHODS = ("absorb", "hope", "l1-in", "l1-joint", "bn-scale", "random")
+OPTIONS = {"merge": "hope", "kernel": "hope", "calibration": "absorb"}  # whose they are
+PARTIAL = "partial.json"
 
 
 def add_budgets(parser: argparse.ArgumentParser, *, required: bool) -> None:
@@ -38,7 +39,7 @@ def add_budgets(parser: argparse.ArgumentParser, *, required: bool) -> None:
         group.add_argument(f"--{unit}", type=_number, metavar="N", help=words)
     if required:
         group.add_argument(
-            "--fidelity", type=float, metavar="F", help="the least predicted fidelity, e.g. 0.9"
+            "--fidelity", type=_number, metavar="F", help="the least predicted fidelity, e.g. 0.9"
         )
 
 
@@ -48,7 +49,15 @@ def _number(text: str) -> float:
     >>> _number("0.6"), _number("15_000_000")
     (0.6, 15000000)
     """
-    return float(text) if "." in text or "e" in text.lower() else int(text)
+    try:
+        return int(text)
+    except ValueError:
+        pass
+    try:
+        return float(text)
+    except ValueError:
+        words = f"{text!r} is no number: give a fraction up to 1 (0.6) or a whole count"
+        raise argparse.ArgumentTypeError(words) from None
 
 
 def budget_of(options: argparse.Namespace) -> dict[str, Any]:
@@ -96,6 +105,7 @@ def register(commands: Any) -> None:
         metavar="WHAT",
         help='"dream" (made up from the checkpoint), or a .npy file of unlabelled inputs (absorb only)',
     )
+    parser.add_argument("--force", action="store_true", help="replace a run that the folder already has")
     parser.add_argument(
         "--resume",
         action="store_true",
@@ -106,68 +116,122 @@ def register(commands: Any) -> None:
         metavar="FILE",
         nargs="?",
         const="",
-        help=f"also write a page about the run (without a FILE: {PAGE} in the run's folder)",
+        help="also write a page about the run (without a FILE: report.html in the run's folder)",
     )
     parser.set_defaults(run=run)
 
 
 def run(options: argparse.Namespace) -> None:
     """Encode, save, and print the summary."""
-    if Path(options.out).is_file():
-        raise CannotWrite(f"{options.out} cannot be written: it is a file: give a folder")
-    model, example = models.build(options)
-    budget = budget_of(options)
+    out, budget = Path(options.out), budget_of(options)
+    one_budget(**budget)
+    check_folder(out)
+    _check_free(out, options)
+    _check_options(options)
+    with models.loading(options):
+        from hope.api import work
+
+        model, example = models.build(options)
+    if models.random_weights(options):
+        note(f"{options.model} has random weights: give --weights FILE or --pretrained for a trained network")
     given = _given(options)
-    differs = _differs(Path(options.out), model, budget, given) if options.resume else None
-    if differs == []:
+    differs = _differs(out, model, budget, given) if options.resume else None
+    partial = out / PARTIAL
+    if differs == [] and not partial.exists():
         print(f"{options.out} already has this run")
         _report(options)
         return
     if differs:
         print(f"{options.out} has another run ({'; '.join(differs)}): it is made anew")
-    partial = Path(options.out) / "partial.json"
     if not options.resume:
         partial.unlink(missing_ok=True)
-    encoding = encode(model, example, checkpoint=partial, **given, **budget)
-    with busy("looking at its fidelity along the way"):
-        encoding.fidelities()
-    source = {name: getattr(options, name) for name in ("model", "weights", "input")}
-    encoding.save(options.out, source={name: value for name, value in source.items() if value})
+    try:
+        encoding = work(model, example, one_budget(**budget), checkpoint=partial, **given)
+    except InfeasibleBudget:  # there is nothing to go on with
+        partial.unlink(missing_ok=True)
+        with suppress(OSError):
+            out.rmdir()
+        raise
+    source = _source(options)
+    encoding.save(out, source=source)
+    encoding.fidelities()
+    encoding.save(out, source=source)
+    partial.unlink(missing_ok=True)
     print(encoding)
     print(f"saved in {options.out}; for another budget of the same run: hope extract --help")
     _report(options)
 
 
+def _check_free(out: Path, options: argparse.Namespace) -> None:
+    """Nobody's run is replaced unasked."""
+    if options.force or options.resume:
+        return
+    for name, what in (("trajectory.json", "a run"), (PARTIAL, "an interrupted run")):
+        if (out / name).exists():
+            raise CannotWrite(
+                f"{options.out} has {what} already: give --resume to go on with it, --force to replace it, "
+                "or another folder"
+            )
+
+
+def _source(options: argparse.Namespace) -> dict[str, str]:
+    """What a report or an extraction needs to build the model again."""
+    given = {name: getattr(options, name) for name in ("model", "weights", "input")}
+    found = {name: str(value) for name, value in given.items() if value}
+    return {**found, **({"pretrained": "yes"} if options.pretrained else {})}
+
+
 def _report(options: argparse.Namespace) -> None:
-    if options.report is not None:
-        target = Path(options.report) if options.report else Path(options.out) / PAGE
-        write_page([read_run(options.out)], target)
-        print(f"{target}: a page about it; open it in a browser")
+    if options.report is None:
+        return
+    from hope.cli.report import PAGE
+    from hope.report.page import write_page
+    from hope.storage.run import read_run
+
+    target = Path(options.report) if options.report else Path(options.out) / PAGE
+    write_page([read_run(options.out)], target)
+    print(f"{target}: a page about it; open it in a browser")
+
+
+def _check_options(options: argparse.Namespace) -> None:
+    """Say before any work what cannot be asked of the method."""
+    for name, method in OPTIONS.items():
+        if getattr(options, name) is not None and options.method != method:
+            raise UnknownMethod(
+                f"--{name} is no option of {options.method}: leave it out, or take --method {method}"
+            )
+    if options.multiple_of < 1:
+        raise UnknownMethod(
+            f"--multiple-of {options.multiple_of} makes no sense: give 8, 16 or 32, or 1 for any width"
+        )
 
 
 def _calibration(what: str | None) -> Any:
     """Inputs to measure moments on."""
+    import numpy as np
+    import torch
+
     if what is None or what == "dream":
         return what
     try:
-        array = torch.from_numpy(np.load(what, allow_pickle=False)).float()
-    except (OSError, ValueError) as error:
+        array = np.load(what, allow_pickle=False)
+        if not isinstance(array, np.ndarray) or array.ndim < 2:
+            raise ValueError("it holds no batch of inputs")
+        inputs = torch.from_numpy(array).float()
+    except (OSError, ValueError, TypeError, EOFError) as error:
         raise InvalidExample(
-            f'--calibration {what} cannot be read ({first_line(error)}): give "dream" or a .npy file'
+            f"--calibration {what} cannot be read ({first_line(error)}): "
+            'give "dream" or a .npy file of inputs'
         ) from error
-    return torch.split(array, 32)
+    return torch.split(inputs, 32)
 
 
 def _method(options: argparse.Namespace) -> Method:
     """The method that was asked for, with its options."""
-    given = {name: getattr(options, name) for name in ("merge", "kernel", "calibration")}
-    asked = {name: value for name, value in given.items() if value is not None}
-    takes = {"hope": ("merge", "kernel"), "absorb": ("calibration",)}.get(options.method, ())
-    for name in asked:
-        if name not in takes:
-            raise UnknownMethod(f"--{name} is no option of {options.method}: leave it out")
+    from hope.methods import Absorb, Paper, named
+
     if options.method == "hope":
-        merge, kernel = asked.get("merge", "pair"), asked.get("kernel", "zero-bias")
+        merge, kernel = options.merge or "pair", options.kernel or "zero-bias"
         return Paper(merge=None if merge == "none" else merge, kernel=kernel)
     if options.method == "absorb":
         return Absorb(calibration=_calibration(options.calibration))
@@ -186,6 +250,8 @@ def _given(options: argparse.Namespace) -> dict[str, Any]:
 
 def _differs(folder: Path, model: Any, budget: dict[str, Any], given: dict[str, Any]) -> list[str] | None:
     """What sets a saved run apart from the one that is asked for; None if there is no run."""
+    from hope.storage.run import fingerprint, read_run
+
     try:
         saved = read_run(folder)
     except DamagedFolder:

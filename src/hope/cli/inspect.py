@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
-from hope.api import inspect
 from hope.cli import models
 
 
@@ -24,5 +23,8 @@ def register(commands: Any) -> None:
 
 def run(options: argparse.Namespace) -> None:
     """Print the table."""
-    model, example = models.build(options)
+    with models.loading(options):
+        from hope.api import inspect
+
+        model, example = models.build(options)
     print(inspect(model, example))

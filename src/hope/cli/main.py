@@ -1,43 +1,117 @@
-"""`hope`: the entry point. Errors are one line and exit status 2; a traceback only with --debug."""
+"""`hope`: the entry point. Errors are one line and exit status 2; a traceback only with --debug.
+
+Only the module of the command that was asked for is imported, and none of them imports torch before it has
+something to do: `hope --help` must answer at once.
+"""
 
 from __future__ import annotations
 
 import argparse
+import importlib
+import os
+import shlex
+import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from typing import Any, NoReturn
 
 from hope._version import __version__
-from hope.cli import bench, demo, encode, extract, inspect, plot, report
-from hope.errors import HopeError
+from hope.errors import HopeError, first_line
+
+COMMANDS = {  # a module of hope.cli each
+    "inspect": "list a network's neuron layers, blocks and streams, and what is left alone",
+    "encode": "compress a checkpoint to a budget and save the run",
+    "extract": "write the network at any moment of a saved run",
+    "report": "write a page about a saved run: every step, what it did, and why",
+    "plot": "draw saved runs as a figure: .svg, .pdf or .png",
+    "bench": "measure what compression does to accuracy and latency, and how fast encoding is",
+    "demo": "train a small network on digits and compress it, in about a minute",
+}
 
 
-def parser() -> argparse.ArgumentParser:
-    """The command line's grammar."""
-    top = argparse.ArgumentParser(
+class Misused(HopeError):
+    """The command line says something that it cannot."""
+
+
+class Parser(argparse.ArgumentParser):
+    """A parser whose complaints are one line, as all others are."""
+
+    def error(self, message: str) -> NoReturn:
+        """Say what is wrong, and where to look."""
+        raise Misused(f"{message} (see `{self.prog} --help`)")
+
+
+def parser(argv: Sequence[str] | None = None) -> argparse.ArgumentParser:
+    """The command line's grammar; of one command line, only what its command needs."""
+    top = Parser(
         prog="hope", description="Read a trained network as neurons and make it smaller, without data."
     )
     top.add_argument("--version", action="version", version=f"hope {__version__}")
     top.add_argument("--debug", action="store_true", help="show a traceback when something goes wrong")
     commands = top.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    for command in (inspect, encode, extract, report, plot, bench, demo):
-        command.register(commands)
+    asked = next((word for word in argv or () if not word.startswith("-")), None)
+    for name, words in COMMANDS.items():
+        if argv is None or name == asked:
+            importlib.import_module(f"hope.cli.{name}").register(commands)
+        else:
+            commands.add_parser(name, help=words)
     return top
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command and return its exit status."""
-    options = parser().parse_args(argv)
+    words = list(sys.argv[1:] if argv is None else argv)
+    debug = "--debug" in words
+    with _stoppable() as stopped:
+        try:
+            options = parser(words).parse_args(words)
+            options.run(options)
+            return 0
+        except BrokenPipeError:  # whoever read the output has seen enough
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            return 0
+        except (Exception, KeyboardInterrupt) as error:
+            if stopped or isinstance(error, KeyboardInterrupt):  # or whatever a library made of it
+                print(f"hope: stopped{_again(words)}", file=sys.stderr)
+                return 130
+            if debug:
+                raise
+            if isinstance(error, HopeError):
+                print(f"hope: {error}", file=sys.stderr)
+                return 2
+            told = f"{type(error).__name__}: {first_line(error)}"
+            print(f"hope: {told} (hope --debug {shlex.join(words)} shows where)", file=sys.stderr)
+            return 1
+
+
+@contextmanager
+def _stoppable() -> Iterator[list[int]]:
+    """Ctrl-C and SIGTERM both interrupt; what is yielded has the signals that came."""
+    came: list[int] = []
+
+    def stop(number: int, _: Any) -> None:
+        came.append(number)
+        raise KeyboardInterrupt
+
+    before = {}
+    with suppress(ValueError):  # not in the main thread: then nobody sends signals to it
+        for number in (signal.SIGTERM, signal.SIGINT):
+            if signal.getsignal(number) is not signal.SIG_IGN:
+                before[number] = signal.signal(number, stop)
     try:
-        options.run(options)
-    except HopeError as error:
-        if options.debug:
-            raise
-        print(f"hope: {error}", file=sys.stderr)
-        return 2
-    except KeyboardInterrupt:
-        print("hope: stopped", file=sys.stderr)
-        return 130
-    return 0
+        yield came
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _again(words: Sequence[str]) -> str:
+    """How to go on with what was stopped."""
+    if "encode" not in words:
+        return ""
+    command = shlex.join(["hope", *(word for word in words if word != "--force")])
+    return f"; to go on: {command}{'' if '--resume' in words else ' --resume'}"
 
 
 if __name__ == "__main__":

@@ -1,23 +1,29 @@
-"""MODEL, --weights and --input on the command line."""
+"""MODEL, --weights, --pretrained and --input on the command line."""
 
 from __future__ import annotations
 
 import argparse
 import importlib
 import importlib.util
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import torch
-from safetensors.torch import load_file
-from torch import Tensor, nn
+from hope._util.notes import note
+from hope._util.operators import NOTE, declare_missing_operators
+from hope.errors import HopeError, InvalidExample, first_line
 
-from hope.errors import CheckpointMismatch, HopeError, InvalidExample, first_line
+if TYPE_CHECKING:
+    from torch import Tensor, nn
 
 INPUT = "1x3x224x224"
 HELP = "torchvision:NAME, timm:NAME, hf:FOLDER, or file.py:function (a function that returns the model)"
 
 EXTRAS = {"torchvision": "torchvision", "timm": "timm", "hf": "transformers"}  # which brings what
+LIBRARIES = ("torchvision", "timm")  # these build networks with random weights, or with their own
+_told: set[str] = set()
 
 
 class UnknownModel(HopeError, ValueError):
@@ -31,34 +37,54 @@ def add_arguments(parser: argparse.ArgumentParser, *, optional: bool = False) ->
         "--weights", metavar="FILE", help="a checkpoint: .safetensors, or .pt/.pth with a state dict"
     )
     parser.add_argument(
+        "--pretrained", action="store_true", help="the weights that torchvision or timm have for the model"
+    )
+    parser.add_argument(
         "--input", metavar="SHAPE", default=INPUT, help="shape of an input (default: %(default)s)"
     )
 
 
 def build(options: argparse.Namespace) -> tuple[nn.Module, Tensor]:
     """The model with its weights, and an example input."""
-    model = make(options.model)
+    inputs = example(options.input)
+    pretrained = bool(getattr(options, "pretrained", False))
+    if pretrained and options.weights:
+        raise UnknownModel("--pretrained and --weights exclude each other: give one of them")
+    model = make(options.model, pretrained=pretrained)
     if options.weights:
+        from hope.cli.weights import load_weights
+
         load_weights(model, Path(options.weights))
-    return model.eval(), example(options.input)
+    return model.eval(), inputs
 
 
-def make(spec: str) -> nn.Module:
+@contextmanager
+def loading(options: argparse.Namespace) -> Iterator[None]:
+    """A spinner while torch and the model are loaded; not beside a bar that a download may show."""
+    from hope._util.progress import busy
+
+    with nullcontext() if getattr(options, "pretrained", False) else busy(f"loading {options.model}"):
+        yield
+
+
+def random_weights(options: argparse.Namespace) -> bool:
+    """Whether nobody has given weights to the model that is asked for."""
+    given = options.weights or getattr(options, "pretrained", False)
+    return options.model.partition(":")[0] in LIBRARIES and not given
+
+
+def make(spec: str, *, pretrained: bool = False) -> nn.Module:
     """A model by its name on the command line."""
+    from torch import nn
+
     source, _, name = spec.rpartition(":")
     if not source or not name:
         raise UnknownModel(f"{spec!r} is not a model: give {HELP}")
+    if pretrained and source not in LIBRARIES:
+        raise UnknownModel(f"--pretrained is for {' and '.join(LIBRARIES)}: give --weights FILE for {spec}")
+    missing = declare_missing_operators()
     try:
-        if source == "torchvision":
-            model = importlib.import_module("torchvision.models").get_model(name, weights=None)
-        elif source == "timm":
-            model = importlib.import_module("timm").create_model(name, pretrained=False)
-        elif source == "hf":
-            model = importlib.import_module("transformers").AutoModelForImageClassification.from_pretrained(
-                name, local_files_only=True
-            )
-        else:
-            model = getattr(_file(Path(source)), name)()
+        model = _made(source, name, pretrained)
     except ImportError as error:
         extra = EXTRAS.get(source)
         way = f"pip install 'hope-encoding[{extra}]'" if extra else "install what the file imports"
@@ -66,10 +92,35 @@ def make(spec: str) -> nn.Module:
     except HopeError:
         raise
     except Exception as error:  # whatever the library or the user's function raises
-        raise UnknownModel(f"{spec} cannot be built: {first_line(error)}") from error
+        raise UnknownModel(_why(spec, pretrained, error)) from error
+    if missing and "torchvision" in sys.modules and NOTE not in _told:
+        _told.add(NOTE)
+        note(NOTE)
     if not isinstance(model, nn.Module):
         raise UnknownModel(f"{spec} gives a {type(model).__name__}, not a torch.nn.Module")
     return model
+
+
+def _made(source: str, name: str, pretrained: bool) -> Any:
+    if source == "torchvision":
+        models = importlib.import_module("torchvision.models")
+        return models.get_model(name, weights="DEFAULT" if pretrained else None)
+    if source == "timm":
+        return importlib.import_module("timm").create_model(name, pretrained=pretrained)
+    if source == "hf":
+        automatic = importlib.import_module("transformers").AutoModelForImageClassification
+        return automatic.from_pretrained(name, local_files_only=True)
+    return getattr(_file(Path(source)), name)()
+
+
+def _why(spec: str, pretrained: bool, error: Exception) -> str:
+    """Why a model cannot be built; with the library's own weights, the way there is the likeliest reason."""
+    if pretrained and isinstance(error, (OSError, RuntimeError)):
+        return (
+            f"the weights of {spec} cannot be had ({first_line(error)}): "
+            "fetch a checkpoint elsewhere and give --weights FILE"
+        )
+    return f"{spec} cannot be built: {first_line(error)}"
 
 
 def _file(path: Path) -> Any:
@@ -83,31 +134,21 @@ def _file(path: Path) -> Any:
     return module
 
 
-def load_weights(model: nn.Module, path: Path) -> None:
-    """Load a checkpoint into a model; never by running code from it."""
-    if not path.is_file():
-        raise CheckpointMismatch(f"there is no checkpoint {path}")
-    try:
-        state = (
-            load_file(path)
-            if path.suffix == ".safetensors"
-            else torch.load(path, map_location="cpu", weights_only=True)
-        )
-        model.load_state_dict(state)
-    except Exception as error:  # foreign file, foreign keys, foreign shapes
-        raise CheckpointMismatch(
-            f"{path} does not fit {type(model).__name__}: {first_line(error)}"
-        ) from error
-
-
 def example(shape: str) -> Tensor:
     """An input of noise.
 
     >>> example("2x3x8x8").shape
     torch.Size([2, 3, 8, 8])
     """
+    import torch
+
     try:
         sizes = [int(size) for size in shape.lower().split("x")]
     except ValueError:
         raise InvalidExample(f"--input {shape} is not a shape: write it like 1x3x224x224") from None
-    return torch.randn(sizes, generator=torch.Generator().manual_seed(0))
+    if min(sizes) < 1:
+        raise InvalidExample(f"--input {shape} has a size below 1: write it like 1x3x224x224")
+    try:
+        return torch.randn(sizes, generator=torch.Generator().manual_seed(0))
+    except RuntimeError as error:
+        raise InvalidExample(f"--input {shape} cannot be made: {first_line(error)}") from error

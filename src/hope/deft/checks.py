@@ -9,7 +9,6 @@ from torch import Tensor, nn
 
 from hope.anatomy.anatomy import Anatomy
 from hope.deft.separable import find_units, matches
-from hope.deft.statistics import NAMES
 from hope.errors import CheckpointMismatch, InvalidPartition
 from hope.storage.run import fingerprint
 
@@ -25,16 +24,6 @@ def check_options(percentile: float, by: str, merge: bool | str) -> None:
         raise InvalidPartition(f"there is no partition by {by!r}: choose from {', '.join(BY)}")
     if merge not in MERGES:
         raise InvalidPartition(f"there is no merge {merge!r}: choose True, 'sum', 'pair' or False")
-
-
-def check_finite(tensors: Mapping[str, Tensor], parameters: frozenset[str]) -> None:
-    """Neither NaN nor infinite weights and statistics, from which no capacity could be computed."""
-    for name, tensor in tensors.items():
-        counts = name in parameters or name.rpartition(".")[2] in NAMES
-        if counts and not bool(tensor.isfinite().all()):
-            raise InvalidPartition(
-                f"{name} has entries that are NaN or infinite: load a checkpoint without them"
-            )
 
 
 def check_same(anatomy: Anatomy, tensors: Mapping[str, Tensor]) -> None:

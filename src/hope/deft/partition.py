@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from hope._util.calls import Example, duplicate
+from hope._util.finite import check_finite
 from hope.anatomy.anatomy import Anatomy
 from hope.anatomy.read import read_model
 from hope.anatomy.steps import Merge
@@ -19,7 +20,7 @@ from hope.anatomy.units import Unit
 from hope.deft import masks
 from hope.deft.bounds import Bounds, Split, find_bounds
 from hope.deft.capacities import Energies, unit_state
-from hope.deft.checks import MERGES, check_finite, check_options, check_patterns, check_same
+from hope.deft.checks import MERGES, check_options, check_patterns, check_same
 from hope.deft.elasticity import Fate, Lock, by_capacity, by_prune_cost, lock_threshold, prune_costs, walk
 from hope.deft.separable import check_separable, find_head, find_units, matches
 from hope.deft.vessels import consolidate
@@ -229,7 +230,7 @@ def _read(
         anatomy, _ = read_model(model, example, progress=progress)
     else:
         check_same(anatomy, tensors)
-    check_finite(tensors, anatomy.parameters)
+    check_finite(tensors, anatomy.parameters, InvalidPartition)
     return anatomy
 
 

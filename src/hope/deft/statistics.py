@@ -8,9 +8,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from hope._util.finite import STATISTICS
 from hope.deft.masks import in_head
-
-NAMES = ("running_mean", "running_var", "num_batches_tracked")
 
 
 def snapshot(model: nn.Module) -> dict[str, Tensor]:
@@ -18,7 +17,7 @@ def snapshot(model: nn.Module) -> dict[str, Tensor]:
     return {
         name: buffer.detach().clone()
         for name, buffer in model.named_buffers()
-        if name.rpartition(".")[2] in NAMES
+        if name.rpartition(".")[2] in STATISTICS
     }
 
 

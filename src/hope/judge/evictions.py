@@ -18,6 +18,7 @@ from hope._util.calls import duplicate
 from hope._util.progress import bar
 from hope.anatomy.sizes import sizes
 from hope.anatomy.steps import Evict, Step
+from hope.run.checkpoint import Deciding
 from hope.run.plan import Plan
 from hope.surgery.apply import operate
 
@@ -31,6 +32,8 @@ def decide(
     sequence: Sequence[Step],
     judge: Callable[[nn.Module], float],
     *,
+    begun: Deciding | None = None,
+    note: Callable[[Deciding], object] = lambda _: None,
     progress: bool | None = None,
 ) -> list[Step]:
     """The steps of a run with evictions woven in.
@@ -40,15 +43,25 @@ def decide(
     Args:
         sequence: the run's steps in order, without evictions.
         judge: a network -> its fidelity.
+        begun: what an interrupted run has decided already.
+        note: is told after every level how far it has come.
     """
     weaver = _Weaver(plan, sequence, lambda steps: 1 - judge(_network(model, plan, steps)))
+    begun = begun or Deciding(0)
+    if begun.evicted:
+        weaver.evicted = list(begun.evicted)
+        weaver.woven = weaver.weave(weaver.evicted)
     floor = plan.floor().parameters / max(1, plan.anatomy.size().parameters)
     levels = [level for level in LEVELS if level > floor]
-    with bar("which blocks to evict", len(levels), progress) as show:
+    with bar("deciding which blocks to evict", len(levels), progress) as show:
         for done, level in enumerate(levels, start=1):
+            if done <= (begun.levels or 0):
+                continue
+            show(done - 1)
             reached = weaver.reach(level)
             while reached is not None and weaver.evict_at(reached):
                 reached += 1
+            note(Deciding(done, tuple(weaver.evicted)))
             show(done)
     return weaver.woven
 

@@ -38,12 +38,20 @@ class Judge:
         model: the original.
         example: an input it runs on; its shape is what the probes take.
         program: the original's order of operations, for the scale of its input.
+        count: how many probes.
+        progress: show how the probes are made; None shows it on a terminal.
     """
 
     def __init__(
-        self, model: nn.Module, example: Example | None, program: Program = (), count: int = IMAGES
+        self,
+        model: nn.Module,
+        example: Example | None,
+        program: Program = (),
+        count: int = IMAGES,
+        *,
+        progress: bool | None = False,
     ) -> None:
-        self._args, self._kwargs = probes(model, example, program, count=count)
+        self._args, self._kwargs = probes(model, example, program, count=count, progress=progress)
         self._answers = _centred(self._run(model))
 
     def _run(self, model: nn.Module) -> Tensor:

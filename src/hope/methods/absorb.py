@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from hope._util.calls import Example
 from hope._util.numbers import rounded
+from hope._util.progress import busy
 from hope._util.told import told_inputs
 from hope.anatomy.anatomy import Anatomy
 from hope.anatomy.sizes import Releases
@@ -91,12 +92,15 @@ class Absorb(Method):
         options: dict[str, Any] = {"crosses": self.crosses, "isotropic": self.surrogate == "pairwise"}
         if self.decay is not None:
             options["decays"] = (self.decay,)
-        intakes, surrogate = propagated_intakes(anatomy, numbers, **options)
+        with busy("propagating moments", progress):
+            intakes, surrogate = propagated_intakes(anatomy, numbers, **options)
         notes: list[str] = []
         if self.calibration is not None:
             dreamed = isinstance(self.calibration, str)
             batches = dream(model, example, progress=progress) if dreamed else self.calibration
-            intakes = measured_intakes(model, anatomy, batches, intakes)
+            intakes = measured_intakes(model, anatomy, batches, intakes, progress=progress)
+            if dreamed and not anatomy.eps:
+                notes.append("there is no BN to dream from: what was measured on is noise; give inputs")
         elif surrogate.fallbacks:
             names = surrogate.fallbacks
             more = f" and {len(names) - 3} more" if len(names) > 3 else ""

@@ -2,10 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
+from typing import Any
 
 from hope.anatomy.anatomy import Anatomy
 from hope.anatomy.steps import Evict, Step
+from hope.errors import UnknownMethod
+
+
+def check_multiple(multiple_of: Any) -> None:
+    """Refuse what is no whole number from 1."""
+    whole = hasattr(multiple_of, "__index__") and not isinstance(multiple_of, bool)
+    if not whole or multiple_of < 1:
+        raise UnknownMethod(
+            f"multiple_of={multiple_of} makes no sense: give a whole number, 8, 16 or 32, or 1 for any width"
+        )
+
+
+def widest(anatomy: Anatomy, names: Collection[str]) -> int:
+    """The width of the widest of these layers: widths that are multiples of as much cannot be had."""
+    return max((one.neurons * one.channels for one in anatomy.layers if one.name in names), default=0)
 
 
 def aligned(

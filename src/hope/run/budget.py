@@ -2,17 +2,28 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
-import numpy as np
-from numpy.typing import NDArray
-
-from hope.anatomy.sizes import Size
 from hope.errors import InfeasibleBudget
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+    from hope.anatomy.sizes import Size
 
 SIZES = {"density": "neurons", "params": "parameters", "macs": "macs"}  # budget -> the size that it limits
 UNITS = (*SIZES, "steps")
 COLUMNS = ("neurons", "parameters", "macs")  # of a trajectory's sizes
+RANGES = {
+    "density": "a fraction of the neurons (above 0, up to 1) or a whole count of them",
+    "params": "a fraction of the parameters (above 0, up to 1) or a whole count of them",
+    "macs": "a fraction of the MACs (above 0, up to 1) or a whole count of them",
+    "steps": "a whole number from 0",
+    "fidelity": "a number from 0 to 1",
+}
 
 
 @dataclass(frozen=True)
@@ -43,15 +54,15 @@ class Budget:
         fraction = isinstance(self.value, float) and self.value <= 1
         return self.value * original if fraction else self.value
 
-    def check(self, least: Size, original: Size) -> None:
-        """Refuse what is below the least that can be had."""
+    def check(self, least: Size, original: Size, advice: str = "") -> None:
+        """Refuse what is below the least that can be had, with what to do about it."""
         if self.size is None:
             return
         low, high = getattr(least, self.size), getattr(original, self.size)
         if low > self.allowed(high):
             raise InfeasibleBudget(
                 f"{self} cannot be met: the least is {self.unit}={low / max(high, 1):.4f} "
-                f"({low:,} of {high:,}); the rest is listed in print(hope.inspect(...))"
+                f"({low:,} of {high:,}); {advice or 'the rest is listed in print(hope.inspect(...))'}"
             )
 
     def __str__(self) -> str:
@@ -71,8 +82,33 @@ def one_budget(**budgets: float | None) -> Budget:
         found = ", ".join(unit for unit, _ in given) or "none"
         raise InfeasibleBudget(f"give exactly one budget of {', '.join(budgets)} (given: {found})")
     unit, value = given[0]
-    if value < 0:
-        raise InfeasibleBudget(f"{unit}={value:g} is negative: give a fraction of the original or a count")
-    if unit == "fidelity" and value > 1:
-        raise InfeasibleBudget(f"fidelity={value:g} cannot be met: 1 is the original itself")
-    return Budget(unit, value)
+    return Budget(unit, checked(unit, value))
+
+
+def checked(unit: str, value: Any) -> float:
+    """A budget's value as a Python number, if there is a budget of that value.
+
+    NumPy's and torch's scalars are numbers like others. A count may be written as a float (1e6).
+
+    >>> checked("params", 1e6), checked("density", 0.5)
+    (1000000, 0.5)
+    """
+    number = value
+    if not isinstance(value, (str, bytes)) and getattr(value, "ndim", None) == 0:  # of NumPy or torch
+        number = value.item()
+    if isinstance(number, bool) or not isinstance(number, (int, float)):
+        raise InfeasibleBudget(f"{unit}={value!r} is no number: give {RANGES[unit]}")
+    if not math.isfinite(number) or number < 0:
+        what = "negative" if number < 0 else "no finite number"
+        raise InfeasibleBudget(f"{unit}={number:g} is {what}: give {RANGES[unit]}")
+    if unit == "fidelity":
+        if number > 1:
+            raise InfeasibleBudget(
+                f"fidelity={number:g} cannot be met: 1 is the original itself; give {RANGES[unit]}"
+            )
+        return number
+    if isinstance(number, float) and (unit == "steps" or number > 1):
+        if not number.is_integer():
+            raise InfeasibleBudget(f"{unit}={number:g} is no whole number: give {RANGES[unit]}")
+        return int(number)
+    return number

@@ -11,11 +11,37 @@ from typing import Any
 
 import msgspec
 
-from hope._util.files import write_file
+from hope._util.files import make_folder, write_file
 from hope.anatomy.steps import AnyStep, Step
 
-FORMAT, VERSION = "hope-partial", 2
+FORMAT, VERSION = "hope-partial", 3
 EVERY = 2.0  # seconds between two writes
+
+
+@dataclass(frozen=True)
+class Deciding:
+    """How far the judge has come with its evictions, where it is not done yet.
+
+    Attributes:
+        levels: how many sizes it has looked at; None while the steps themselves are not complete.
+        evicted: (position in the steps, number of the block) of what it has decided for.
+    """
+
+    levels: int | None = None
+    evicted: tuple[tuple[int, int], ...] = ()
+
+
+@dataclass(frozen=True)
+class Begun:
+    """What an interrupted run has done.
+
+    Attributes:
+        steps: in order; without evictions as long as these are being decided about.
+        deciding: how far that has come; None if there is nothing to decide, or all is decided.
+    """
+
+    steps: list[Step] = field(default_factory=list)
+    deciding: Deciding | None = None
 
 
 @dataclass
@@ -31,18 +57,19 @@ class Checkpoint:
     settings: Mapping[str, Any]
     _written: float = field(default=0.0)
 
-    def read(self) -> list[Step]:
+    def read(self) -> Begun:
         """What was done so far; nothing if there is no file, or one of another run."""
         try:
             data = json.loads(self.path.read_bytes())
             told = (data["format"], data["version"], data["settings"])
             if told == (FORMAT, VERSION, self.settings):
-                return list(msgspec.convert(data["steps"], list[AnyStep]))
+                steps: list[Step] = list(msgspec.convert(data["steps"], list[AnyStep]))
+                return Begun(steps, msgspec.convert(data["deciding"], Deciding | None))
         except (OSError, ValueError, KeyError, TypeError):
             pass
-        return []
+        return Begun()
 
-    def write(self, steps: Sequence[Step], *, now: bool = False) -> None:
+    def write(self, steps: Sequence[Step], deciding: Deciding | None = None, *, now: bool = False) -> None:
         """Note what was done, every few seconds, all or nothing."""
         if not now and time.monotonic() - self._written < EVERY:
             return
@@ -52,8 +79,9 @@ class Checkpoint:
             "schema": f"{FORMAT}-{VERSION}",
             "settings": self.settings,
             "steps": msgspec.to_builtins(list(steps)),
+            "deciding": msgspec.to_builtins(deciding),
         }
-        self.path.parent.mkdir(parents=True, exist_ok=True)
+        make_folder(self.path.parent)
         write_file(self.path, json.dumps(data, separators=(",", ":")).encode())
         self._written = time.monotonic()
 

@@ -45,4 +45,6 @@ def collect(
                 file.write(begun)
             if not some:
                 break
+    if file is not None:
+        file.write(begun, now=True)
     return trajectory

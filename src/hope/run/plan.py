@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Executor
 from fnmatch import fnmatchcase
 
@@ -13,11 +13,16 @@ from hope.anatomy.anatomy import Anatomy
 from hope.anatomy.sizes import Releases, Size
 from hope.anatomy.steps import Step
 from hope.anatomy.units import Unit
+from hope.errors import InfeasibleBudget, UnknownMethod
 from hope.graph.blocks import Block
 from hope.methods.base import Branch, Method, State
 from hope.reasons import Cause, Reason
-from hope.run.budget import Budget
+from hope.run.align import widest
+from hope.run.budget import UNITS, Budget
 from hope.run.merge import Merger
+from hope.run.trajectory import Trajectory
+
+NEEDED = Cause.NO_BN_BEFORE.short  # what all causes that calibration removes are called in tables
 
 
 class Plan:
@@ -43,6 +48,7 @@ class Plan:
         progress: bool | None = None,
     ) -> None:
         self.anatomy, self.method = anatomy, method
+        self._check_patterns(model, exclude)
         self.known = method.study(model, example, anatomy, progress=progress)
         self.states: list[State] = []
         self.branches: list[Branch] = []
@@ -59,6 +65,18 @@ class Plan:
                 self.left_alone[block.name] = branch
             else:
                 self.branches.append(branch)
+
+    def _check_patterns(self, model: nn.Module, patterns: Sequence[str]) -> None:
+        """Refuse patterns that fit nothing: what was meant to stay would go."""
+        names = [name for name, _ in model.named_modules() if name]
+        names += [name for unit in self.anatomy.units for name in unit.modules]
+        for pattern in patterns:
+            if not any(fnmatchcase(name, pattern) for name in names):
+                some = ", ".join(names[:5])
+                raise UnknownMethod(
+                    f"exclude={pattern!r} fits no module of {self.anatomy.model}: they are called {some}, …; "
+                    "print(hope.inspect(...)) lists them"
+                )
 
     def _excludes(self, block: Block, patterns: Sequence[str]) -> Reason | None:
         modules = {name.rpartition(".")[0] for name in self.known.numbers.tensors if block.removes(name)}
@@ -92,9 +110,45 @@ class Plan:
         removed = {state.name: state.neurons - 1 for state in self.states}
         return self.anatomy.size(removed, [branch.name for branch in self.branches])
 
-    def check(self, budget: Budget) -> None:
+    @property
+    def longest(self) -> int:
+        """How many steps there can be without evictions."""
+        return sum(state.neurons - 1 for state in self.states)
+
+    def check(self, budget: Budget, multiple_of: int = 1) -> None:
         """Say before the work starts whether a budget can be met."""
-        budget.check(self.floor(), self.anatomy.size())
+        advice = calibration(self.anatomy, self.left_alone)
+        budget.check(self.floor(), self.anatomy.size(), advice)
+        most = self.longest + len(self.branches)
+        if budget.unit == "steps" and budget.value > most:
+            way = advice or "take fewer steps"
+            raise InfeasibleBudget(f"{budget} cannot be met: the run has {most} steps at most; {way}")
+        if not self.states and not self.branches and budget.unit == "fidelity":
+            raise InfeasibleBudget(
+                f"nothing can be removed by {self.method.name}" + (advice and f": {advice}")
+            )
+        width = widest(self.anatomy, {state.name for state in self.states})
+        if self.branches or not self.states or multiple_of < width:
+            return
+        unchanged = Trajectory.of(self.anatomy, ())
+        if not unchanged.meets(budget):
+            reach = unchanged.reach(budget.unit if budget.unit in UNITS else "steps")
+            raise InfeasibleBudget(
+                f"{budget} cannot be met with multiple_of={multiple_of}: the run {reach}; take a smaller "
+                f"multiple_of, from 1 to {width - 1}: no layer is wider than {width}"
+            )
+
+
+def calibration(anatomy: Anatomy, left_alone: Mapping[str, Reason]) -> str:
+    """What to type where neurons stay because no BN tells of their signals; "" if there are none."""
+    waiting = [name for name, reason in left_alone.items() if reason.cause.short == NEEDED]
+    neurons = sum(unit.neurons for unit in anatomy.layers if unit.name in waiting)
+    if not neurons:
+        return ""
+    return (
+        f"{neurons:,} neurons have no BN that tells of their signals and need calibration: give a few "
+        "inputs, method=hope.Absorb(calibration=batches) or --calibration inputs.npy"
+    )
 
 
 def _excluded(unit: Unit, patterns: Sequence[str]) -> Reason | None:

@@ -7,7 +7,7 @@ means and deviations that they remember from training.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from hope import ops
 from hope._util.calls import Example, as_call, mode
-from hope._util.progress import busy
+from hope._util.progress import bar
 from hope.graph.program import Program
 from hope.ops.norm import bn_of, is_bn
 from hope.ops.weight import first_convolution
@@ -57,6 +57,7 @@ def probes(
     count: int,
     steps: int = STEPS,
     seed: int = 0,
+    progress: bool | None = False,
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """So many inputs for a network, in the example's shape, as positional and keyword arguments."""
     args, kwargs = as_call(example)
@@ -71,8 +72,9 @@ def probes(
             some = _fitted(model, [*made[:k], x, *made[k + 1 :]])
             return model(*some[: len(args)], **dict(zip(names, some[len(args) :], strict=True)))
 
-        made[k] = _settled(model, program, made[k], call)
-        made[k] = _dreamed(model, made[k], call, steps)
+        with bar("dreaming up inputs", steps, progress) as show:
+            made[k] = _settled(model, program, made[k], call)
+            made[k] = _dreamed(model, made[k], call, steps, show)
     made = _fitted(model, made)
     return tuple(made[: len(args)]), dict(zip(names, made[len(args) :], strict=True))
 
@@ -101,8 +103,7 @@ def dream(
     from hope.graph.program import read_program
 
     program = read_program(capture(model, example, progress=progress))
-    with busy("dreaming up inputs", progress):
-        args, kwargs = probes(model, example, program, count=count, steps=steps, seed=seed)
+    args, kwargs = probes(model, example, program, count=count, steps=steps, seed=seed, progress=progress)
     batches: list[tuple[Any, ...] | dict[str, Any]] = []
     for start in range(0, count, 32):
         some = slice(start, start + 32)
@@ -180,7 +181,7 @@ def _settled(model: nn.Module, program: Program, x: Tensor, call: Any) -> Tensor
     return shifted
 
 
-def _dreamed(model: nn.Module, x: Tensor, call: Any, steps: int) -> Tensor:
+def _dreamed(model: nn.Module, x: Tensor, call: Any, steps: int, show: Callable[[float], None]) -> Tensor:
     """A few steps of gradient descent towards the BNs' means and deviations."""
     scale = float(x.std())
     x = x.clone().requires_grad_(True)
@@ -190,7 +191,8 @@ def _dreamed(model: nn.Module, x: Tensor, call: Any, steps: int) -> Tensor:
         for p, _ in frozen:
             p.requires_grad_(False)
         with mode(model, training=False), torch.inference_mode(False), torch.enable_grad():
-            for _ in range(steps):
+            for done in range(steps):
+                show(done)
                 with _listening(model) as heard:
                     call(x)
                 terms = [_distance(bn, z) for bn, z in heard]

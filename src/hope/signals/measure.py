@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sized
 from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from hope._util.calls import as_call, mode
+from hope._util.calls import as_call, mode, unlabelled
+from hope._util.progress import bar
 from hope.anatomy.anatomy import Anatomy
 from hope.errors import InvalidExample, first_line
 from hope.geometry.matrices import tap_distances
@@ -61,43 +62,64 @@ class _Sums:
 
 
 def measured_intakes(
-    model: nn.Module, anatomy: Anatomy, inputs: Iterable[Any], known: Mapping[str, Intake]
+    model: nn.Module,
+    anatomy: Anatomy,
+    inputs: Iterable[Any],
+    known: Mapping[str, Intake],
+    *,
+    progress: bool | None = None,
 ) -> dict[str, Intake]:
     """What every weight reads, measured on a few inputs.
 
     Args:
-        inputs: batches as `example` takes them; labels are not used.
+        inputs: batches as `example` takes them, or pairs of inputs and labels; labels are not used.
         known: intakes of the propagated surrogate, kept where nothing could be measured.
+        progress: show how far it is; None shows it on a terminal.
     """
     sums: dict[str, _Sums] = {}
+    batches = unlabelled(model, inputs)
     handles = []
     for weight, (repeat, space) in _readers(model, anatomy).items():
         sums[weight] = one = _Sums(repeat, space)
         module = model.get_submodule(weight.rpartition(".")[0])
         handles.append(module.register_forward_pre_hook(lambda _, args, one=one: one.add(args[0])))
-    batches = 0
+    count = 0
+    total = len(inputs) if isinstance(inputs, Sized) else None
     try:
-        with mode(model, training=False), torch.no_grad():
-            for batch in inputs:
-                args, kwargs = as_call(batch)
-                try:
-                    model(*args, **kwargs)
-                except Exception as error:  # whatever the user's forward raises
-                    raise InvalidExample(
-                        f"calibration: the model cannot run on batch {batches}: {first_line(error)}; "
-                        "give batches as the model takes them, without labels"
-                    ) from error
-                batches += 1
+        with mode(model, training=False), torch.no_grad(), bar("measuring", total, progress) as show:
+            for batch in batches:
+                _run(model, batch, count)
+                count += 1
+                show(count)
     finally:
         for handle in handles:
             handle.remove()
-    if not batches:
+    if not count:
         raise InvalidExample("calibration: there were no inputs; give an iterable of batches")
     found = dict(known)
     for weight, one in sums.items():
+        if one.count and not bool(one.square.isfinite().all()):
+            raise InvalidExample(f"calibration: what {weight} reads is NaN or infinite on these inputs")
         if one.count:
             found[weight] = _intake(weight, one, model, anatomy, known.get(weight))
     return found
+
+
+def _run(model: nn.Module, batch: Any, number: int) -> None:
+    """Run a model on one batch, or say why that cannot be."""
+    args, kwargs = as_call(batch)
+    for value in (*args, *kwargs.values()):
+        if isinstance(value, Tensor) and not bool(value.isfinite().all()):
+            raise InvalidExample(
+                f"calibration: batch {number} has entries that are NaN or infinite: leave such inputs out"
+            )
+    try:
+        model(*args, **kwargs)
+    except Exception as error:  # whatever the user's forward raises
+        raise InvalidExample(
+            f"calibration: the model cannot run on batch {number}: {first_line(error)}; "
+            "give batches as the model takes them, without labels"
+        ) from error
 
 
 def _readers(model: nn.Module, anatomy: Anatomy) -> dict[str, tuple[int, int]]:

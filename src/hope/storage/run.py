@@ -16,6 +16,7 @@ from typing import Any, cast
 from torch import Tensor, nn
 
 from hope._util.calls import duplicate
+from hope._util.files import make_folder
 from hope.anatomy.anatomy import Anatomy
 from hope.anatomy.sizes import sizes
 from hope.anatomy.steps import AnyStep, Step
@@ -112,7 +113,7 @@ def write_run(
     trained: bool = False,
 ) -> Path:
     """Write a folder: the files of tensors first, then the record that names them."""
-    folder.mkdir(parents=True, exist_ok=True)
+    make_folder(folder)
     record = RunRecord(
         original=original,
         weights=write_arrays(folder, "weights", weights),

@@ -1,0 +1,147 @@
+"""What is refused before any work, and numbers of other libraries that are not."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+import hope
+from hope.run.budget import one_budget
+
+EXAMPLE = torch.zeros(2, 3)
+METHODS = ("absorb", "hope", "l1-in", "random")
+
+
+def network() -> nn.Sequential:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(3, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 2)).eval()
+
+
+class Optional(nn.Module):
+    """Takes a second input that must look like the first."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.net = network()
+
+    def forward(self, x: Tensor, more: Tensor | None = None) -> Any:
+        return self.net(x if more is None else x + more)
+
+
+@pytest.mark.parametrize(
+    "value",
+    [np.float32(0.5), np.float64(0.5), np.array(0.5), torch.tensor(0.5), np.int64(4), torch.tensor(4), 4.0],
+)
+def test_scalars_of_numpy_and_torch_are_budgets(value: Any) -> None:
+    assert hope.encode(network(), EXAMPLE, density=value).size.neurons == 4
+
+
+@pytest.mark.parametrize(
+    ("budget", "words"),
+    [
+        ({"params": "0.5"}, "params='0.5' is no number: give a fraction"),
+        ({"params": True}, "is no number"),
+        ({"params": [0.5]}, "is no number"),
+        ({"params": torch.tensor([0.5])}, "is no number"),
+        ({"macs": float("inf")}, "no finite number: give a fraction of the MACs"),
+        ({"macs": float("nan")}, "no finite number"),
+        ({"density": -0.1}, "is negative: give a fraction of the neurons"),
+        ({"density": 1.5}, "is no whole number: give a fraction"),
+        ({"steps": 1.5}, "is no whole number: give a whole number from 0"),
+        ({"steps": -1}, "is negative: give a whole number from 0"),
+        ({"fidelity": -1}, "is negative: give a number from 0 to 1"),
+        ({"fidelity": 2.0}, "cannot be met: 1 is the original itself; give a number from 0 to 1"),
+        ({}, "give exactly one budget"),
+        ({"steps": 1, "params": 0.5}, "give exactly one budget"),
+    ],
+)
+def test_a_budget_that_there_is_not_is_told_with_the_range(budget: dict[str, Any], words: str) -> None:
+    with pytest.raises(hope.InfeasibleBudget) as caught:
+        one_budget(**{"density": None, **budget})
+    assert words in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("where", "value", "words"),
+    [
+        ("0.weight", float("nan"), "0.weight has entries that are NaN or infinite"),
+        ("3.bias", float("inf"), "3.bias has entries"),
+        ("1.running_mean", float("nan"), "1.running_mean has entries"),
+        ("1.running_var", float("inf"), "1.running_var has entries"),
+        ("1.running_var", -1.0, "1.running_var has negative entries"),
+    ],
+)
+def test_numbers_that_nothing_follows_from_are_named_by_all(where: str, value: float, words: str) -> None:
+    net = network()
+    net.state_dict()[where].view(-1)[0] = value
+    for method in METHODS:
+        with pytest.raises(hope.UnsupportedModel, match=words):
+            hope.encode(net, EXAMPLE, density=0.5, method=method)
+    with pytest.raises(hope.UnsupportedModel, match=words):
+        hope.capacities(net, EXAMPLE)
+    with pytest.raises(hope.deft.InvalidPartition, match=words):
+        hope.deft.partition(net, EXAMPLE)
+
+
+def test_a_mask_may_be_infinite() -> None:
+    net = network()
+    net.register_buffer("mask", torch.full((2,), -torch.inf))
+    assert hope.encode(net, EXAMPLE, density=0.5).steps == 4
+
+
+def test_calibration_inputs_that_are_not_finite_are_named() -> None:
+    batches = [torch.randn(4, 3), torch.full((4, 3), torch.nan)]
+    with pytest.raises(hope.InvalidExample, match="batch 1 has entries that are NaN or infinite"):
+        hope.encode(network(), EXAMPLE, density=0.5, method=hope.Absorb(calibration=batches))
+    for wrong, words in ((torch.randn(4, 3), "is one tensor"), (3, "is a int")):
+        with pytest.raises(hope.InvalidExample, match=words):
+            hope.encode(network(), EXAMPLE, density=0.5, method=hope.Absorb(calibration=wrong))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("net", [network(), Optional().eval()], ids=["one input", "an optional second"])
+def test_labels_of_a_loader_are_left_out_and_that_is_told(
+    net: nn.Module, capsys: pytest.CaptureFixture[str]
+) -> None:
+    inputs = [torch.randn(16, 3) for _ in range(3)]
+    pairs = [[x, torch.arange(16)] for x in inputs]
+    runs = [
+        hope.encode(net, EXAMPLE, density=0.5, method=hope.Absorb(calibration=some))
+        for some in (inputs, pairs)
+    ]
+    assert runs[0].trajectory.steps == runs[1].trajectory.steps
+    assert capsys.readouterr().err.count("the second as labels") == 1
+
+
+def test_two_inputs_that_a_model_takes_are_both_given(capsys: pytest.CaptureFixture[str]) -> None:
+    pairs = [(torch.randn(16, 3), torch.ones(16, 3)) for _ in range(2)]
+    hope.encode(Optional().eval(), EXAMPLE, density=0.5, method=hope.Absorb(calibration=pairs))
+    assert capsys.readouterr().err == ""
+
+
+def test_networks_without_a_bn_are_told_what_to_type() -> None:
+    net = nn.Sequential(nn.Linear(3, 8), nn.ReLU(), nn.Linear(8, 2)).eval()
+    for budget in ({"density": 0.5}, {"steps": 2}, {"fidelity": 0.5}):
+        for method in ("absorb", "hope"):
+            with pytest.raises(hope.InfeasibleBudget) as caught:
+                hope.encode(net, EXAMPLE, method=method, **budget)  # type: ignore[arg-type]
+            assert "8 neurons have no BN" in str(caught.value)
+            assert "method=hope.Absorb(calibration=batches) or --calibration inputs.npy" in str(caught.value)
+            assert "larger budget" not in str(caught.value)
+    batches = [torch.randn(32, 3)]
+    assert hope.encode(net, EXAMPLE, density=0.5, method=hope.Absorb(calibration=batches)).steps == 4
+
+
+def test_a_pattern_that_fits_nothing_is_refused() -> None:
+    with pytest.raises(
+        hope.UnknownMethod, match=r"exclude='head\*' fits no module of Sequential: they are called 0"
+    ):
+        hope.encode(network(), EXAMPLE, density=0.5, exclude=["head*"])
+    assert hope.encode(network(), EXAMPLE, density=0.5, exclude="2").settings["exclude"] == ["2"]
+    for multiple in (0, 1.5, "8"):
+        with pytest.raises(hope.UnknownMethod, match="makes no sense"):
+            hope.encode(network(), EXAMPLE, density=0.5, multiple_of=multiple)  # type: ignore[arg-type]
