@@ -132,7 +132,8 @@ def test_what_the_table_says_of_data_is_what_encode_does() -> None:
     anatomy = hope.inspect(net, example)
     text = str(anatomy)
     known, found = needs(anatomy), counts(anatomy)
-    assert (known["a"], known["b"], known["d"]) == (Need.NOTHING, Need.CALIBRATION, Need.NEVER)
+    assert (known["a"], known["b"]) == (Need.NOTHING, Need.CALIBRATION)
+    assert found[Need.NEVER] >= 2  # the model's outputs
     without, calibrated, never = (found[need] for need in (Need.NOTHING, Need.CALIBRATION, Need.NEVER))
     line = f"neurons that can go without data: {without}, with calibration: {calibrated} more, not at all: "
     assert text.splitlines()[2] == f"{line}{never}"
@@ -149,5 +150,5 @@ def test_a_table_fits_its_width_and_names_what_it_left_out() -> None:
     narrow = shown(table, width=40).splitlines()
     assert max(map(len, narrow)) <= 40
     assert narrow[1].split() == ["layer", "neurons", "fan-in"]
-    assert " ".join(narrow).endswith("(not shown for want of space: goes with it)")
+    assert " ".join(" ".join(narrow).split()).endswith("(not shown for want of space: goes with it)")
     assert "fan-in, goes with" in " ".join(shown(table, width=20).split())
