@@ -7,6 +7,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import hope
+from hope._util.tables import grid
+from hope._util.tables import text as shown
+from hope.anatomy.needs import Need, counts, needs
+from hope.run.plan import Plan
 
 
 class Net(nn.Module):
@@ -42,14 +46,25 @@ def test_the_table_has_a_row_for_every_layer() -> None:
         "fan-out",
         "activation",
         "BN",
+        "needs",
         "releases",
         "goes",
         "with",
         "it",
     ]
     table = rows(text)
-    assert table["a"] == ["a", "6", "72", "8", "relu", "bn", "82"]
-    assert table["c"] == ["c", "2×2", "16", "6", "silu", "none", str(2 * 9 + 2 * 2 + 2 + 6), "d"]
+    assert table["a"] == ["a", "6", "72", "8", "relu", "bn", "nothing", "82"]
+    assert table["c"] == [
+        "c",
+        "2×2",
+        "16",
+        "6",
+        "silu",
+        "none",
+        "calibration",
+        str(2 * 9 + 2 * 2 + 2 + 6),
+        "d",
+    ]
     assert table["model"][:4] == ["model", "identity", "8", str(8 * 6 * 9 + 12 + 56)]
 
 
@@ -91,3 +106,49 @@ def test_equal_reasons_are_told_once() -> None:
     text = str(hope.inspect(Heads(), torch.zeros(1, 3)))
     assert text.count("it is an output of the model") == 1
     assert rows(text)["heads.0"][:5] == ["heads.0", "and", "2", "more", "11"]
+
+
+class Twice(nn.Module):
+    """Layers that can go without data, with calibration, and not at all."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.bn, self.b = nn.Linear(4, 6), nn.BatchNorm1d(6), nn.Linear(6, 5)
+        self.c, self.d, self.twice, self.out = (
+            nn.Linear(5, 4),
+            nn.Linear(4, 3),
+            nn.Linear(3, 7),
+            nn.Linear(7, 2),
+        )
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = F.relu(self.c(F.relu(self.b(F.relu(self.bn(self.a(x)))))))
+        x = F.relu(self.d(x))
+        return self.out(F.relu(self.twice(x)) + F.relu(self.twice(-x)))
+
+
+def test_what_the_table_says_of_data_is_what_encode_does() -> None:
+    net, example = Twice().eval(), torch.zeros(2, 4)
+    anatomy = hope.inspect(net, example)
+    text = str(anatomy)
+    known, found = needs(anatomy), counts(anatomy)
+    assert (known["a"], known["b"]) == (Need.NOTHING, Need.CALIBRATION)
+    assert found[Need.NEVER] >= 2  # the model's outputs
+    without, calibrated, never = (found[need] for need in (Need.NOTHING, Need.CALIBRATION, Need.NEVER))
+    line = f"neurons that can go without data: {without}, with calibration: {calibrated} more, not at all: "
+    assert text.splitlines()[2] == f"{line}{never}"
+    for calibration, can in ((None, {Need.NOTHING}), ([torch.randn(8, 4)], {Need.NOTHING, Need.CALIBRATION})):
+        plan = Plan(net, example, anatomy, hope.Absorb(calibration=calibration))
+        assert {state.name for state in plan.states} == {name for name, need in known.items() if need in can}
+    assert all(rows(text)[name][6] in need.value for name, need in known.items())
+
+
+def test_a_table_fits_its_width_and_names_what_it_left_out() -> None:
+    table = grid("A table", " layer", "neurons", "fan-in?", " goes with it?")
+    table.add_row("features.0", "64", "1,000", "features.1, features.2, features.3")
+    assert "not shown" not in shown(table)
+    narrow = shown(table, width=40).splitlines()
+    assert max(map(len, narrow)) <= 40
+    assert narrow[1].split() == ["layer", "neurons", "fan-in"]
+    assert " ".join(" ".join(narrow).split()).endswith("(not shown for want of space: goes with it)")
+    assert "fan-in, goes with" in " ".join(shown(table, width=20).split())

@@ -1,15 +1,38 @@
-"""Tables as plain text."""
+"""Tables as plain text, no wider than where they are shown."""
 
 from __future__ import annotations
 
+import shutil
+import sys
+from collections.abc import Sequence
 from io import StringIO
 
 from rich.console import Console
+from rich.measure import Measurement
 from rich.table import Table
 
+PIPED = 100  # columns, where nobody says how many there are
 
-def text(*parts: object, width: int = 120) -> str:
-    """Rich tables and lines as plain text."""
+
+class Grid(Table):
+    """A table that can do without some of its columns.
+
+    Attributes:
+        optional: their positions, in order.
+    """
+
+    optional: tuple[int, ...] = ()
+
+
+def text(*parts: object, width: int | None = None) -> str:
+    """Rich tables and lines as plain text.
+
+    Args:
+        width: in columns; by default that of the terminal, 100 where there is none. A table that is wider
+            drops columns that can be done without, and says which; what is still too wide is folded.
+    """
+    if width is None:
+        width = shutil.get_terminal_size().columns if sys.stdout.isatty() else PIPED
     out = StringIO()
     console = Console(
         file=out,
@@ -21,17 +44,57 @@ def text(*parts: object, width: int = 120) -> str:
         markup=False,
     )
     for part in parts:
-        console.print(part)
+        if isinstance(part, Grid):
+            part, dropped = _narrowed(part, console)
+            console.print(part)
+            if dropped:
+                console.print(f"(not shown for want of space: {', '.join(dropped)})")
+        else:
+            console.print(part)
     return out.getvalue().rstrip()
 
 
-def grid(title: str, *columns: str) -> Table:
-    """An empty table: a column whose name starts with a space is text, the others are numbers."""
-    table = Table(
-        title=title, title_justify="left", box=None, pad_edge=False, title_style="", header_style=""
-    )
+def grid(title: str, *columns: str) -> Grid:
+    """An empty table: a column whose name starts with a space is text, the others are numbers; one whose name
+    ends with a question mark is dropped where there is no space for it, the last such first.
+    """
+    table = Grid(title=title, title_justify="left", box=None, pad_edge=False, title_style="", header_style="")
     for column in columns:
         table.add_column(
-            column.strip(), justify="left" if column.startswith(" ") else "right", overflow="fold"
+            column.strip().removesuffix("?"),
+            justify="left" if column.startswith(" ") else "right",
+            overflow="fold",
         )
+    table.optional = tuple(k for k, column in enumerate(columns) if column.endswith("?"))
     return table
+
+
+def _narrowed(table: Grid, console: Console) -> tuple[Table, list[str]]:
+    """The table with as many columns as there is space for, and the names of the others."""
+    kept, optional = list(range(len(table.columns))), list(table.optional)
+    found: Table = table
+    while optional and _natural(found, console) > console.width:
+        kept.remove(optional.pop())
+        found = _with(table, kept)
+    gone = [str(column.header) for k, column in enumerate(table.columns) if k not in kept]
+    return found, gone
+
+
+def _natural(table: Table, console: Console) -> int:
+    """How wide a table would be if it were let; its title may be folded."""
+    bare = _with(table, range(len(table.columns)))
+    bare.title = None
+    return Measurement.get(console, console.options.update(width=10_000), bare).maximum
+
+
+def _with(table: Table, kept: Sequence[int]) -> Table:
+    """Some columns of a table."""
+    some = Table(
+        title=table.title, title_justify="left", box=None, pad_edge=False, title_style="", header_style=""
+    )
+    for k in kept:
+        column = table.columns[k]
+        some.add_column(column.header, justify=column.justify, overflow=column.overflow)
+    for row in zip(*(table.columns[k].cells for k in kept), strict=True):
+        some.add_row(*row)
+    return some

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from rich.table import Table
 
 from hope._util.tables import grid, text
+from hope.anatomy.needs import Need, counts, needs
 
 if TYPE_CHECKING:
     from hope.anatomy.anatomy import Anatomy
@@ -17,10 +18,13 @@ def render(anatomy: Anatomy) -> str:
     """The whole anatomy: layers, blocks, streams, and what is left alone with its reasons."""
     size, floor = anatomy.size(), anatomy.floor()
     share = 1 - floor.parameters / size.parameters if size.parameters else 0.0
+    found = counts(anatomy)
     head = (
         f"{anatomy.model}: {size.neurons:,} compressible neurons in {len(anatomy.layers)} layers, "
         f"{len(anatomy.blocks)} blocks that can be evicted, {len(anatomy.streams)} streams\n"
-        f"{size.parameters:,} parameters, of which {share:.1%} can go; {size.macs:,} MACs on the example"
+        f"{size.parameters:,} parameters, of which {share:.1%} can go; {size.macs:,} MACs on the example\n"
+        f"neurons that can go without data: {found[Need.NOTHING]:,}, with calibration: "
+        f"{found[Need.CALIBRATION]:,} more, not at all: {found[Need.NEVER]:,}"
     )
     parts: list[object] = [head, ""]
     if anatomy.layers:
@@ -28,7 +32,7 @@ def render(anatomy: Anatomy) -> str:
     else:
         parts += ["No neuron can be removed on its own; the reasons are below.", ""]
     if anatomy.blocks:
-        table = grid("Blocks that can be evicted", " block", " skip", "channels", "releases", " layers")
+        table = grid("Blocks that can be evicted", " block", " skip", "channels", "releases", " layers?")
         for block in anatomy.blocks:
             layers = ", ".join(block.layers)
             table.add_row(block.name, block.skip, str(block.channels), str(block.release), layers)
@@ -45,14 +49,17 @@ def render(anatomy: Anatomy) -> str:
 
 
 def _layers(anatomy: Anatomy) -> Table:
-    columns = (" layer", "neurons", "fan-in", "fan-out", " activation", " BN", "releases", " goes with it")
-    table = grid("Neuron layers", *columns)
+    first = (" layer", "neurons", "fan-in?", "fan-out?", " activation", " BN", " needs")
+    table = grid("Neuron layers", *first, "releases?", " goes with it?")
+    need = needs(anatomy)
     for layer in anatomy.layers:
         neurons = f"{layer.neurons}×{layer.channels}" if layer.channels > 1 else str(layer.neurons)
         bn = layer.bn or ("several" if any(reader.last("bn") for reader in layer.readers) else "none")
         numbers = (neurons, str(layer.fan_in), str(layer.fan_out))
         along = ", ".join(layer.along)
-        table.add_row(layer.name, *numbers, layer.activation, bn, str(layer.release), along)
+        table.add_row(
+            layer.name, *numbers, layer.activation, bn, need[layer.name].value, str(layer.release), along
+        )
     return table
 
 

@@ -19,7 +19,6 @@ from hope.cli import models
 from hope.methods import METHODS
 
 WIDTHS = (256, 512, 1024, 2048, 4096, 8192)
-WIDTH = 132  # of a table of accuracies
 
 
 def register(commands: Any) -> None:
@@ -151,7 +150,7 @@ def run_compression(options: argparse.Namespace) -> None:
         count=options.images,
         seed=options.seed,
     )
-    print(text(*compression_tables(results), width=WIDTH))
+    print(text(*compression_tables(results)))
     if options.out:
         write_results(Path(options.out), results)
 
@@ -160,8 +159,8 @@ def compression_tables(results: dict[str, Any]) -> list[object]:
     """What every network keeps, and its accuracies with 95% intervals."""
     table = grid(
         f"{results['model']}: accuracy on {results['images']:,} images, without fine-tuning",
-        " method", " budget", "widths of", "neurons", "parameters", "MACs", " actions", "accuracy", "95%",
-        "BN re-est.", "95%",
+        " method", " budget", "widths of?", "neurons?", "parameters", "MACs?", " actions?", "accuracy",
+        "95%?", "BN re-est.", "95%?",
     )  # fmt: skip
     for row in results["rows"]:
         cells = [" ".join(f"{count}{kind[0]}" for kind, count in row["mix"].items() if count)]
@@ -217,7 +216,7 @@ def latency_tables(results: dict[str, Any]) -> list[object]:
         table = grid(
             f"{results['model']}, {engine}, batch {batch}, {results['threads']} threads: median of "
             f"{results['repeats']} (quartiles)",
-            " method", " budget", "widths of", "neurons", "parameters", "MACs", "ms", "speed-up",
+            " method", " budget", "widths of?", "neurons?", "parameters", "MACs?", "ms", "speed-up",
         )  # fmt: skip
         for row in results["rows"]:
             if (row["engine"], row["batch"]) == (engine, batch):
