@@ -33,6 +33,7 @@ figures: setup
 	$(BIN)/python -m experiments.finetune --write-readme
 	$(BIN)/python -m experiments.latency --write-readme
 	$(BIN)/python -m experiments.transfer --write-readme
+	$(BIN)/python -m docs.screenshots
 
 docs: setup
 	$(BIN)/python docs/reference.py
