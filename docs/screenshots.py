@@ -1,4 +1,4 @@
-"""Take the pictures of the page in docs/: `python docs/screenshots.py --data FOLDER`.
+"""Take the pictures of the page in docs/: `python -m docs.screenshots --data FOLDER`.
 
 ResNet-56 is encoded by three methods, looked at along each run, measured on CIFAR-10 and photographed in
 chromium. Runs are kept in `--runs`, so that a second call only takes pictures. Other widths and the dark page

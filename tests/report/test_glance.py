@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from hope.anatomy.steps import Evict
+from hope.anatomy.steps import Absorption, Evict, Merge
 from hope.report.page import write_page
 from hope.storage.run import Run, read_run
 from tests.report.conftest import slide
@@ -96,6 +96,7 @@ def test_a_run_without_looks_has_no_empty_comparison(visit: Any) -> None:
     assert not visit("bare").locator("#works").is_visible()
     page = visit("judged")
     assert page.locator("#chart-fidelity").is_visible()
+    assert page.locator("#equal tbody th").all_inner_texts() == ["fidelity"]
     assert not page.locator("#chart-accuracy").is_visible()
 
 
@@ -142,19 +143,27 @@ def test_capacity_kept_is_that_of_the_neurons_that_are_still_there(
     visit: Any, folder: Path, absorbed: Path, name: str
 ) -> None:
     run = read_run(folder if name == "measured" else absorbed)
-    page, steps = visit(name), 30
+    page, steps, shares = visit(name), len(run.trajectory) - 4, []
     slide(page, steps)
     for layer, row in zip(run.anatomy.layers, page.locator(".row").all(), strict=True):
         said = row.locator(".share").inner_text()
         if row.locator(".count").inner_text().startswith("0 /"):
             assert said == "0%"
+            shares.append(0.0)
             continue
         taken = [s for s in run.trajectory.steps[:steps] if s.name == layer.name and not isinstance(s, Evict)]
         gone = {neuron for step in taken for neuron in step.gone}
         own = run.details.measures[layer.name]
         kept = sum(value for neuron, value in enumerate(own) if neuron not in gone) / sum(own)
+        shares.append(kept)
         assert float(said.rstrip("%")) == pytest.approx(100 * kept, abs=0.6), layer.name
-    moved = next(s.name for s in run.trajectory if not isinstance(s, Evict))
+    words = page.locator("#whole").inner_text()
+    mean = float(words.removeprefix("On average over the layers, ").split("%")[0])
+    assert mean == pytest.approx(100 * sum(shares) / len(shares), abs=0.6)
+    assert (f"{shares.count(0)} layer" in words) == (0 in shares)
+    assert ("took over" in words) == (name == "absorbed")
+    slide(page, 40)
+    moved = next(s.name for s in run.trajectory if isinstance(s, Merge | Absorption))
     page.locator(f".row[title='{moved}']").click()
     words = page.locator("#detail-left").inner_text()
     assert ("took over" if name == "absorbed" else "the method itself says") in words

@@ -26,7 +26,6 @@ function network() {
   run.blocks.forEach((_, number) => { if (!shown.has(number)) group(number); });
   const known = run.layers.some((_, number) => run.keeps(number, 0) !== null), what = run.baseline ? "score" : "capacity";
   $("network-note").textContent = !run.layers.length ? "no layer of it can lose neurons" : "green: neurons left" + (known ? `, blue: ${what} kept` : "");
-  $("kept-note").textContent = !known ? "" : `${what[0].toUpperCase() + what.slice(1)} kept: of ${run.baseline ? "the scores that the layer's neurons had" : "the capacity Σ‖f‖ that the layer had"} in the original, the share of the neurons that are still there. What others took over for those that left is not counted.`;
   box.classList.toggle("long", run.layers.length > 14);
   if (run.layers.length) box.before($("heading") ?? make("div", { id: "heading" }));
   heading(known ? `${what} kept` : "neurons left");
@@ -45,11 +44,23 @@ function networkNow() {
     seen.textContent = `${count(left)} / ${count(one.neurons)}`;
     share.textContent = capacity === null ? percent(left / one.neurons) : percent(capacity);
   });
+  whole();
   for (const { node, note, number } of groups) {
     const gone = run.blocks[number].gone, now = gone !== null && step >= gone;
     node.classList.toggle("gone", now);
     note.textContent = now ? `evicted at step ${count(gone)}` : "";
   }
+}
+function whole() { // the network in one line: an evicted layer has nothing left, and a layer that stands does not show it
+  const all = run.layers.map((_, number) => number), shares = all.map((number) => run.keeps(number, step)).filter((share) => share !== null);
+  const mean = (list) => list.reduce((sum, value) => sum + value, 0) / list.length, gone = all.filter((number) => run.isGone(number, step)).length;
+  const what = run.baseline ? "Score kept" : "Capacity kept", own = run.baseline ? "the scores that a layer's neurons had" : "the capacity Σ‖f‖ that a layer had";
+  const parts = [];
+  if (shares.length) parts.push(`On average over the layers, ${percent(mean(shares))} is kept.`);
+  if (gone) parts.push(`${plural(gone, "layer")} of ${count(all.length)} went with evicted blocks.`);
+  if (run.method === "absorb" && run.left.length) parts.push(`With what the survivors took over, ${percent(mean(all.map((number) => run.capacity(number, step))))} of the signal is left on average.`);
+  $("whole").textContent = parts.join(" ");
+  $("kept-note").textContent = shares.length ? `${what}: of ${own} in the original, the share of the neurons that are still there; what others took over for those that left is not counted.` : "";
 }
 function choose(number) { layer = number; networkNow(); detail(); mapCursor(); }
 
@@ -217,10 +228,11 @@ function show(number, k) {
   $("order").textContent = run.order(); $("sum").textContent = `(${run.sum})`;
   network(); strip(); map(); works(); curves(); alone(); go(step, true);
 }
+const FOLD = 8; // names in one cell
 function alone() {
   const table = (head, body) => {
     const node = make("table", {}, make("thead", {}, make("tr", {}, ...head.map(([words, number]) => make("th", number ? { class: "number" } : {}, words)))));
-    node.append(make("tbody", {}, ...body.map((cells) => make("tr", {}, ...cells.map((cell, n) => make("td", { ...(head[n][1] ? { class: "number" } : {}), "data-head": head[n][0] }, String(cell)))))));
+    node.append(make("tbody", {}, ...body.map((cells) => make("tr", {}, ...cells.map((cell, n) => make("td", { ...(head[n][1] ? { class: "number" } : {}), "data-head": head[n][0] }, cell))))));
     return node;
   };
   const parts = [];
@@ -229,7 +241,10 @@ function alone() {
     for (const one of list) { const key = JSON.stringify(same(one)); if (!found.has(key)) found.set(key, []); found.get(key).push(one); }
     return [...found.values()];
   };
-  const names = (list) => list.map((one) => one[0]).join(", ");
+  const names = (list) => { // a long list folds
+    const all = list.map((one) => one[0]);
+    return all.length <= FOLD ? all.join(", ") : make("details", {}, make("summary", {}, `${all.slice(0, FOLD - 2).join(", ")} and ${all.length - FOLD + 2} more`), all.slice(FOLD - 2).join(", "));
+  };
   if (run.skipped.length) parts.push(table([["what"], ["kind"], ["outputs", true], ["why"]],
     together(run.skipped, ([, kind, , why]) => [kind, why]).map((list) => [names(list), list[0][1], count(list.reduce((sum, one) => sum + one[2], 0)), list[0][3]])));
   if (run.leftAlone.length) parts.push(make("h3", {}, `Left alone by ${run.method}`),

@@ -179,10 +179,11 @@ class Run {
   }
   account(layer, k) { // the method's own account in words, where it differs
     const left = this.capacity(layer, k);
-    if (left === null || this.baseline || this.isGone(layer, k) || !below(this.moves[layer], k)) return "";
+    const made = this.moves[layer].slice(0, below(this.moves[layer], k)).map((t) => this.kinds[t]);
+    if (left === null || this.isGone(layer, k) || !(made.includes("m") || made.includes("a"))) return "";
     return this.method === "absorb"
       ? `With what the survivors took over, ${percent(left)} of the signal is left in front of its readers.`
-      : `With the parents' capacity counted in, the method itself says ${percent(left)}.`;
+      : `With the parents' capacity counted in, the method itself says that ${percent(left)} is left.`;
   }
   ends(unit, share) { // the first place to end at which no more than a share of a size is left; null if the run does not come so far
     return this.places.find((k) => this.share(unit, k) <= share + 1e-9) ?? null;

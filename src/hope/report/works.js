@@ -48,12 +48,11 @@ function works() {
   legend($("legend-works"), RUNS.length > 1 ? RUNS.map(looks).map((one) => [one.of.name, one.tint, one.dash]) : [], line);
   equal(unit, known);
 }
-function sizesOf(unit, known) { // shares at which at least one run was looked at, or lies between two looks
-  const found = [];
-  const saved = RUNS.map((one) => one.share(unit, one.saved)).filter((share) => share < 0.995);
-  for (const share of [...saved, ...SIZES]) {
-    const there = RUNS.some((one) => known.some((what) => one.near(what, unit, share)));
-    if (there && found.length < MOST && found.every((other) => Math.abs(other - share) >= 0.015)) found.push(share);
+function sizesOf(unit, known) { // shares of which something is known: the saved one, round ones, and those that other runs were saved at
+  const found = [], saved = RUNS.filter((one) => one !== run).map((one) => [one.share(unit, one.saved), 0.05]);
+  for (const [share, apart] of [[run.share(unit, run.saved), 0], ...SIZES.map((size) => [size, 0.02]), ...saved]) {
+    const there = share < 0.995 && RUNS.some((one) => known.some((what) => one.near(what, unit, share)));
+    if (there && found.length < MOST && found.every((other) => Math.abs(other - share) >= apart)) found.push(share);
   }
   return found.sort((a, b) => b - a);
 }
@@ -61,8 +60,8 @@ function equal(unit, known) {
   const columns = sizesOf(unit, known);
   let between = false, jumps = false;
   $("panel-table").hidden = !columns.length;
-  const cell = (one, share) => {
-    const parts = known.map((what) => {
+  const cell = (one, whats, share) => {
+    const parts = whats.map((what) => {
       const found = one.near(what, unit, share);
       between ||= found !== null && !found.exact;
       return make("span", { class: what }, found ? about(found, FIGURE[what]) : "–");
@@ -72,9 +71,12 @@ function equal(unit, known) {
     return make("td", { class: "number" }, ...parts, ...(less ? [make("span", { class: "less" }, `at ${percent(size)}`)] : []));
   };
   const head = make("tr", {}, make("th", {}, "at most"), ...columns.map((share) => make("th", { class: "number" }, percent(share))));
-  const body = RUNS.map((one) => make("tr", one === run ? { class: "chosen" } : {}, make("th", { scope: "row" }, RUNS.length > 1 ? line(looks(one).tint, looks(one).dash) : "", RUNS.length > 1 ? one.name : known.join(", ")), ...columns.map((share) => cell(one, share))));
+  const several = RUNS.length > 1, key = (one) => (several ? [line(looks(one).tint, looks(one).dash)] : []);
+  const entries = several ? RUNS.map((one) => [one.name, one, known]) : known.map((what) => [what, run, [what]]);
+  const body = entries.map(([name, one, whats]) => make("tr", several && one === run ? { class: "chosen" } : {},
+    make("th", { scope: "row" }, ...key(one), name), ...columns.map((share) => cell(one, whats, share))));
   $("equal").replaceChildren(make("table", { class: "plain" }, make("thead", {}, head), make("tbody", {}, ...body)));
   $("equal-note").textContent = [
-    `Of the ${UNITS[unit]}.`, known.length > 1 ? "Above accuracy in %, below fidelity." : known[0] === "accuracy" ? "Accuracy in %." : "Fidelity.",
+    `Of the ${UNITS[unit]}.`, known.length > 1 && several ? "Above accuracy in %, below fidelity." : known.length > 1 ? "Accuracy in %." : known[0] === "accuracy" ? "Accuracy in %." : "Fidelity.",
     between ? "≈ between two looks." : "", jumps ? "An action that jumps over a size gives the next smaller one." : ""].filter(Boolean).join(" ");
 }
