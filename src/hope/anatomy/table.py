@@ -1,4 +1,4 @@
-"""An anatomy as text."""
+"""An anatomy as text, or as HTML."""
 
 from __future__ import annotations
 
@@ -14,6 +14,11 @@ if TYPE_CHECKING:
 
 
 def render(anatomy: Anatomy) -> str:
+    """The whole anatomy as text."""
+    return text(*parts_of(anatomy))
+
+
+def parts_of(anatomy: Anatomy) -> list[object]:
     """The whole anatomy: layers, blocks, streams, and what is left alone with its reasons."""
     size, floor = anatomy.size(), anatomy.floor()
     share = 1 - floor.parameters / size.parameters if size.parameters else 0.0
@@ -41,7 +46,7 @@ def render(anatomy: Anatomy) -> str:
         parts += [table, ""]
     if anatomy.skipped:
         parts.append(_left_alone(anatomy))
-    return text(*parts)
+    return parts
 
 
 def _layers(anatomy: Anatomy) -> Table:
