@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from html.parser import HTMLParser
+
 import pytest
 import torch
 from torch import nn
 
 import hope
+from hope._util.tables import grid, html
 from hope.anatomy.steps import Absorption
+from hope.deft.tuning import Penalty
 from tests.support import randomise
 from zoo.networks import CifarResNet
 
@@ -65,6 +70,78 @@ def test_whatever_deft_makes(model: nn.Module) -> None:
     part = hope.deft.partition(model, EXAMPLE)
     assert is_one_short_line(part)
     assert is_one_short_line(hope.deft.prepare(model, part, head=4))
+
+
+def test_a_tuning_says_what_may_move_and_where_it_comes_from(model: nn.Module) -> None:
+    part = hope.deft.partition(model, EXAMPLE)
+    tuning = hope.deft.prepare(model, part, head=4)
+    free, total = tuning.trainable()
+    told = str(tuning)
+    assert f"CifarResNet by deft, from the source checkpoint {part.original[:12]}" in told
+    assert f"may move: {free:,} of {total:,} parameters" in told
+    assert "head: linear is Linear(in_features=64, out_features=4, bias=True)" in told
+    assert "source: Linear(in_features=64, out_features=10, bias=True), which hears core alone" in told
+    tuning.notes = ("something to know",)
+    tuning.set_penalty(Penalty(tuning.model, {}, {}))
+    assert str(tuning).endswith("the loss needs tuning.penalty() added to it\nnote: something to know")
+    full = hope.deft.baselines.full(model, part, head=nn.Sequential(nn.Linear(64, 8), nn.Linear(8, 2)))
+    assert len(str(full).splitlines()) == 5
+    assert f"may move: {full.trainable()[1]:,} of {full.trainable()[1]:,} parameters (100.0%)" in str(full)
+
+
+class Page(HTMLParser):
+    """What a notebook makes of HTML: its tags, its attributes, its text, every tag closed in order."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.tags: Counter[str] = Counter()
+        self.words: list[str] = []
+        self.names: set[str] = set()
+        self.feed(text)
+        self.close()
+        assert not self.open
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags[tag] += 1
+        self.names |= {name for name, _ in attrs}
+        if tag != "br":
+            self.open.append(tag)
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        self.words.append(data)
+
+
+def test_notebooks_show_tables_that_need_nothing_else(model: nn.Module) -> None:
+    anatomy = hope.inspect(model, EXAMPLE)
+    encoding = hope.encode(model, EXAMPLE, density=0.5, evict=False)
+    part = hope.deft.partition(model, EXAMPLE)
+    for thing, title in (
+        (anatomy, "Neuron layers"),
+        (encoding, "CifarResNet by absorb"),
+        (part, "CifarResNet: "),
+    ):
+        page = Page(thing._repr_html_())
+        assert set(page.tags) <= {"div", "p", "br", "table", "caption", "thead", "tbody", "tr", "th", "td"}
+        assert page.names <= {"style", "colspan"}
+        assert page.tags["table"] >= 1
+        assert any(words.startswith(title) for words in page.words)
+        cells = {word for word in str(thing).split() if len(word) > 3 and word.isascii()}
+        assert cells <= set(" ".join(page.words).split())
+
+
+def test_names_in_a_notebook_are_escaped_and_long_tables_are_cut() -> None:
+    table = grid("<b>title</b>", " name", "number")
+    for n in range(100):
+        table.add_row("<script>alert(1)</script>", str(n))
+    page = Page(html("a & b <i>", table))
+    assert not page.tags.keys() & {"b", "i", "script"}
+    assert "<script>alert(1)</script>" in page.words
+    assert page.tags["tr"] == 1 + 30 + 1
+    assert "and 70 more rows: print it for all of them" in page.words
 
 
 @pytest.mark.parametrize("thing", [*STEPS, *METHODS], ids=lambda thing: type(thing).__name__)

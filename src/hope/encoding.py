@@ -13,7 +13,7 @@ from torch import nn
 
 from hope._util.calls import Example, duplicate
 from hope._util.progress import bar
-from hope._util.tables import grid, text
+from hope._util.tables import grid, html, text
 from hope.anatomy.anatomy import Anatomy
 from hope.anatomy.sizes import Size
 from hope.errors import InfeasibleBudget
@@ -254,6 +254,13 @@ class Encoding:
         )
 
     def __str__(self) -> str:
+        return text(*self._parts())
+
+    def _repr_html_(self) -> str:
+        return html(*self._parts())
+
+    def _parts(self) -> list[object]:
+        """What a person wants to know, as tables and lines."""
         before, after = self.trajectory.size(0), self.size
         mix = ", ".join(f"{count} {kind}s" for kind, count in self.trajectory.mix(self.steps).items())
         title = f"{self.anatomy.model} by {self.method.name}: {self.steps} steps ({mix})"
@@ -278,7 +285,7 @@ class Encoding:
                 reasons.add_row(name, str(reason))
             more = len(self.left_alone) - 12
             parts += ["", reasons, *([f"and {more} more (encoding.left_alone)"] if more > 0 else [])]
-        return text(*parts)
+        return parts
 
 
 def _longest(encoding: Encoding, least: float, show: Callable[[float], None]) -> int:

@@ -67,6 +67,26 @@ class InvalidPenalty(HopeError, ValueError):
     """A penalty was asked for that cannot be computed."""
 
 
+class CannotExport(HopeError):
+    """A network cannot be written as asked, or what was written gives other answers; no file is left."""
+
+
+class Misused(HopeError):
+    """The command line says something that it cannot."""
+
+
+class UnknownModel(HopeError, ValueError):
+    """MODEL does not name something that can be built."""
+
+
+class MissingData(HopeError):
+    """A data set is not at hand."""
+
+
+class EnginesDisagree(HopeError):
+    """onnxruntime gives other answers than torch."""
+
+
 def first_line(error: BaseException, limit: int = 200) -> str:
     """The first line of an error's text, for quoting inside a one-line message.
 

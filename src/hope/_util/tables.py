@@ -1,10 +1,11 @@
-"""Tables as plain text, no wider than where they are shown."""
+"""Tables as plain text, no wider than where they are shown, and as HTML for notebooks."""
 
 from __future__ import annotations
 
 import shutil
 import sys
 from collections.abc import Sequence
+from html import escape
 from io import StringIO
 
 from rich.console import Console
@@ -98,3 +99,34 @@ def _with(table: Table, kept: Sequence[int]) -> Table:
     for row in zip(*(table.columns[k].cells for k in kept), strict=True):
         some.add_row(*row)
     return some
+
+
+ROWS = 30  # of a table in a notebook; the rest is one `print` away
+
+
+def html(*parts: object) -> str:
+    """Rich tables and lines as HTML that needs nothing else; all text is escaped.
+
+    >>> html("a < b")
+    '<div><p>a &lt; b</p></div>'
+    """
+    return f"<div>{''.join(_html(part) for part in parts if part != '')}</div>"
+
+
+def _html(part: object) -> str:
+    if not isinstance(part, Table):
+        return f"<p>{escape(str(part)).replace(chr(10), '<br>')}</p>"
+    sides = [f' style="text-align: {column.justify}"' for column in part.columns]
+    heads = [escape(str(column.header)) for column in part.columns]
+    rows = list(zip(*(column.cells for column in part.columns), strict=True))
+    lines = [
+        "".join(f"<td{side}>{escape(str(cell))}</td>" for side, cell in zip(sides, row, strict=True))
+        for row in rows[:ROWS]
+    ]
+    more = len(rows) - ROWS
+    if more > 0:
+        lines.append(f'<td colspan="{len(heads)}">and {more} more rows: print it for all of them</td>')
+    head = "".join(f"<th{side}>{name}</th>" for side, name in zip(sides, heads, strict=True))
+    title = f"<caption>{escape(str(part.title))}</caption>" if part.title else ""
+    body = "".join(f"<tr>{line}</tr>" for line in lines)
+    return f"<table>{title}<thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"

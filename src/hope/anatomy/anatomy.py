@@ -104,3 +104,9 @@ class Anatomy:
         from hope.anatomy.table import render
 
         return render(self)
+
+    def _repr_html_(self) -> str:
+        from hope._util.tables import html
+        from hope.anatomy.table import parts_of
+
+        return html(*parts_of(self))

@@ -1,4 +1,4 @@
-"""An anatomy as text."""
+"""An anatomy as text, or as HTML."""
 
 from __future__ import annotations
 
@@ -15,6 +15,11 @@ if TYPE_CHECKING:
 
 
 def render(anatomy: Anatomy) -> str:
+    """The whole anatomy as text."""
+    return text(*parts_of(anatomy))
+
+
+def parts_of(anatomy: Anatomy) -> list[object]:
     """The whole anatomy: layers, blocks, streams, and what is left alone with its reasons."""
     size, floor = anatomy.size(), anatomy.floor()
     share = 1 - floor.parameters / size.parameters if size.parameters else 0.0
@@ -45,7 +50,7 @@ def render(anatomy: Anatomy) -> str:
         parts += [table, ""]
     if anatomy.skipped:
         parts.append(_left_alone(anatomy))
-    return text(*parts)
+    return parts
 
 
 def _layers(anatomy: Anatomy) -> Table:

@@ -16,17 +16,13 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from hope.errors import HopeError, first_line
+from hope.errors import MissingData, first_line
 
 SUFFIXES = {".jpg", ".jpeg", ".png", ".bmp", ".webp", ".ppm", ".pgm"}
 UNLABELLED = 96  # set apart for calibration and BN re-estimation
 MARGIN = 8 / 7  # a larger image is scaled to this times the input, then cropped: 256 for 224
 IMAGENET = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
 LEAST = 8  # images
-
-
-class MissingData(HopeError):
-    """A data set is not at hand."""
 
 
 class UnusableImages(MissingData, ValueError):

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from hope.bench.budgets import Candidate
 from hope.bench.results import versions
-from hope.errors import HopeError, InvalidExample, MissingExtra, first_line
+from hope.errors import EnginesDisagree, InvalidExample, MissingExtra, first_line
 from hope.surgery.export import export_onnx
 
 FORMAT, VERSION = "hope-bench-latency", 1
@@ -28,10 +28,6 @@ WARM_UPS = 3
 TOLERANCE = 1e-3  # between the engines, in units of the largest answer
 
 Runner = Callable[[], Any]
-
-
-class EnginesDisagree(HopeError):
-    """onnxruntime gives other answers than torch."""
 
 
 def eager(model: nn.Module, inputs: Tensor) -> Runner:

@@ -17,7 +17,7 @@ from contextlib import contextmanager, suppress
 from typing import Any, NoReturn
 
 from hope._version import __version__
-from hope.errors import HopeError, first_line
+from hope.errors import HopeError, Misused, first_line
 
 COMMANDS = {  # a module of hope.cli each
     "inspect": "list a network's neuron layers, blocks and streams, and what is left alone",
@@ -28,10 +28,6 @@ COMMANDS = {  # a module of hope.cli each
     "bench": "measure what compression does to accuracy and latency, and how fast encoding is",
     "demo": "train a small network on digits and compress it, in about a minute",
 }
-
-
-class Misused(HopeError):
-    """The command line says something that it cannot."""
 
 
 class Parser(argparse.ArgumentParser):

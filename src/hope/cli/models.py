@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from hope._util.notes import note
 from hope._util.operators import NOTE, declare_missing_operators
-from hope.errors import HopeError, InvalidExample, first_line
+from hope.errors import HopeError, InvalidExample, UnknownModel, first_line
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -24,10 +24,6 @@ HELP = "torchvision:NAME, timm:NAME, hf:FOLDER, or file.py:function (a function 
 EXTRAS = {"torchvision": "torchvision", "timm": "timm", "hf": "transformers"}  # which brings what
 LIBRARIES = ("torchvision", "timm")  # these build networks with random weights, or with their own
 _told: set[str] = set()
-
-
-class UnknownModel(HopeError, ValueError):
-    """MODEL does not name something that can be built."""
 
 
 def add_arguments(parser: argparse.ArgumentParser, *, optional: bool = False) -> None:

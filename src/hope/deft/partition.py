@@ -133,6 +133,12 @@ class Partition:
 
         return render(self)
 
+    def _repr_html_(self) -> str:
+        from hope._util.tables import html
+        from hope.deft.table import parts_of
+
+        return html(*parts_of(self))
+
 
 def partition(
     model: nn.Module,

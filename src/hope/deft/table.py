@@ -1,4 +1,4 @@
-"""A partition as text."""
+"""A partition as text, or as HTML."""
 
 from __future__ import annotations
 
@@ -11,6 +11,11 @@ if TYPE_CHECKING:
 
 
 def render(partition: Partition) -> str:
+    """The whole partition as text."""
+    return text(*parts_of(partition))
+
+
+def parts_of(partition: Partition) -> list[object]:
     """The whole partition: a row per layer and stream with its bounds, and what is core as a whole."""
     counts, bounds = partition.counts(), partition.bounds
     total = [sum(column) for column in zip((0, 0, 0), *counts.values(), strict=True)]
@@ -37,4 +42,4 @@ def render(partition: Partition) -> str:
         whole = list(partition.left_alone)
         more = f" and {len(whole) - 5} more" if len(whole) > 5 else ""
         parts.append(f"core as a whole: {', '.join(whole[:5])}{more}")
-    return text(*parts)
+    return parts

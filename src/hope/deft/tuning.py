@@ -204,6 +204,25 @@ class Tuning:
         free, total = self.trainable()
         return f"Tuning({type(self.model).__name__} by {self.method}: {free:,} of {total:,} parameters learn)"
 
+    def __str__(self) -> str:
+        free, total = self.trainable()
+        inside = sum(p.numel() for name, p in self.model.named_parameters() if in_head(name, self.head))
+        new, old = (
+            " ".join(str(head).split()) for head in (self.model.get_submodule(self.head), self.source_head)
+        )
+        heard = "hears core alone" if self.masks_source else "is as it was"
+        lines = [
+            f"{type(self.model).__name__} by {self.method}, from the source checkpoint {self.original[:12]}",
+            f"may move: {free:,} of {total:,} parameters ({free / max(total, 1):.1%}), "
+            f"{inside:,} of them in the head",
+            f"head: {self.head} is {new}",
+            f"source: {old}, which {heard}; `with tuning.source() as model:` runs it",
+            f"running statistics of frozen channels: {'held' if self.holds_statistics else 'free'}",
+        ]
+        if self._penalty is not None:
+            lines.append("the loss needs tuning.penalty() added to it")
+        return "\n".join([*lines, *(f"note: {note}" for note in self.notes)])
+
     def print_trainable_parameters(self) -> None:
         """Print how many entries of all parameters may move."""
         free, total = self.trainable()

@@ -17,16 +17,12 @@ from torch.export import Dim, ExportedProgram
 from torch.utils import _pytree as pytree
 
 from hope._util.calls import Example, as_call
-from hope.errors import HopeError, first_line
+from hope.errors import CannotExport, first_line
 
 TOLERANCE = {torch.float32: 1e-3, torch.float64: 1e-6}  # between engines, in units of the largest answer
 COARSE = 3e-2  # the same for half precision
 
 Call = tuple[tuple[Any, ...], dict[str, Any]]
-
-
-class CannotExport(HopeError):
-    """A network cannot be written as asked, or what was written gives other answers; no file is left."""
 
 
 @dataclass(frozen=True)
