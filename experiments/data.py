@@ -19,7 +19,6 @@ from torch import Tensor
 from hope.bench.images import (
     UNLABELLED,
     Images,
-    MissingData,
     UnusableImages,
     arrays,
     check_classes,
@@ -28,6 +27,7 @@ from hope.bench.images import (
     opened,
     words,
 )
+from hope.errors import MissingData
 
 SIDE = 224
 

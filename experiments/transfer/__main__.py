@@ -19,7 +19,7 @@ from experiments.data import data_folder
 from experiments.transfer import jobs, page
 from experiments.transfer.scale import SCALES
 from hope._util.tables import grid, text
-from hope.bench.images import MissingData
+from hope.errors import MissingData
 
 
 def parser() -> argparse.ArgumentParser:

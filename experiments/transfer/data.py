@@ -11,7 +11,8 @@ import torch
 from torch import Tensor
 
 from experiments.data import colours
-from hope.bench.images import MissingData, UnusableImages, arrays, check_classes, check_labels
+from hope.bench.images import UnusableImages, arrays, check_classes, check_labels
+from hope.errors import MissingData
 
 IMAGES = ("x_train", "y_train", "x_test", "y_test")
 Pair: TypeAlias = tuple[Tensor, Tensor]

@@ -21,8 +21,7 @@ from experiments.transfer.data import data_files, source_task, target_task
 from experiments.transfer.scale import Point, Scale, grid_points
 from experiments.transfer.training import Vgg8, pretrain, sweep, tune_and_test
 from hope._util.files import write_file
-from hope.bench.images import MissingData
-from hope.errors import HopeError
+from hope.errors import HopeError, MissingData
 
 
 class UnknownMethod(HopeError, ValueError):

@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from hope.api import capacities, encode, inspect, save_finetuned
     from hope.encoding import Encoding
     from hope.errors import (
+        CannotExport,
         CannotWrite,
         CheckpointMismatch,
         DamagedFolder,
@@ -30,7 +31,6 @@ if TYPE_CHECKING:
     from hope.storage.run import save_run as save
     from hope.surgery.apply import cut
     from hope.surgery.export import export_onnx, export_program
-    from hope.surgery.programs import CannotExport
     from hope.surgery.recalibrate import recalibrate_bn
 
 __all__ = [
@@ -76,6 +76,7 @@ _PLACES = {  # where names live: each is imported when it is first used, and tor
     "hope.api": ("capacities", "encode", "inspect", "save_finetuned"),
     "hope.encoding": ("Encoding",),
     "hope.errors": (
+        "CannotExport",
         "CannotWrite",
         "CheckpointMismatch",
         "DamagedFolder",
@@ -93,7 +94,6 @@ _PLACES = {  # where names live: each is imported when it is first used, and tor
     "hope.storage.run": ("load", "save_run as save"),
     "hope.surgery.apply": ("cut",),
     "hope.surgery.export": ("export_onnx", "export_program"),
-    "hope.surgery.programs": ("CannotExport",),
     "hope.surgery.recalibrate": ("recalibrate_bn",),
 }
 _HOMES = {

@@ -8,7 +8,7 @@ from rich.progress import track
 from torch import Tensor, nn
 from torch.nn import functional
 
-from hope.bench.images import MissingData
+from hope.errors import MissingData
 
 
 class Block(nn.Module):

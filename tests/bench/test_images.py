@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from hope.bench import images
-from hope.bench.images import MissingData
+from hope.errors import MissingData
 
 Image = pytest.importorskip("PIL.Image", reason="Pillow is not installed")
 

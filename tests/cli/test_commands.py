@@ -11,10 +11,11 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from hope.bench.images import MissingData, opened
+from hope.bench.images import opened
 from hope.cli.main import main
 from hope.cli.models import make
 from hope.demo import DigitsNet as Network
+from hope.errors import MissingData
 
 ROOT = Path(__file__).resolve().parents[2]
 MODEL = """

@@ -15,7 +15,7 @@ from experiments.compression import peers
 from experiments.finetune import main, table
 from experiments.training import Recipe, augmented, train
 from hope.bench.accuracy import accuracy
-from hope.bench.images import MissingData
+from hope.errors import MissingData
 from zoo.networks import CifarResNet
 
 SMALL = ["--methods", "hope", "l1-in", "--budgets", "params=0.5", "--epochs", "1", "--train-epochs", "1"]

@@ -13,7 +13,8 @@ from safetensors.torch import save_file
 
 from experiments import data as known
 from experiments.compression.__main__ import main
-from hope.bench.images import MissingData, UnusableImages
+from hope.bench.images import UnusableImages
+from hope.errors import MissingData
 from zoo import networks
 
 Image = pytest.importorskip("PIL.Image", reason="Pillow is not installed")

@@ -17,7 +17,8 @@ from experiments.transfer.__main__ import main
 from experiments.transfer.data import data_files, source_task, target_task
 from experiments.transfer.page import table
 from experiments.transfer.scale import SCALES, Point, grid_points
-from hope.bench.images import MissingData, UnusableImages
+from hope.bench.images import UnusableImages
+from hope.errors import MissingData
 
 TINY = replace(
     SCALES["small"],

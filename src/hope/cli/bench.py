@@ -16,6 +16,7 @@ from hope.bench import compression, latency, speed
 from hope.bench.budgets import KEPT, candidates, parse
 from hope.bench.results import check_out, write_results
 from hope.cli import models
+from hope.errors import UnknownModel
 from hope.methods import METHODS
 
 WIDTHS = (256, 512, 1024, 2048, 4096, 8192)
@@ -133,7 +134,7 @@ def run_compression(options: argparse.Namespace) -> None:
     for budget in options.budgets:
         parse(budget)
     if models.random_weights(options):
-        raise models.UnknownModel(
+        raise UnknownModel(
             f"{options.model} has random weights as it is: give --weights FILE or --pretrained"
         )
     if options.out:

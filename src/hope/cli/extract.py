@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from hope.cli import models
 from hope.cli.encode import add_budgets, budget_of
-from hope.errors import CannotWrite, HopeError, InvalidExample
+from hope.errors import CannotWrite, HopeError, InvalidExample, UnknownModel
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -91,13 +91,13 @@ def _built(options: argparse.Namespace, saved: Run, *, replayed: bool) -> tuple[
         input=options.input or known.get("input", models.INPUT),
     )
     if not wanted.model:
-        raise models.UnknownModel(f"{saved.folder} does not know its MODEL: give {models.HELP}")
+        raise UnknownModel(f"{saved.folder} does not know its MODEL: give {models.HELP}")
     try:
         return models.build(wanted)
     except InvalidExample:
         raise
     except HopeError as error:
-        named = isinstance(error, models.UnknownModel)
+        named = isinstance(error, UnknownModel)
         if options.model if named else options.weights:
             raise
         way = "MODEL" if named else "--weights FILE"

@@ -19,8 +19,8 @@ from torch import nn
 
 from hope._util.calls import Example, mode
 from hope._util.files import staged
-from hope.errors import MissingExtra, first_line
-from hope.surgery.programs import CannotExport, Captured, capture, compare, tensors
+from hope.errors import CannotExport, MissingExtra, first_line
+from hope.surgery.programs import Captured, capture, compare, tensors
 
 LARGEST = 1_900_000_000  # bytes of weights inside an .onnx file, which cannot be larger than 2 GB
 UNCHECKED = "; check=False (--no-check) writes it all the same"
