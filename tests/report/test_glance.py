@@ -89,6 +89,7 @@ def test_the_table_is_at_equal_size_and_says_what_lies_between_looks(visit: Any,
     assert all(
         words.startswith(("≈", "–", "8")) for words in page.locator("#equal .accuracy").all_inner_texts()
     )
+    assert page.locator("#h-equal").inner_text() == "At equal size"
     assert page.locator("#equal tr.chosen th").inner_text() == "hope"
 
 

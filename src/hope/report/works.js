@@ -60,6 +60,7 @@ function equal(unit, known) {
   const columns = sizesOf(unit, known);
   let between = false, jumps = false;
   $("panel-table").hidden = !columns.length;
+  $("h-equal").textContent = RUNS.length > 1 ? "At equal size" : "At some sizes";
   const cell = (one, whats, share) => {
     const parts = whats.map((what) => {
       const found = one.near(what, unit, share);
