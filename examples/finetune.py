@@ -1,7 +1,6 @@
 """Compress, fine-tune, save, load elsewhere: `python examples/finetune.py`."""
 
 import tempfile
-from pathlib import Path
 
 import torch
 from sklearn.datasets import load_digits
@@ -50,12 +49,8 @@ def main() -> None:
     print(f"fine-tuned {(small(test).argmax(1) == told).float().mean():.3f}")
 
     with tempfile.TemporaryDirectory() as place:
-        run, weights = Path(place, "run"), Path(place, "finetuned.pt")
-        encoding.save(run)  # how small it is
-        torch.save(small.state_dict(), weights)  # what it has learned since
-
-        again = hope.load(run, network())  # in another program: the class is enough
-        again.load_state_dict(torch.load(weights, weights_only=True))
+        hope.save_finetuned(place, encoding, small)  # how small it is, and what it has learned since
+        again = hope.load(place, network())  # in another program: the class is enough
         assert torch.equal(again.eval()(test), small(test))
     print("loaded again: the same answers")
 
