@@ -49,6 +49,11 @@ def _call(folder: Path, method: str, out: Path) -> list[str]:
     return [*model, *BUDGETS[method], "--out", str(out)]
 
 
+def _listen() -> None:
+    """Whoever runs the tests in the background of a script has told them not to hear SIGINT."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
 @pytest.mark.parametrize(
     ("method", "moment", "number"),
     [
@@ -73,6 +78,7 @@ def test_a_run_that_was_stopped_goes_on(
         stderr=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
+        preexec_fn=_listen,
     )
     while not (tmp_path / moment).exists():
         assert running.poll() is None, running.communicate()
