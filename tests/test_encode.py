@@ -152,7 +152,7 @@ def test_saved_run_gives_back_any_moment_of_it(
         hope.load(tmp_path, DigitsNet(), params=0.8)
     with pytest.raises(hope.InfeasibleBudget, match="comes down to"):
         hope.load(tmp_path, model, density=0.001)
-    assert json.loads((tmp_path / "trajectory.json").read_text())["method"] == "hope"
+    assert json.loads((tmp_path / "trajectory.json").read_text())["method"]["name"] == "hope"
 
 
 # ---- the order of actions ----------------------------------------------------------------------------------

@@ -50,7 +50,7 @@ def test_both_forms_of_bn_are_treated_alike() -> None:
         net = randomise(Normalised(bn)).eval()
         anatomy = hope.inspect(net, EXAMPLE)
         assert [layer.name for layer in anatomy.layers] == ["a"]
-        assert anatomy.layer("a").bn == "bn1"
+        assert anatomy.unit("a").bn == "bn1"
         assert ops.epsilons(anatomy.program) == {"bn0": 1e-3, "bn1": 1e-5, "bn2": 1e-5}
         assert [(block.last_bn, block.skip_bn) for block in anatomy.blocks] == [("bn2", "bn0")]
         runs.append(
