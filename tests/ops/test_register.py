@@ -76,7 +76,7 @@ def test_an_unknown_operator_holds_channels_fast_until_it_is_registered(net: nn.
         with ops.register("hopetests::scale", operator=Scale()):
             anatomy, _ = check_cut(net, EXAMPLE, tolerance=1e-5, train=False)
             assert anatomy.unit("a").neurons == 8
-            assert {part.tensor for part in anatomy.unit("a").slices} >= {"bn.weight", "scale", "b.weight"}
+            assert {part.tensor for part in anatomy.unit("a").places} >= {"bn.weight", "scale", "b.weight"}
     assert left_alone(net)["a"] is Cause.UNKNOWN_OPERATOR
 
 

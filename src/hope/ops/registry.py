@@ -198,7 +198,7 @@ def register(*names: str, operator: Operator) -> Registration:
         >>> [str(one.reason) for one in hope.inspect(Net(), torch.zeros(1, 4)).skipped][0]
         'shrink mixes or reorders channels in a way that is not analysed'
         >>> with hope.ops.register("shop::shrink", operator=hope.ops.Elementwise()):
-        ...     hope.inspect(Net(), torch.zeros(1, 4)).layer("a").neurons
+        ...     hope.inspect(Net(), torch.zeros(1, 4)).unit("a").neurons
         8
     """
     return Registration(names, operator)
