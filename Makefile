@@ -33,7 +33,7 @@ figures: setup
 	$(BIN)/python -m experiments.finetune --write-pages
 	$(BIN)/python -m experiments.latency --write-pages
 	$(BIN)/python -m experiments.transfer --write-pages
-	$(BIN)/python -m docs.screenshots
+	$(BIN)/python -m experiments.screenshots
 
 docs: setup
 	$(BIN)/python docs/reference.py

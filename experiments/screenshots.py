@@ -1,4 +1,4 @@
-"""Take the pictures of the page in docs/: `python -m docs.screenshots --data FOLDER`.
+"""Take the pictures of the page in docs/: `python -m experiments.screenshots --data FOLDER`.
 
 ResNet-56 is encoded by three methods, looked at along each run, measured on CIFAR-10 and photographed in
 chromium. Runs are kept in `--runs`, so that a second call only takes pictures. Other widths and the dark page
@@ -26,7 +26,7 @@ from hope.run.budget import Budget
 from hope.storage.run import PLAN, read_run
 from zoo.networks import CHECKPOINTS, trained
 
-HERE = Path(__file__).parent
+HERE = Path(__file__).resolve().parents[1] / "docs"
 METHODS = ("absorb", "hope", "l1-in")
 LEAST, BUDGET = 0.35, 0.5  # of the parameters
 LOOKS, SIZES = 8, (0.8, 0.6, 0.5, 0.4)  # along a run, and at sizes that are compared
