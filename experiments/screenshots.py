@@ -35,13 +35,24 @@ SCORES = "accuracy.json"
 WIDE, PHONE = (1400, 1000), (390, 844)
 
 
+def parser() -> argparse.ArgumentParser:
+    """The command line's grammar."""
+    top = argparse.ArgumentParser(
+        prog="python -m experiments.screenshots",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    data = os.environ.get("HOPE_DATA", "data")
+    top.add_argument("--data", metavar="FOLDER", default=data, help="checkpoints and images (HOPE_DATA)")
+    top.add_argument("--runs", metavar="FOLDER", help="where runs are kept (default: nowhere)")
+    names = list(CHECKPOINTS)
+    top.add_argument("--network", default="cifar10-resnet56", choices=names, help="default: %(default)s")
+    return top
+
+
 def main() -> None:
     """Make what is missing, and take the pictures."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-    parser.add_argument("--data", metavar="FOLDER", default=os.environ.get("HOPE_DATA", "data"))
-    parser.add_argument("--runs", metavar="FOLDER", help="where runs are kept (default: nowhere)")
-    parser.add_argument("--network", default="cifar10-resnet56", choices=list(CHECKPOINTS))
-    options = parser.parse_args()
+    options = parser().parse_args()
     with tempfile.TemporaryDirectory() as spare:
         folder = Path(options.runs or spare)
         encode(options.network, Path(options.data), folder)

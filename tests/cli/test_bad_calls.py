@@ -148,7 +148,7 @@ CALLS = [
     (ENCODE + " --out /proc/nowhere/run --density 0.5", "cannot be"),
     (ENCODE + " --out {f}/run --density 0.5", "has a run already: give --resume"),
     (EXTRACT + " --out {f}/none/x.safetensors", "there is no folder"),
-    (EXTRACT + " --out {f}/x.safetensors --density 0.01", "was made from other weights"),
+    (EXTRACT + " --out {f}/x.safetensors --density 0.01", "comes down to density="),
     ("extract {f}/empty {m}:build --input 2x3 --out {f}/x.safetensors", "is not a saved run"),
     ("report {f}/none", "none"),
     ("report {f}/cut -o {f}/page.html", "cut"),

@@ -50,8 +50,18 @@ def test_a_command_line_on_a_page_parses(module: str, arguments: str) -> None:
 
 def test_every_experiment_is_on_a_page_and_has_help(capsys: pytest.CaptureFixture[str]) -> None:
     mentioned = {module for module, _ in lines()}
-    names = ("compression", "coverage", "draw", "fetch", "finetune", "latency", "speed", "study", "transfer")
-    assert mentioned == {f"experiments.{name}" for name in names}
+    names = (
+        "compression",
+        "coverage",
+        "draw",
+        "fetch",
+        "finetune",
+        "latency",
+        "screenshots",
+        "speed",
+        "study",
+    )
+    assert mentioned == {f"experiments.{name}" for name in (*names, "transfer")}
     for module in mentioned:
         with pytest.raises(SystemExit) as stopped:
             parser(module).parse_args(["--help"])
