@@ -21,7 +21,7 @@ from hope.anatomy.steps import Step
 from hope.anatomy.units import Unit
 from hope.errors import UnknownMethod
 from hope.graph.blocks import Block
-from hope.reasons import Reason
+from hope.reasons import Cause, Reason
 from hope.signals.bn import Numbers
 from hope.signals.intake import Intake
 from hope.signals.propagate import Propagated
@@ -163,8 +163,8 @@ class Method(ABC):
         """A state -> its path; something that can be sent to another process."""
 
     def branch(self, block: Block, known: Known, states: Sequence[State]) -> Branch | Reason:
-        """A block with its price, or the reason why it has none."""
-        raise NotImplementedError(f"{self.name} evicts no blocks")
+        """A block with its price, or the reason why it has none; here that of methods that evict nothing."""
+        return Cause.EXCLUDED.at(self.name)
 
     @abstractmethod
     def measures(self, known: Known, states: Sequence[State]) -> dict[str, list[float]]:
