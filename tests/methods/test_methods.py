@@ -51,6 +51,7 @@ def test_unknown_names_are_refused_in_one_line(name: Any) -> None:
         (hope.Paper, {"merge": "both"}, "hope has no merge='both': choose from pair, sum, None"),
         (hope.Paper, {"kernel": "rbf"}, "hope has no kernel='rbf': choose from zero-bias, exact"),
         (hope.Paper, {"release": True}, "hope has no release=True: choose from static, live"),
+        (hope.Absorb, {"decay": -3.0}, "absorb has no decay=-3.0: give a correlation from 0 to below 1"),
         (hope.Score, {"by": "l2"}, "there is no score 'l2': choose from l1-in, l1-joint, bn-scale, random"),
         (hope.Absorb, {"cost": "square"}, "absorb has no cost='square': choose from log, linear"),
         (hope.Absorb, {"surrogate": "x"}, "absorb has no surrogate='x': choose from propagated, pairwise"),

@@ -74,6 +74,8 @@ class Absorb(Method):
         self.choose(
             surrogate=(self.surrogate, ("propagated", "pairwise")), cost=(self.cost, ("log", "linear"))
         )
+        if self.decay is not None and not 0 <= self.decay < 1:
+            raise UnknownMethod(f"absorb has no decay={self.decay!r}: give a correlation from 0 to below 1")
         if isinstance(self.calibration, str) and self.calibration != "dream":
             raise UnknownMethod(
                 f'calibration {self.calibration!r} is not known: give batches of inputs, or "dream"'
