@@ -72,16 +72,17 @@ def normalised(pixels: Tensor) -> Tensor:
     return ((pixels.float() / 255 - mean) / deviation).permute(0, 3, 1, 2).contiguous()
 
 
-def cifar10(folder: Path, count: int | None = None) -> Images:
+def cifar10(folder: Path, count: int | None = None, *, apart: bool = True) -> Images:
     """CIFAR-10 test images of `cifar10-test-5k.npz`, normalised as the checkpoints expect.
 
     Args:
         count: how many to measure on, the first ones: 2,000 by default.
+        apart: set the unlabelled ones apart; otherwise there are none, and all can be measured on.
     """
     path = folder / "cifar10-test-5k.npz"
     x, y = (array[:5000] for array in colours(path, "x", "y"))
     check_classes(y, 10, path)
-    left = len(x) - min(UNLABELLED, len(x) // 4)
+    left = len(x) - (min(UNLABELLED, len(x) // 4) if apart else 0)
     count = _checked(count, 2000, left, path)
     pixels = torch.from_numpy(x)
     return Images(
@@ -89,11 +90,12 @@ def cifar10(folder: Path, count: int | None = None) -> Images:
     )
 
 
-def imagenet(folder: Path, count: int | None = None) -> Images:
+def imagenet(folder: Path, count: int | None = None, *, apart: bool = True) -> Images:
     """Images `imagenet-val-1k/NNNN.jpg`, spread evenly over the classes, as Keras' ResNet-50 expects them.
 
     Args:
         count: how many to measure on: 250 by default.
+        apart: set the unlabelled ones apart; otherwise there are none, and all can be measured on.
     """
     source = folder / "imagenet-val-1k"
     found = numbered(sorted(source.glob("*.jpg")))
@@ -101,9 +103,10 @@ def imagenet(folder: Path, count: int | None = None) -> Images:
         raise MissingData(f"there are no images in {source}: it needs NNNN.jpg, named by class number")
     labels = np.array([label for _, label in found], dtype=np.int64)
     check_classes(labels, 1000, source)
-    left = len(found) - len(places(len(found), 1)[1])
-    chosen, apart = places(len(found), _checked(count, 250, left, source))
-    measured, unlabelled = (_loaded([found[place][0] for place in some]) for some in (chosen, apart))
+    left = len(found) - (len(places(len(found), 1)[1]) if apart else 0)
+    count = _checked(count, 250, left, source)
+    chosen, others = places(len(found), count) if apart else (_spread(range(len(found)), count), [])
+    measured, unlabelled = (_loaded([found[place][0] for place in some]) for some in (chosen, others))
     return Images(measured, torch.from_numpy(labels[chosen]), unlabelled)
 
 
@@ -145,5 +148,7 @@ def _loaded(paths: Sequence[Path]) -> Tensor:
         if image.size != (SIDE, SIDE):
             raise UnusableImages(f"{path} is {words(image.size)}: {SIDE}x{SIDE} is needed")
         pixels.append(torch.from_numpy(np.array(image, dtype=np.uint8)))
+    if not pixels:
+        return torch.zeros(0, 3, SIDE, SIDE)
     mean = torch.tensor([123.68, 116.779, 103.939])
     return (torch.stack(pixels).float() - mean).permute(0, 3, 1, 2).contiguous()

@@ -22,7 +22,7 @@ from torch import Tensor, nn
 
 from experiments import data
 from experiments.compression import peers
-from experiments.compression.methods import METHODS, keywords
+from experiments.compression.methods import METHODS, READINGS, keywords
 from experiments.compression.store import UnusableResults, read_results
 from hope.anatomy.anatomy import Anatomy
 from hope.api import inspect
@@ -36,6 +36,7 @@ from hope.surgery.recalibrate import recalibrate_bn
 from zoo import networks
 
 DENSITIES = tuple(f"density={d}" for d in (0.9, 0.8, 0.7, 0.6, 0.5, 0.4, 0.3))
+ALL = {**METHODS, **READINGS}
 SHARES = tuple(f"params={p}" for p in (0.825, 0.65, 0.56, 0.475, 0.4))
 
 
@@ -78,13 +79,17 @@ class Task:
         return {}
 
 
-def known_task(name: str, folders: Sequence[Path], count: int | None = None) -> Task:
-    """One of the networks with a public checkpoint."""
+def known_task(name: str, folders: Sequence[Path], count: int | None = None, *, apart: bool = True) -> Task:
+    """One of the networks with a public checkpoint.
+
+    Args:
+        apart: set unlabelled images apart.
+    """
     model = networks.trained(name, *folders)
     if name == "keras-resnet50":
-        chosen, budgets = data.imagenet(folders[0], count), SHARES
+        chosen, budgets = data.imagenet(folders[0], count, apart=apart), SHARES
     else:
-        chosen, budgets = data.cifar10(folders[0], count), DENSITIES
+        chosen, budgets = data.cifar10(folders[0], count, apart=apart), DENSITIES
     return Task(name, model, chosen.images[:1], *chosen, budgets)
 
 
@@ -116,7 +121,7 @@ def run(
 
 
 def _versions(*methods: str) -> dict[str, str]:
-    return versions(*(["torch-pruning"] if any("peer" in METHODS[method] for method in methods) else []))
+    return versions(*(["torch-pruning"] if any("peer" in ALL[method] for method in methods) else []))
 
 
 def _keep_versions(results: Mapping[str, Any]) -> None:
@@ -215,7 +220,7 @@ def _made(task: Task, anatomy: Anatomy, method: str, budgets: Sequence[str]) -> 
     """The networks of a method at some budgets; what they share is part of the time of each."""
     torch.manual_seed(task.seed)
     start = time.perf_counter()
-    network_at = _compressed(task, anatomy, METHODS[method], budgets)
+    network_at = _compressed(task, anatomy, ALL[method], budgets)
     shared = time.perf_counter() - start
     for budget in budgets:
         start = time.perf_counter()

@@ -28,6 +28,12 @@ METHODS: dict[str, dict[str, Any]] = {
     **{name: {"method": hope.Score(name)} for name in ("l1-in", "l1-joint", "bn-scale", "random")},
     **{name: {"peer": name} for name in peers.NAMES},
 }
+READINGS: dict[str, dict[str, Any]] = {
+    f"hope, {reading}{ending}": {"method": hope.Paper(reading=reading), **how}
+    for reading in ("literal", "literal kernel", "literal deviation", "literal parent")
+    for ending, how in (("", {}), (", no eviction", {"evict": False}))
+}
+"""The paper's method with every mending, or one, undone (`experiments.readings`)."""
 
 
 def keywords(settings: Mapping[str, Any], unlabelled: Tensor) -> dict[str, Any]:

@@ -171,3 +171,12 @@ def test_a_run_writes_its_parents_as_it_reads() -> None:
     assert known.numbers == Numbers(known.numbers.tensors, anatomy.eps, literal=True)
     with pytest.raises(hope.UnknownMethod, match="reading"):
         hope.Paper(reading="free")
+
+
+@pytest.mark.parametrize("what", ["kernel", "deviation", "parent"])
+def test_each_mending_can_be_undone_alone(what: str) -> None:
+    method, net = hope.Paper(reading=f"literal {what}"), network(0.5)
+    known = method.study(net, EXAMPLE, hope.inspect(net, EXAMPLE))
+    assert known.numbers.literal == (what == "deviation")
+    assert method.rewrite.clamp == (what == "parent")
+    assert method.path.keywords["kernel"] == ("printed" if what == "kernel" else "zero-bias")

@@ -23,6 +23,8 @@ from hope.reasons import Cause, Reason
 from hope.signals.bn import Numbers
 from hope.signals.energy import capacities, outgoing, slopes_of
 
+READINGS = ("mended", "literal", "literal kernel", "literal deviation", "literal parent")
+
 
 @dataclass(frozen=True)
 class Paper(Method):
@@ -38,7 +40,8 @@ class Paper(Method):
             print in three places. The zero-bias kernel calls parallel neurons with different thresholds
             identical: for |ρ̂| > 0.99, and for signals that do not move, the exact kernel stands in. A
             signal's deviation is γ_eff = |γ|·√(σ²/(σ² + ε)), the expression before ε is dropped, not |γ|. A
-            parent's BN numbers are exact for every deviation, without the clamp σ² = max(0, γ² − ε).
+            parent's BN numbers are exact for every deviation, without the clamp σ² = max(0, γ² − ε). Each of
+            the three alone is read as printed by "literal kernel", "literal deviation" and "literal parent".
 
     >>> Paper(merge="sum")
     Paper(merge='sum', kernel='zero-bias', release='static', reading='mended')
@@ -56,7 +59,7 @@ class Paper(Method):
             merge=(self.merge, ("pair", "sum", None)),
             kernel=(self.kernel, ("zero-bias", "exact")),
             release=(self.release, ("static", "live")),
-            reading=(self.reading, ("mended", "literal")),
+            reading=(self.reading, READINGS),
         )
 
     @property
@@ -69,21 +72,24 @@ class Paper(Method):
         """Whether ΔP is that of the network as it is then."""
         return self.release == "live"
 
-    @property
-    def literal(self) -> bool:
-        """Whether everything is as it is printed."""
-        return self.reading == "literal"
+    def literal(self, what: str) -> bool:
+        """Whether the kernel, the deviation or the parent is as it is printed.
+
+        >>> Paper(reading="literal kernel").literal("kernel"), Paper(reading="literal").literal("parent")
+        (True, True)
+        """
+        return self.reading in ("literal", f"literal {what}")
 
     @property
     def rewrite(self) -> Rewrite:
         """How parents get their BN numbers."""
-        return Rewrite(clamp=self.literal)
+        return Rewrite(clamp=self.literal("parent"))
 
     def study(
         self, model: nn.Module, example: Example | None, anatomy: Anatomy, *, progress: bool | None = None
     ) -> Known:
         """The checkpoint's numbers, read as asked."""
-        return Known(anatomy, Numbers.of(model, anatomy, literal=self.literal))
+        return Known(anatomy, Numbers.of(model, anatomy, literal=self.literal("deviation")))
 
     def state(self, unit: Unit, known: Known) -> PaperState | Reason:
         """Capacities, and where pairs can be merged their geometry."""
@@ -92,7 +98,7 @@ class Paper(Method):
     @property
     def path(self) -> Callable[[PaperState], PairPath]:
         """Prunes and merges."""
-        kernel = "printed" if self.literal and self.kernel == "zero-bias" else self.kernel
+        kernel = "printed" if self.literal("kernel") and self.kernel == "zero-bias" else self.kernel
         return partial(PairPath, merge=self.merge, kernel=kernel)
 
     def branch(self, block: Block, known: Known, states: Sequence[State]) -> Branch | Reason:
