@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from hope.surgery.apply import cut
     from hope.surgery.export import export_onnx, export_program
     from hope.surgery.recalibrate import recalibrate_bn
+    from hope.surgery.refit import refit
 
 __all__ = [
     "Absorb",
@@ -66,6 +67,7 @@ __all__ = [
     "load",
     "ops",
     "recalibrate_bn",
+    "refit",
     "save",
     "save_finetuned",
 ]
@@ -95,6 +97,7 @@ _PLACES = {  # where names live: each is imported when it is first used, and tor
     "hope.surgery.apply": ("cut",),
     "hope.surgery.export": ("export_onnx", "export_program"),
     "hope.surgery.recalibrate": ("recalibrate_bn",),
+    "hope.surgery.refit": ("refit",),
 }
 _HOMES = {
     name.rpartition(" as ")[2]: (place, name.partition(" as ")[0])

@@ -195,6 +195,7 @@ def work(
         example,
         method.measures(plan.known, plan.states),
         {**settings, "multiple_of": multiple_of},
+        plan.known.inputs,
         judge,
     )
     return encoding.ended_at(budget, multiple_of, progress=progress)

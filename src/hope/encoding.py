@@ -11,7 +11,7 @@ from typing import Any
 
 from torch import nn
 
-from hope._util.calls import Example, duplicate
+from hope._util.calls import Example
 from hope._util.progress import bar
 from hope._util.tables import grid, html, text
 from hope.anatomy.anatomy import Anatomy
@@ -28,8 +28,8 @@ from hope.run.trajectory import Trajectory
 from hope.signals.intake import Intake
 from hope.storage.arrays import Arrays
 from hope.storage.run import Details, Run, fingerprint, save_trajectory
-from hope.surgery.apply import operate
 from hope.surgery.export import Exported, export_onnx, export_program
+from hope.surgery.refit import compressed
 
 GRID, REFINEMENTS = 20, 6  # looks at a run's fidelity
 GROWTH = 4.0  # times the original's largest entry: beyond it, weights are reported as grown
@@ -49,6 +49,7 @@ class Encoding:
         notes: what else there is to know.
         measures: unit -> what each of its neurons counted before the first step: its capacity ‖f_i‖, or a
             baseline's score.
+        inputs: what weights are fitted on in the end, if they are.
 
     Example:
         >>> import torch, hope
@@ -74,6 +75,7 @@ class Encoding:
     example: Example | None
     measures: Mapping[str, Sequence[float]] = field(default_factory=dict)
     settings: Mapping[str, Any] = field(default_factory=dict)
+    inputs: Sequence[Any] = ()
     _judge: Judge | None = None
     _looked: dict[int, float] = field(default_factory=dict)
 
@@ -90,17 +92,22 @@ class Encoding:
         macs: float | None = None,
         steps: int | None = None,
     ) -> nn.Module:
-        """The network at another moment of the same run, from the original weights; nothing is computed
-        again.
+        """The network at another moment of the same run, from the original weights; only what is fitted to
+        inputs is fitted again.
         """
         budget = one_budget(density=density, params=params, macs=macs, steps=steps)
         return self._after(self.trajectory.steps_to(budget.unit, budget.value))
 
     def _after(self, steps: int) -> nn.Module:
-        small = duplicate(self.original)
-        taken = self.trajectory.steps[:steps]
-        operate(small, self.anatomy, taken, intakes=self.intakes, rewrite=self.method.rewrite)
-        return small
+        return compressed(
+            self.original,
+            self.anatomy,
+            self.trajectory.steps[:steps],
+            intakes=self.intakes,
+            rewrite=self.method.rewrite,
+            inputs=self.inputs,
+            fixed=self.settings.get("exclude", ()),
+        )
 
     @cached_property
     def judge(self) -> Judge:
@@ -185,7 +192,14 @@ class Encoding:
             self.method.told(),
             self.intakes,
             self._details(source),
+            self._stored_inputs(),
         )
+
+    def _stored_inputs(self) -> Sequence[Any]:
+        """Inputs that were made up are saved, so that other budgets can be had back; those of others are not
+        ours to keep.
+        """
+        return self.inputs if self.method.told().get("calibration") == "dream" else ()
 
     def _details(self, source: Mapping[str, str] | None = None) -> Details:
         looked = sorted(self._looked.items())

@@ -6,13 +6,15 @@ The graph is for reading only. Nothing here knows what a neuron is.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
+from operator import attrgetter
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.export import ExportedProgram
+from torch.export.graph_signature import InputKind
 from torch.fx import Node
 from torch.nn.parameter import is_lazy
 
@@ -28,13 +30,15 @@ class Graph:
     Attributes:
         nodes: every node in order of execution.
         tensors: placeholder name -> name of the parameter or buffer it stands for.
-        inputs: names of the placeholders that carry the example.
+        inputs: names of the placeholders that carry the example, in the order of the call.
+        constants: placeholder or attribute name -> what else the graph holds.
         training: whether the pass was captured in training mode.
     """
 
     nodes: tuple[Node, ...]
     tensors: Mapping[str, str]
-    inputs: frozenset[str]
+    inputs: tuple[str, ...]
+    constants: Mapping[str, Any]
     training: bool
 
 
@@ -136,6 +140,22 @@ def _graph(model: nn.Module, program: ExportedProgram, training: bool) -> Graph:
     return Graph(
         nodes=tuple(program.graph.nodes),
         tensors=tensors,
-        inputs=frozenset(name for name in signature.user_inputs if isinstance(name, str)),
+        inputs=tuple(spec.arg.name for spec in signature.input_specs if spec.kind is InputKind.USER_INPUT),
+        constants=_constants(program, set(tensors)),
         training=training,
     )
+
+
+def _constants(program: ExportedProgram, known: Collection[str]) -> dict[str, Any]:
+    """What the graph holds beside parameters, buffers and inputs: tensors of its own, and sub-graphs."""
+    signature = program.graph_signature
+    lifted = {**signature.inputs_to_lifted_tensor_constants, **signature.inputs_to_buffers}
+    found = {
+        placeholder: program.constants[name]
+        for placeholder, name in lifted.items()
+        if placeholder not in known and name in program.constants
+    }
+    for node in program.graph.nodes:
+        if node.op == "get_attr":
+            found[node.name] = attrgetter(str(node.target))(program.graph_module)
+    return found

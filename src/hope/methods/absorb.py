@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence, Sized
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
+from torch.utils import _pytree as pytree
 
-from hope._util.calls import Example
+from hope._util.calls import Example, unlabelled
 from hope._util.numbers import rounded
 from hope._util.progress import busy
 from hope._util.told import told_inputs
@@ -31,6 +32,7 @@ from hope.signals.energy import capacities
 from hope.signals.intake import Intake, channels_of, propagated_intakes
 from hope.signals.measure import measured_intakes
 
+MOST = 512  # inputs that weights are fitted on
 MARGIN = 0.85  # the judge is kind to evictions: one must leave less than this of the loss of fidelity
 
 
@@ -41,6 +43,8 @@ class Absorb(Method):
     Attributes:
         calibration: a few unlabelled batches, to measure moments instead of deriving them; or "dream": still
             without data, measured on what `hope.dream` makes up. Slower and more accurate.
+        refit: where there is calibration, fit every weight in the end to what the original said (see
+            `hope.refit`); 512 inputs at most are used for it.
         takeover: survivors take over what removed neurons did.
         constants: a constant does, where a BN takes it (a bias always takes it).
         repair: running variances of BNs follow.
@@ -59,6 +63,7 @@ class Absorb(Method):
     evictions: ClassVar[Literal["priced", "judged", "none"]] = "judged"
 
     calibration: Iterable[Any] | str | None = field(default=None, repr=False, compare=False)
+    refit: bool = True
     takeover: bool = True
     constants: bool = True
     repair: bool = True
@@ -97,10 +102,13 @@ class Absorb(Method):
         with busy("propagating moments", progress):
             intakes, surrogate = propagated_intakes(anatomy, numbers, **options)
         notes: list[str] = []
+        inputs: list[Any] = []
         if self.calibration is not None:
             dreamed = isinstance(self.calibration, str)
             batches = dream(model, example, progress=progress) if dreamed else self.calibration
-            intakes = measured_intakes(model, anatomy, batches, intakes, progress=progress)
+            heard = held(unlabelled(model, batches), inputs if self.refit else None)
+            total = len(batches) if isinstance(batches, Sized) else None
+            intakes = measured_intakes(model, anatomy, heard, intakes, total=total, progress=progress)
             if dreamed and not anatomy.eps:
                 notes.append("there is no BN to dream from: what was measured on is noise; give inputs")
         elif surrogate.fallbacks:
@@ -109,7 +117,7 @@ class Absorb(Method):
             notes.append(
                 f"not propagated, taken pair by pair instead: the inputs of {', '.join(names[:3])}{more}"
             )
-        return Known(anatomy, numbers, intakes, surrogate, tuple(notes))
+        return Known(anatomy, numbers, intakes, surrogate, tuple(notes), tuple(inputs))
 
     def state(self, unit: Unit, known: Known) -> AbsorbState | Reason:
         """Covariances of what the unit's readers read, and their weights."""
@@ -136,7 +144,7 @@ class Absorb(Method):
     @property
     def rewrite(self) -> Rewrite:
         """What absorptions rewrite."""
-        return Rewrite(self.takeover, self.constants, self.repair)
+        return Rewrite(self.takeover, self.constants, self.repair, refit=self.refit)
 
     @property
     def path(self) -> Callable[[AbsorbState], AbsorbPath]:
@@ -164,6 +172,23 @@ class Absorb(Method):
     def told(self) -> dict[str, Any]:
         """As plain data; calibration inputs by a hash."""
         return {**super().told(), "calibration": told_inputs(self.calibration)}
+
+
+def held(batches: Iterable[Any], kept: list[Any] | None) -> Iterator[Any]:
+    """Batches as they come; the first ones, up to so many inputs, are kept.
+
+    >>> kept = []
+    >>> len(list(held([torch.zeros(300, 3)] * 4, kept))), len(kept)
+    (4, 2)
+    """
+    count = 0
+    for batch in batches:
+        if kept is not None and count < MOST:
+            kept.append(batch)
+        count += max(
+            (len(v) for v in pytree.tree_leaves(batch) if isinstance(v, Tensor) and v.ndim), default=1
+        )
+        yield batch
 
 
 @dataclass(frozen=True)

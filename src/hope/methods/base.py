@@ -105,12 +105,14 @@ class Rewrite:
         repair: it repairs running variances of BNs.
         clamp: a parent's BN numbers are those that the paper prints, γ = s and σ² = max(0, s² − ε), and its
             filter is 0 below that; otherwise σ² = s² and γ = √(s² + ε), exact for every s.
+        refit: where there are inputs, weights are fitted in the end to what the original said.
     """
 
     takeover: bool = True
     constants: bool = True
     repair: bool = True
     clamp: bool = False
+    refit: bool = False
 
 
 @dataclass(frozen=True)
@@ -123,6 +125,7 @@ class Known:
         intakes: moments of what weights read (absorption only).
         surrogate: the signals as they were propagated (absorption only).
         notes: what a user should know.
+        inputs: batches that moments were measured on, if they were.
     """
 
     anatomy: Anatomy
@@ -130,6 +133,7 @@ class Known:
     intakes: Mapping[str, Intake] = field(default_factory=dict)
     surrogate: Propagated | None = None
     notes: tuple[str, ...] = ()
+    inputs: Sequence[Any] = ()
 
 
 @dataclass(frozen=True)

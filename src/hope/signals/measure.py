@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sized
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from hope._util.calls import as_call, mode, unlabelled
+from hope._util.calls import as_call, mode
 from hope._util.progress import bar
 from hope.anatomy.anatomy import Anatomy
 from hope.errors import InvalidExample, first_line
@@ -67,27 +67,27 @@ def measured_intakes(
     inputs: Iterable[Any],
     known: Mapping[str, Intake],
     *,
+    total: int | None = None,
     progress: bool | None = None,
 ) -> dict[str, Intake]:
     """What every weight reads, measured on a few inputs.
 
     Args:
-        inputs: batches as `example` takes them, or pairs of inputs and labels; labels are not used.
+        inputs: batches as `example` takes them.
         known: intakes of the propagated surrogate, kept where nothing could be measured.
+        total: how many batches there are, if that is known.
         progress: show how far it is; None shows it on a terminal.
     """
     sums: dict[str, _Sums] = {}
-    batches = unlabelled(model, inputs)
     handles = []
     for weight, (repeat, space) in _readers(model, anatomy).items():
         sums[weight] = one = _Sums(repeat, space)
         module = model.get_submodule(weight.rpartition(".")[0])
         handles.append(module.register_forward_pre_hook(lambda _, args, one=one: one.add(args[0])))
     count = 0
-    total = len(inputs) if isinstance(inputs, Sized) else None
     try:
         with mode(model, training=False), torch.no_grad(), bar("measuring", total, progress) as show:
-            for batch in batches:
+            for batch in inputs:
                 _run(model, batch, count)
                 count += 1
                 show(count)

@@ -111,6 +111,7 @@ class RunRecord(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
         moments: what absorptions need.
         details: for reports.
         trained: whether the weights were trained on since; then there is no other budget than this one.
+        inputs: made-up inputs that weights were fitted on, so that other budgets can be had back.
     """
 
     original: str
@@ -123,6 +124,7 @@ class RunRecord(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     moments: Moments | None = None
     details: Details = msgspec.field(default_factory=Details)
     trained: bool = False
+    inputs: Arrays | None = None
 
     def __post_init__(self) -> None:
         if not isinstance(self.method.get("name"), str):

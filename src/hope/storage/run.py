@@ -8,15 +8,16 @@ by their hash and carries a hash of itself; it is written last, so a folder is e
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, cast
 
 from torch import Tensor, nn
 
-from hope._util.calls import duplicate
+from hope._util.calls import as_call, duplicate, unlabelled
 from hope._util.files import make_folder
+from hope._util.notes import note
 from hope.anatomy.anatomy import Anatomy
 from hope.anatomy.sizes import sizes
 from hope.anatomy.steps import AnyStep, Step
@@ -30,6 +31,7 @@ from hope.storage.arrays import Arrays, fingerprint, read_arrays, remove_stale, 
 from hope.storage.codec import digest_of, not_as_it_should, read_record, write_record
 from hope.storage.record import PLAN, RUN, Details, Heard, Moments, RunRecord, StoredAnatomy
 from hope.surgery.apply import cut, operate
+from hope.surgery.refit import compressed
 
 __all__ = [
     "BY_HAND", "PLAN", "RUN", "Details", "Run", "digest_of", "fingerprint", "load", "read_run", "save_run",
@@ -79,6 +81,7 @@ def save_trajectory(
     method: Mapping[str, Any],
     intakes: Mapping[str, Intake] | None = None,
     details: Details | None = None,
+    inputs: Sequence[Any] = (),
 ) -> Path:
     """Save a whole run: every step, the moments that absorptions need, the weights after the first `steps`
     of them, and details for a report.
@@ -86,6 +89,7 @@ def save_trajectory(
     Args:
         model, small: the original, and what it has become.
         method: as `Method.told` puts it.
+        inputs: that weights were fitted on, if they are to be saved.
     """
     return write_run(
         Path(folder),
@@ -97,6 +101,7 @@ def save_trajectory(
         method,
         intakes,
         details,
+        inputs=inputs,
     )
 
 
@@ -111,6 +116,7 @@ def write_run(
     intakes: Mapping[str, Intake] | None = None,
     details: Details | None = None,
     trained: bool = False,
+    inputs: Sequence[Any] = (),
 ) -> Path:
     """Write a folder: the files of tensors first, then the record that names them."""
     make_folder(folder)
@@ -125,11 +131,24 @@ def write_run(
         moments=_write_moments(folder, intakes) if intakes else None,
         details=(details or Details()).rounded(),
         trained=trained,
+        inputs=_write_inputs(folder, inputs),
     )
     write_record(folder / PLAN, RUN, record)
-    kept = [record.weights, *([record.moments] if record.moments else [])]
-    remove_stale(folder, ("weights", "moments"), kept)
+    kept = [one for one in (record.weights, record.moments, record.inputs) if one is not None]
+    remove_stale(folder, ("weights", "moments", "inputs"), kept)
     return folder
+
+
+def _write_inputs(folder: Path, inputs: Sequence[Any]) -> Arrays | None:
+    """Batches of tensors, by number and argument; others are not saved."""
+    calls = [as_call(batch) for batch in inputs]
+    tensors = {
+        f"{number}/{name}": value
+        for number, (args, kwargs) in enumerate(calls)
+        for name, value in [*enumerate(args), *kwargs.items()]
+    }
+    plain = tensors and all(isinstance(value, Tensor) for value in tensors.values())
+    return write_arrays(folder, "inputs", tensors) if plain else None
 
 
 def _write_moments(folder: Path, intakes: Mapping[str, Intake]) -> Moments:
@@ -156,6 +175,7 @@ class Run:
         details: what a report can tell beyond that.
         held: the moments themselves, of a run that is not read from a folder.
         trained: whether the saved weights were trained on since.
+        fitted: the saved inputs, if there are any.
     """
 
     folder: Path
@@ -169,6 +189,7 @@ class Run:
     details: Details = field(default_factory=Details)
     held: Mapping[str, Intake] | None = None
     trained: bool = False
+    fitted: Arrays | None = None
 
     @property
     def weights(self) -> Path:
@@ -185,6 +206,18 @@ class Run:
         """How its steps rewrite weights."""
         method = recalled(self.told)
         return method.rewrite if method is not None else Rewrite()
+
+    def inputs(self) -> list[Any]:
+        """The saved inputs that weights were fitted on, batch by batch."""
+        tensors = read_arrays(self.folder, self.fitted) if self.fitted is not None else {}
+        batches: dict[int, dict[str, Tensor]] = {}
+        for key, tensor in tensors.items():
+            number, _, name = key.partition("/")
+            batches.setdefault(int(number), {})[name] = tensor
+        return [
+            tuple(batch[str(k)] for k in range(len(batch))) if "0" in batch else batch
+            for _, batch in sorted(batches.items())
+        ]
 
     def intakes(self) -> dict[str, Intake]:
         """The moments that absorptions were made with."""
@@ -225,6 +258,7 @@ def read_run(folder: str | os.PathLike[str]) -> Run:
         record.moments,
         record.details,
         trained=record.trained,
+        fitted=record.inputs,
     )
 
 
@@ -236,6 +270,7 @@ def load(
     params: float | None = None,
     macs: float | None = None,
     steps: int | None = None,
+    calibration: Iterable[Any] | None = None,
 ) -> nn.Module:
     """Rebuild a saved network from a fresh model of the original architecture. The fresh model is not
     changed.
@@ -248,6 +283,8 @@ def load(
         folder: what `save` or `save_finetuned` wrote.
         model: a model of the same architecture as the original, uncut.
         density, params, macs, steps: another moment of the same run; at most one.
+        calibration: the batches that the run was calibrated with, to fit the weights of another moment on;
+            they are not in the folder, unless they were dreamed.
 
     Raises:
         DamagedFolder: the folder is incomplete, altered, not one of ours, or from a newer version.
@@ -266,7 +303,7 @@ def load(
     _same_architecture(run.anatomy, model, run.folder)
     given = {"density": density, "params": params, "macs": macs, "steps": steps}
     if any(value is not None for value in given.values()) and not _is_trained_at(run, given):
-        return _replay(run, model, given)
+        return _replay(run, model, given, calibration)
     weights = read_arrays(run.folder, run.arrays)
     small = duplicate(model)
     try:
@@ -293,7 +330,9 @@ def _is_trained_at(run: Run, given: dict[str, float | None]) -> bool:
     return True
 
 
-def _replay(run: Run, model: nn.Module, given: dict[str, float | None]) -> nn.Module:
+def _replay(
+    run: Run, model: nn.Module, given: dict[str, float | None], calibration: Iterable[Any] | None
+) -> nn.Module:
     budget = one_budget(**given)
     if fingerprint(model) != run.original:
         raise CheckpointMismatch(
@@ -301,7 +340,15 @@ def _replay(run: Run, model: nn.Module, given: dict[str, float | None]) -> nn.Mo
             f"load the original checkpoint to get {budget}, or give no budget for the saved one"
         )
     steps = run.trajectory.steps[: run.trajectory.steps_to(budget.unit, budget.value)]
-    return cut(model, run.anatomy, steps, intakes=run.intakes(), rewrite=run.rewrite)
+    inputs = run.inputs() if calibration is None else list(unlabelled(model, calibration))
+    if run.told.get("calibration") and run.told.get("refit") and not inputs:
+        note(
+            f"{run.folder} has not kept the inputs that its weights were fitted on: at {budget} they are "
+            "absorbed only; give calibration=, the same batches, to fit them"
+        )
+    fixed = run.details.settings.get("exclude", ())
+    how = {"intakes": run.intakes(), "rewrite": run.rewrite, "inputs": inputs, "fixed": fixed}
+    return compressed(model, run.anatomy, steps, **how)
 
 
 def _same_architecture(anatomy: Anatomy, model: nn.Module, folder: Path) -> None:

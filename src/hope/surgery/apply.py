@@ -132,11 +132,11 @@ def operate(
     gone = [anatomy.block(name) for name in done.evicted]
     for block in gone:
         evict.take_out(model, block, done.evicted[block.name])
-    resize.keep(model, _kept(anatomy, done))
+    resize.keep(model, kept_places(anatomy, done))
     return done
 
 
-def _kept(anatomy: Anatomy, done: Outcome) -> dict[tuple[str, int], Tensor]:
+def kept_places(anatomy: Anatomy, done: Outcome) -> dict[tuple[str, int], Tensor]:
     """(tensor, dimension) -> the places of it that stay, where some go; evicted blocks left out."""
     gone = [anatomy.block(name) for name in done.evicted]
     cut: dict[tuple[str, int], set[int]] = {}
@@ -159,7 +159,7 @@ def shapes_after(anatomy: Anatomy, steps: Sequence[Step]) -> dict[str, Shape]:
     done = outcome(anatomy, steps)
     gone = [anatomy.block(name) for name in done.evicted]
     shapes = {tensor: list(shape) for tensor, shape in anatomy.shapes.items()}
-    for (tensor, dim), places in _kept(anatomy, done).items():
+    for (tensor, dim), places in kept_places(anatomy, done).items():
         shapes[tensor][dim] = len(places)
     return {
         name: tuple(shape)

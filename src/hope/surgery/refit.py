@@ -1,0 +1,445 @@
+"""Close the loop: what reads a compressed signal is fitted to what the original said.
+
+Absorption rewrites each reader as if what it reads were still the original's. It is not, and errors pile up
+along the depth. Here both networks run side by side on the same inputs, and every weight of the small one, in
+order of execution, is fitted anew, so that it computes from the signals that it gets now what the original
+computed from its own:
+
+    minimise  E‖z + (s − ŝ) − (W'x̂ + c)‖² + λ‖W' − W‖²
+
+with z the original's result, x̂ what the small network reads, and s − ŝ the drift of the stream that the
+branch is added to, in the units in front of the branch's BN. The weight as it is is the prior; λ falls with
+the number of inputs per unknown, so that few inputs do little and many do least squares. The constant c goes
+into the BN's mean, or the bias. No gradient is taken.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from math import prod
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from hope import ops
+from hope._util.calls import Example, duplicate, mode, unlabelled
+from hope._util.progress import bar
+from hope.anatomy.anatomy import Anatomy
+from hope.anatomy.steps import Step
+from hope.errors import InvalidAction, InvalidExample
+from hope.graph.execute import Execution
+from hope.graph.program import Operation, Program, Ref, module_of
+from hope.methods.base import Rewrite
+from hope.ops.norm import bn_of, is_bn
+from hope.ops.weight import is_weight
+from hope.signals.intake import Intake
+from hope.surgery.apply import cut, kept_places, outcome
+from hope.surgery.resize import get
+
+FITTED = ("conv1d", "conv2d", "conv3d", "linear")
+PLACES = 4  # neighbouring places of one input count as so many times fewer samples
+ROWS = 32  # samples per unknown that are looked at; more tell nothing new
+LEAST = 1 << 14  # samples that are looked at anyway
+PATCHES = 1 << 24  # numbers that are laid out at a time
+FLOOR = 1e-6  # least λ
+
+
+@dataclass(frozen=True)
+class Spot:
+    """Where a program uses a weight.
+
+    Attributes:
+        position: of the operation.
+        reads: position of what it reads.
+        weight, bias, bn: names, "" for none; the BN is the one right behind it.
+        eps: of the BN.
+        beside: position of what its result is added to, behind the BN; -1 for nothing.
+    """
+
+    position: int
+    reads: int
+    weight: str
+    bias: str
+    bn: str
+    eps: float
+    beside: int
+
+
+def spots(program: Program) -> dict[str, Spot]:
+    """Weight -> where it is used. Weights that are used more than once are left out."""
+    forms = [form for form in ops.forms(program) if form is not None]
+    norms = {form.operation.position: form for form in forms if is_bn(form)}
+    readers: dict[int, list[Operation]] = {}
+    for operation in program:
+        for other in operation.inputs:
+            readers.setdefault(other, []).append(operation)
+    used = Counter(name for op in program for key, name in op.tensors.items() if key)
+    found: dict[str, Spot] = {}
+    for form in forms:
+        operation = form.operation
+        if not is_weight(form) or operation.operator not in FITTED or used[operation.tensors["weight"]] > 1:
+            continue
+        end, bn, eps = operation.position, "", 0.0
+        behind = readers.get(end, [])
+        if len(behind) == 1 and behind[0].position in norms:
+            end = behind[0].position
+            bn, eps = bn_of(behind[0]), norms[end].values[0]
+        weight, bias = operation.tensors["weight"], operation.tensors.get("bias", "")
+        beside = _beside(program, end, readers.get(end, []))
+        found[weight] = Spot(operation.position, form.inputs[0], weight, bias, bn, eps, beside)
+    return found
+
+
+def _beside(program: Program, end: int, behind: Sequence[Operation]) -> int:
+    """What a result is added to, if nothing else happens to it."""
+    if len(behind) != 1 or behind[0].operator != "add" or behind[0].arguments.get("alpha") != 1:
+        return -1
+    sides = [behind[0].arguments.get(name) for name in ("self", "other")]
+    others = [side.position for side in sides if isinstance(side, Ref) and side.position != end]
+    same = len(others) == 1 and program[others[0]].shape == program[end].shape
+    return others[0] if same else -1
+
+
+class Sums:
+    """Moments of what a weight reads, and of what its result lacks, group by group; batches are added up.
+
+    Args:
+        operation: that uses the weight.
+        weight: as it is.
+        total: how many places there will be in all batches.
+        seed: of the places that are looked at, where there are more than enough.
+    """
+
+    def __init__(self, operation: Operation, weight: Tensor, total: int, seed: int = 0) -> None:
+        self.arguments, self.kernel = operation.arguments, tuple(weight.shape[2:])
+        self.groups = int(self.arguments.get("groups", 1))
+        self.samples = self.inputs = self.places = 0
+        wide, out = prod(weight.shape[1:]), len(weight) // self.groups
+        self.share = min(1.0, max(LEAST, ROWS * wide) / max(1, total))
+        self._chance = torch.Generator().manual_seed(seed)
+        self.x = torch.zeros(self.groups, wide, dtype=torch.float64)
+        self.r = torch.zeros(self.groups, out, dtype=torch.float64)
+        self.xx = torch.zeros(self.groups, wide, wide, dtype=torch.float64)
+        self.xr = torch.zeros(self.groups, wide, out, dtype=torch.float64)
+
+    def add(self, x: Tensor, r: Tensor) -> None:
+        """A batch: what the weight reads, and what its result lacks."""
+        self.inputs += len(x)
+        for some, lack in self._parts(x, r):
+            self.samples += some.shape[1]
+            self.x += some.sum(dim=1).double().cpu()
+            self.r += lack.sum(dim=1).double().cpu()
+            self.xx += (some.transpose(1, 2) @ some).double().cpu()
+            self.xr += (some.transpose(1, 2) @ lack).double().cpu()
+
+    def _parts(self, x: Tensor, r: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
+        """(groups, samples, unknowns) and (groups, samples, outputs), a part at a time."""
+        working = torch.promote_types(x.dtype, torch.float32)
+        if self.kernel:
+            x, r = self._patches(x), r.movedim(1, -1)
+        rows = prod(r.shape[:-1])
+        self.places += rows
+        chosen = torch.arange(rows)
+        if self.share < 1:
+            chosen = chosen[torch.rand(rows, generator=self._chance) < self.share]
+        lead = r.shape[:-1]
+        part = max(1, PATCHES // max(1, self.groups * self.x.shape[1]))
+        for some in chosen.split(part):
+            at = torch.unravel_index(some.to(x.device), lead)
+            left = x[at].reshape(len(some), self.groups, -1).transpose(0, 1)
+            right = r[at].reshape(len(some), self.groups, -1).transpose(0, 1)
+            yield left.to(working), right.to(working)
+
+    def _patches(self, x: Tensor) -> Tensor:
+        """A view of (inputs, places…, channels, kernel…)."""
+        x = functional.pad(x, self._padding())
+        for dim, size in enumerate(self.kernel):
+            dilation, stride = (self._each(name)[dim] for name in ("dilation", "stride"))
+            x = x.unfold(2 + dim, dilation * (size - 1) + 1, stride)[..., ::dilation]
+        return x.movedim(1, 1 + len(self.kernel))
+
+    def _each(self, name: str) -> Sequence[int]:
+        value = self.arguments[name]
+        return value * len(self.kernel) if len(value) == 1 else value  # type: ignore[no-any-return]
+
+    def _padding(self) -> list[int]:
+        found: list[int] = []
+        for dim in reversed(range(len(self.kernel))):
+            if isinstance(self.arguments["padding"], str):
+                same = self.arguments["padding"] == "same"
+                total = self._each("dilation")[dim] * (self.kernel[dim] - 1) if same else 0
+                found += [total // 2, total - total // 2]
+            else:
+                found += [self._each("padding")[dim]] * 2
+        return found
+
+    @property
+    def prior(self) -> float:
+        """λ: unknowns per sample that tells something new."""
+        counted = self.inputs * max(1.0, self.places / max(1, self.inputs) / PLACES)
+        return FLOOR + self.x.shape[1] / max(1.0, counted)
+
+    def solve(self, *, constant: bool) -> tuple[Tensor, Tensor]:
+        """(outputs, unknowns) to add to the weight, and (outputs,) to add to its result.
+
+        Args:
+            constant: whether there is a place for the latter.
+        """
+        x, r = self.x / self.samples, self.r / self.samples
+        xx, xr = self.xx / self.samples, self.xr / self.samples
+        if constant:
+            xx = xx - x[:, :, None] * x[:, None, :]
+            xr = xr - x[:, :, None] * r[:, None, :]
+        scale = xx.diagonal(dim1=1, dim2=2).mean(dim=1)
+        silent = scale <= 0
+        scale = torch.where(silent, torch.ones_like(scale), scale)
+        ridge = torch.eye(xx.shape[1], dtype=torch.float64) * (self.prior * scale)[:, None, None]
+        change = torch.linalg.solve(xx + ridge, xr) * ~silent[:, None, None]  # (groups, unknowns, outputs)
+        shift = r - torch.einsum("gd,gdo->go", x, change) if constant else torch.zeros_like(r)
+        return change.transpose(1, 2).flatten(0, 1), shift.flatten()
+
+
+class Loop:
+    """Two networks side by side, the second being fitted to the first.
+
+    Attributes:
+        before, now: the two on their way.
+        there, here: weight -> where it is used, in the one and in the other.
+    """
+
+    def __init__(
+        self,
+        original: nn.Module,
+        small: nn.Module,
+        batches: Sequence[Example],
+        rows: Mapping[str, Tensor],
+        fixed: Collection[str] = (),
+        drift: bool = True,
+    ) -> None:
+        self.rows = rows
+        self.before, self.now = Execution(original, batches), Execution(small, batches, after=self._after)
+        there, here = spots(self.before.program), spots(self.now.program)
+        both = [
+            name
+            for name in here.keys() & there.keys()
+            if not any(fnmatchcase(module_of(name), pattern) for pattern in fixed)
+        ]
+        self.there = {name: there[name] for name in both}
+        self.here = {here[name].position: here[name] for name in both}
+        self.drifting = {n for n in both if drift and here[n].beside >= 0 and there[n].beside >= 0}
+        self.before.keep(spot.position for spot in self.there.values())
+        self.before.keep(there[name].beside for name in self.drifting)
+        self.now.keep(here[name].beside for name in self.drifting)
+
+    def run(self, show: Callable[[float], None]) -> None:
+        """Fit every weight, in order."""
+        for done, position in enumerate(sorted(self.here)):
+            show(done)
+            self.now.run_to(position)
+
+    def _after(self, position: int) -> bool:
+        """Fit the weight of an operation that has just been run."""
+        spot = self.here.get(position)
+        if spot is None:
+            return False
+        weight, model = get(self.now.model, spot.weight), self.now.model
+        lacks = self._lacks(spot, weight)
+        total = sum(lack.numel() for lack in lacks) // max(1, len(weight))
+        sums = Sums(self.now.program[position], weight, total, seed=position)
+        for x, lack in zip(self.now.look(spot.reads), lacks, strict=True):
+            sums.add(x, lack)
+        if not bool(sums.xr.any()) and not bool(sums.r.any()):
+            return False  # it says what the original says
+        change, shift = sums.solve(constant=bool(spot.bn or spot.bias))
+        weight += change.reshape(weight.shape).to(weight)
+        if spot.bn:
+            mean = get(model, f"{spot.bn}.running_mean")
+            mean -= shift.to(mean)
+        elif spot.bias:
+            bias = get(model, spot.bias)
+            bias += shift.to(bias)
+        return True
+
+    def _lacks(self, spot: Spot, weight: Tensor) -> list[Tensor]:
+        """What the results of an operation lack, batch by batch, in the units of the original's."""
+        there, rows = self.there[spot.weight], self.rows.get(spot.weight)
+        channel = 1 if weight.ndim > 2 else -1
+        self._restore(spot, there, rows)
+        wanted = _taken(self.before.get(there.position), rows, channel)
+        lacks = [z - said for z, said in zip(wanted, self.now.look(spot.position), strict=True)]
+        if spot.weight not in self.drifting:
+            return lacks
+        before, now = _taken(self.before.get(there.beside), rows, channel), self.now.get(spot.beside)
+        gain = self._gain(spot, len(weight), lacks[0])
+        return [
+            lack + (a - b) * gain.reshape([-1 if d == channel % a.ndim else 1 for d in range(a.ndim)])
+            for lack, a, b in zip(lacks, before, now, strict=True)
+        ]
+
+    def _restore(self, spot: Spot, there: Spot, rows: Tensor | None) -> None:
+        """The original's statistics in the BN behind a weight."""
+        for name in ("running_mean", "running_var") if spot.bn and there.bn else ():
+            old, new = get(self.before.model, f"{there.bn}.{name}"), get(self.now.model, f"{spot.bn}.{name}")
+            new.copy_(old if rows is None else old[rows])
+
+    def _gain(self, spot: Spot, outputs: int, like: Tensor) -> Tensor:
+        """What a unit behind the BN is in front of it; 0 where nothing comes through."""
+        if not spot.bn:
+            return torch.ones(outputs).to(like)
+        module = self.now.model.get_submodule(spot.bn)
+        scale = module.weight if isinstance(module.weight, Tensor) else torch.ones(outputs)
+        deviation = torch.sqrt(get(self.now.model, f"{spot.bn}.running_var") + spot.eps)
+        heard = scale.abs() > 1e-6 * scale.abs().max()
+        return torch.where(heard, deviation / torch.where(heard, scale, torch.ones_like(scale)), 0.0).to(like)
+
+
+def _taken(values: Sequence[Any], rows: Tensor | None, channel: int) -> list[Tensor]:
+    """What is left of the original's channels."""
+    if rows is None:
+        return list(values)
+    return [value.index_select(channel, rows.to(value.device)) for value in values]
+
+
+def close_loop(
+    original: nn.Module,
+    small: nn.Module,
+    batches: Sequence[Example],
+    rows: Mapping[str, Tensor],
+    *,
+    fixed: Collection[str] = (),
+    drift: bool = True,
+    progress: bool | None = None,
+) -> None:
+    """Fit a small network to the original, in place.
+
+    Args:
+        batches: inputs for both.
+        rows: weight -> which of the original's outputs it still has; all, where it is not named.
+        fixed: patterns of modules that stay as they are.
+        drift: branches make up for what the stream lacks.
+    """
+    with mode(original, training=False), mode(small, training=False), torch.no_grad():
+        loop = Loop(original, small, batches, rows, fixed, drift)
+        with bar("closing the loop", len(loop.here), progress) as show:
+            loop.run(show)
+
+
+def compressed(
+    model: nn.Module,
+    anatomy: Anatomy,
+    steps: Sequence[Step],
+    *,
+    intakes: Mapping[str, Intake] | None = None,
+    rewrite: Rewrite | None = None,
+    inputs: Sequence[Example] = (),
+    fixed: Collection[str] = (),
+    progress: bool | None = None,
+) -> nn.Module:
+    """A smaller copy of a model, its loop closed if there are inputs for that.
+
+    Args:
+        model, anatomy, steps, intakes, rewrite: as `hope.cut` takes them.
+        inputs: to fit weights on.
+        fixed: patterns of modules that are not fitted.
+    """
+    small = cut(model, anatomy, steps, intakes=intakes, rewrite=rewrite)
+    if steps and inputs and rewrite is not None and rewrite.refit:
+        places = kept_places(anatomy, outcome(anatomy, steps))
+        rows = {tensor: left for (tensor, dim), left in places.items() if dim == 0}
+        close_loop(model, small, inputs, rows, fixed=fixed, progress=progress)
+    return small
+
+
+def refit(
+    original: nn.Module,
+    small: nn.Module,
+    inputs: Iterable[Example],
+    *,
+    kept: Mapping[str, Sequence[int]] | None = None,
+    exclude: Sequence[str] = (),
+    progress: bool | None = None,
+) -> nn.Module:
+    """Fit a network that was made smaller to the original: every weight, in order, so that it says from the
+    signals that it gets now what the original said from its own. No labels, no gradients, no tuning; whoever
+    made it smaller. Neither model is changed.
+
+    Args:
+        original: the network before.
+        small: the network now: the same code, fewer channels in some layers. Which ones are left is found by
+            comparing the numbers of BNs and biases, or filters.
+        inputs: a few unlabelled batches, or what `hope.dream(original, example)` makes up.
+        kept: for layers whose numbers have changed too much to tell: module -> the places of the original's
+            outputs that are left, in their order.
+        exclude: patterns (`*`, `?`) of modules that stay as they are.
+        progress: show a progress bar; by default on a terminal only.
+
+    Returns:
+        A fitted copy of `small`. BNs behind fitted weights have the original's statistics again.
+
+    Raises:
+        InvalidAction: it cannot be told which outputs of a layer are left.
+
+    Example:
+        >>> import torch, hope
+        >>> net = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.ReLU(), torch.nn.Linear(8, 2))
+        >>> x = torch.randn(64, 4)
+        >>> small = hope.cut(net, hope.inspect(net, x), [hope.Prune("0", [5, 6, 7])])
+        >>> fitted = hope.refit(net, small, [x])
+        >>> bool((fitted(x) - net(x)).square().sum() < (small(x) - net(x)).square().sum())
+        True
+    """
+    batches = list(unlabelled(original, inputs))
+    if not batches:
+        raise InvalidExample("refit: there were no inputs; give an iterable of batches")
+    fitted = duplicate(small)
+    given = {name: torch.as_tensor(list(places)) for name, places in (kept or {}).items()}
+    for name in given:
+        if not any(name == module for module, _ in original.named_modules()):
+            raise InvalidAction(f"kept names {name!r}, which is no module of the original")
+    with mode(original, training=False), mode(fitted, training=False), torch.no_grad():
+        loop = Loop(original, fitted, batches, {}, exclude)
+        loop.rows = {name: _found(original, small, spot, given) for name, spot in loop.there.items()}
+        with bar("closing the loop", len(loop.here), progress) as show:
+            loop.run(show)
+    return fitted
+
+
+def _found(original: nn.Module, small: nn.Module, spot: Spot, given: Mapping[str, Tensor]) -> Tensor | None:
+    """The original's outputs that a small network's weight still has; None for all."""
+    old, new = get(original, spot.weight), get(small, spot.weight)
+    module = module_of(spot.weight)
+    if module in given:
+        rows = given[module]
+        if len(rows) != len(new) or not bool(((rows >= 0) & (rows < len(old))).all()):
+            raise InvalidAction(f"kept[{module!r}] must name {len(new)} of {len(old)} outputs")
+        return rows
+    if len(old) == len(new):
+        return None
+    names = [name for name in (*(f"{spot.bn}.{n}" for n in STATISTICS), spot.bias) if spot.bn or name]
+    pairs = [_pair(original, small, name) for name in names]
+    if old.shape[1:] == new.shape[1:]:
+        pairs.append((old.flatten(1), new.flatten(1)))
+    told = [(a.double().reshape(len(a), -1), b.double().reshape(len(b), -1)) for a, b in filter(None, pairs)]
+    if told:
+        before, now = (torch.cat(side, dim=1) for side in zip(*told, strict=True))
+        same = (now[:, None] == before[None]).all(dim=2)
+        if bool((same.sum(dim=1) == 1).all()):
+            return same.double().argmax(dim=1)
+    raise InvalidAction(
+        f"which outputs of {module} are left cannot be told from its numbers: "
+        f"give kept={{{module!r}: [...]}}, {len(new)} places out of {len(old)}"
+    )
+
+
+STATISTICS = ("weight", "bias", "running_mean", "running_var")
+
+
+def _pair(original: nn.Module, small: nn.Module, name: str) -> tuple[Tensor, Tensor] | None:
+    """A tensor in both networks, if both have it."""
+    found = [dict([*m.named_parameters(), *m.named_buffers()]).get(name) for m in (original, small)]
+    return (found[0].detach(), found[1].detach()) if found[0] is not None and found[1] is not None else None
