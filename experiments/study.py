@@ -53,8 +53,8 @@ ROWS: dict[str, dict[str, Any]] = {
     "cost linear instead of logarithmic": {"method": hope.Absorb(cost="linear")},
     "cost not per parameter (J instead of J/ΔP)": {"method": hope.Absorb(per_parameter=False)},
     "evictions too, decided by the judge": {"evict": True},
-    "moments dreamed": {"method": hope.Absorb(calibration="dream")},
-    "moments of 96 images": {"calibration": IMAGES_OF_TASK},
+    "moments dreamed": {"method": hope.Absorb(calibration="dream", refit=False)},
+    "moments of 96 images": {"method": hope.Absorb(refit=False), "calibration": IMAGES_OF_TASK},
 }
 
 

@@ -48,7 +48,7 @@ METHODS: dict[str, dict[str, Any]] = {
     "hope-live-no-evict": {"method": "hope", "release": "live", "evict": False},
     "absorb": {"method": "absorb"},
     "absorb-no-evict": {"method": "absorb", "evict": False},
-    "absorb-measured": {"method": "absorb", "evict": False, "calibration": True},
+    "absorb-measured": {"method": "absorb", "evict": False, "calibration": True, "refit": False},
     "l1-in": {"method": "l1-in"},
     "l1-joint": {"method": "l1-joint"},
     "bn-scale": {"method": "bn-scale"},

@@ -1,0 +1,173 @@
+"""What closing the loop is worth: `python -m experiments.refit [NETWORK ...]`, resumable.
+
+Absorption without evictions, with moments from nothing, from dreamed inputs, or from so many unlabelled
+images; then the same network with its weights fitted to the original on the same inputs. The images that are
+measured on are never among those.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+import hope
+from experiments import data, readme
+from experiments.command import RESULTS as FOLDER
+from experiments.command import call
+from experiments.compression.page import TITLES
+from experiments.data import data_folder
+from hope.bench.accuracy import accuracy, interval
+from hope.bench.results import check_out, versions, write_results
+from hope.encoding import Encoding
+from hope.storage.run import fingerprint
+from hope.surgery.refit import compressed
+from zoo import networks
+
+RESULTS = FOLDER / "refit.json"
+CALIBRATION = 512  # images that are set apart
+SOURCES = ("none", "dreamed", "16", "96", "512")
+BUDGETS = {
+    "cifar10-resnet20": tuple(f"density={d}" for d in (0.7, 0.5, 0.3)),
+    "cifar10-resnet56": tuple(f"density={d}" for d in (0.7, 0.5, 0.4)),
+    "keras-resnet50": tuple(f"params={p}" for p in (0.825, 0.65, 0.56, 0.475, 0.4)),
+}
+
+
+def parser() -> argparse.ArgumentParser:
+    """The command line's grammar."""
+    top = argparse.ArgumentParser(
+        prog="python -m experiments.refit",
+        description="Measure absorption and the closed loop with moments from several sources. Started "
+        "again, it goes on where it stopped.",
+        epilog="example: python -m experiments.refit cifar10-resnet20 --data data/ --sources dreamed 96",
+    )
+    top.add_argument("networks", nargs="*", metavar="NETWORK", help=f"of {', '.join(BUDGETS)} (default: all)")
+    top.add_argument("--data", metavar="FOLDER", help="checkpoints and images (default: $HOPE_DATA)")
+    top.add_argument("--weights", metavar="FOLDER", help="another folder with checkpoints")
+    top.add_argument("--sources", nargs="+", choices=SOURCES, default=SOURCES, help="default: all")
+    top.add_argument(
+        "--budgets", nargs="+", metavar="UNIT=SHARE", help="like density=0.5 (default: the table's)"
+    )
+    top.add_argument("--out", metavar="FILE", default=str(RESULTS), help="default: the committed results")
+    readme.add_arguments(top)
+    return top
+
+
+def run(options: argparse.Namespace) -> None:
+    """Measure what is missing."""
+    if readme.shown(options, {"refit": table}):
+        return
+    out = Path(options.out)
+    check_out(out)
+    results = json.loads(out.read_text()) if out.is_file() else {}
+    folders = [data_folder(options.data), *([Path(options.weights)] if options.weights else [])]
+    for name in options.networks or BUDGETS:
+        model = networks.trained(name, *folders)
+        images, labels, apart = _images(name, folders[0])
+        entry = results.setdefault(name, {"points": {}})
+        entry |= {"images": len(images), "weights": fingerprint(model)[:16], "versions": versions()}
+        if "base" not in entry:
+            entry["base"] = accuracy(model, images, labels)
+        for source in options.sources:
+            points = entry["points"].setdefault(source, {})
+            missing = [b for b in options.budgets or BUDGETS[name] if b not in points]
+            if missing:
+                for budget, point in _measured(model, source, apart, images, labels, missing):
+                    points[budget] = point
+                    print(name, source, budget, point, flush=True)
+                    write_results(out, results)
+
+
+def _images(name: str, folder: Path) -> tuple[Tensor, Tensor, Tensor]:
+    """Images and labels to measure on, and others to calibrate with."""
+    if name == "keras-resnet50":
+        found = data.imagenet(folder, 1000, apart=False)
+        order = torch.randperm(len(found.images), generator=torch.Generator().manual_seed(0))
+    else:
+        found = data.cifar10(folder, 5000, apart=False)
+        order = torch.arange(len(found.images))
+    left = len(order) - CALIBRATION
+    return found.images[order[:left]], found.labels[order[:left]], found.images[order[left:]]
+
+
+def _measured(
+    model: nn.Module,
+    source: str,
+    apart: Tensor,
+    images: Tensor,
+    labels: Tensor,
+    budgets: Sequence[str],
+) -> Any:
+    """(budget, accuracies) of absorption, and after closing the loop; seconds of both."""
+    start = time.perf_counter()
+    known: Any = None if source == "none" else "dream"
+    if source not in ("none", "dreamed"):
+        known = list(apart[: int(source)].split(32))
+    wanted: dict[str, Any] = {b.partition("=")[0]: float(b.partition("=")[2]) for b in budgets[-1:]}
+    method = hope.Absorb(calibration=known)
+    encoding = hope.encode(model, images[:1], method=method, evict=False, progress=False, **wanted)
+    shared = time.perf_counter() - start
+    for budget in budgets:
+        unit, _, share = budget.partition("=")
+        steps = encoding.trajectory.steps_to(unit, float(share))
+        point: dict[str, Any] = {"absorbed": accuracy(_after(encoding, steps, ()), images, labels)}
+        if encoding.inputs:
+            start = time.perf_counter()
+            small = _after(encoding, steps, encoding.inputs)
+            point["seconds"] = {"choosing": shared, "fitting": time.perf_counter() - start}
+            point["refitted"] = accuracy(small, images, labels)
+        yield budget, point
+
+
+def _after(encoding: Encoding, steps: int, inputs: Sequence[Any]) -> nn.Module:
+    taken, how = encoding.trajectory.steps[:steps], encoding.method.rewrite
+    moments = encoding.intakes
+    return compressed(encoding.original, encoding.anatomy, taken, intakes=moments, rewrite=how, inputs=inputs)
+
+
+def table() -> str:
+    """A table per network."""
+    lines: list[str] = []
+    for name, entry in json.loads(RESULTS.read_text()).items():
+        columns = sorted(
+            {b for p in entry["points"].values() for b in p}, key=lambda b: -float(b.partition("=")[2])
+        )
+        low, high = interval(0.5, entry["images"])
+        lines += [
+            f"\n**{TITLES[name]}**: top-1 by share of {columns[0].partition('=')[0]} kept, absorbed → "
+            f"refitted; base {entry['base']:.3f}, {entry['images']:,} images, 95% intervals within "
+            f"±{(high - low) / 2:.3f}\n",
+            "| moments from | " + " | ".join(b.partition("=")[2] for b in columns) + " |",
+            "|---" * (len(columns) + 1) + "|",
+        ]
+        for source in SOURCES:
+            points = entry["points"].get(source)
+            if points:
+                words = {"none": "nothing (propagated)", "dreamed": "32 dreamed inputs"}
+                cells = [_cell(points.get(b)) for b in columns]
+                lines.append(f"| {words.get(source, f'{source} images')} | {' | '.join(cells)} |")
+    return "\n".join(lines).strip() + "\n"
+
+
+def _cell(point: dict[str, Any] | None) -> str:
+    if point is None:
+        return ""
+    told = f"{point['absorbed']:.3f}"
+    return f"{told} → {point['refitted']:.3f}" if "refitted" in point else told
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command and return its exit status."""
+    return call(parser(), run, argv)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
