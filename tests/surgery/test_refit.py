@@ -275,11 +275,20 @@ def test_what_is_left_is_found(told: str) -> None:
         assert torch.equal(a, b)
 
 
+def test_what_is_left_after_absorption_is_found_as_well() -> None:
+    """Statistics of BNs have changed there; scales and shifts have not."""
+    net, batches = residual(), inputs(16, 3, 8, 8)
+    small = hope.encode(net, batches[0], density=0.5, evict=False).model
+    assert error(net, hope.refit(net, small, batches), batches) < error(net, small, batches)
+
+
 def test_what_cannot_be_told_is_asked_for() -> None:
     net, batches = residual(), inputs(4, 3, 8, 8)
     small = cut(net, batches[0])
     with torch.no_grad():
         small.n1.running_mean += 1
+        small.n1.weight += 1
+        small.a1.weight += 1
     with pytest.raises(
         hope.InvalidAction, match=r"outputs of a1 .* give kept=\{'a1': \[...\]\}, 5 places out of 8"
     ):

@@ -420,26 +420,30 @@ def _found(original: nn.Module, small: nn.Module, spot: Spot, given: Mapping[str
         return rows
     if len(old) == len(new):
         return None
-    names = [name for name in (*(f"{spot.bn}.{n}" for n in STATISTICS), spot.bias) if spot.bn or name]
-    pairs = [_pair(original, small, name) for name in names]
+    told = [(f"{spot.bn}.weight", f"{spot.bn}.bias"), (f"{spot.bn}.running_mean", f"{spot.bn}.running_var")]
+    told = [*(told if spot.bn else []), *([(spot.bias,)] if spot.bias else [])]
     if old.shape[1:] == new.shape[1:]:
-        pairs.append((old.flatten(1), new.flatten(1)))
-    told = [(a.double().reshape(len(a), -1), b.double().reshape(len(b), -1)) for a, b in filter(None, pairs)]
-    if told:
-        before, now = (torch.cat(side, dim=1) for side in zip(*told, strict=True))
-        same = (now[:, None] == before[None]).all(dim=2)
-        if bool((same.sum(dim=1) == 1).all()):
-            return same.double().argmax(dim=1)
+        told.append((spot.weight,))
+    for names in told:
+        rows = _matched(original, small, names)
+        if rows is not None:
+            return rows
     raise InvalidAction(
         f"which outputs of {module} are left cannot be told from its numbers: "
         f"give kept={{{module!r}: [...]}}, {len(new)} places out of {len(old)}"
     )
 
 
-STATISTICS = ("weight", "bias", "running_mean", "running_var")
-
-
-def _pair(original: nn.Module, small: nn.Module, name: str) -> tuple[Tensor, Tensor] | None:
-    """A tensor in both networks, if both have it."""
-    found = [dict([*m.named_parameters(), *m.named_buffers()]).get(name) for m in (original, small)]
-    return (found[0].detach(), found[1].detach()) if found[0] is not None and found[1] is not None else None
+def _matched(original: nn.Module, small: nn.Module, names: Sequence[str]) -> Tensor | None:
+    """Where the rows of some tensors of the small network stand in the original's; None if not every one of
+    them stands in one place.
+    """
+    every = [dict([*net.named_parameters(), *net.named_buffers()]) for net in (original, small)]
+    if not all(name in tensors for tensors in every for name in names):
+        return None
+    before, now = (
+        torch.cat([tensors[name].detach().reshape(len(tensors[name]), -1) for name in names], dim=1)
+        for tensors in every
+    )
+    same = torch.stack([(before == row).all(dim=1) for row in now])
+    return same.double().argmax(dim=1) if bool((same.sum(dim=1) == 1).all()) else None
