@@ -61,9 +61,9 @@ def run(options: argparse.Namespace) -> None:
     check_out(Path(options.out))
     for name in options.networks or list(networks.CHECKPOINTS):
         task = measure.known_task(name, folders, options.images or IMAGES.get(name, 5000), apart=False)
-        task = replace(task, budgets=measure.DENSITIES)
+        task = replace(task, budgets=tuple(options.budgets or measure.DENSITIES))
         methods = options.methods or [*METHODS, *(m for m in READINGS if m not in METHODS)]
-        measure.run([task], Path(options.out), methods=methods, recalibrate=False)
+        measure.run([task], Path(options.out), methods=methods, recalibrate=False, judged=False)
 
 
 def table() -> str:

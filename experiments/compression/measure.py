@@ -99,12 +99,14 @@ def run(
     *,
     methods: Sequence[str] = tuple(METHODS),
     recalibrate: bool = True,
+    judged: bool = True,
     progress: bool | None = None,
 ) -> dict[str, Any]:
     """Measure what is not in the results yet.
 
     Args:
         recalibrate: measure each network again after BN re-estimation; a point without it counts as missing.
+        judged: look at each network's fidelity.
     """
     check_out(path)
     results = read_results(path)
@@ -116,7 +118,7 @@ def run(
     show = console.is_terminal if progress is None else progress
     with Progress(console=console, disable=not show) as bar:
         for task in tasks:
-            _network(task, results, path, methods, recalibrate, bar)
+            _network(task, results, path, methods, recalibrate, judged, bar)
     return results
 
 
@@ -150,6 +152,7 @@ def _network(
     path: Path,
     methods: Sequence[str],
     recalibrate: bool,
+    judged: bool,
     bar: Progress,
 ) -> None:
     entry = results["networks"].setdefault(task.name, {"points": {}})
@@ -167,7 +170,7 @@ def _network(
         refused = entry.get("cannot be met", {}).get(method, {})
         missing = [b for b in task.budgets if b not in refused and not _whole(points.get(b), recalibrate)]
         bar.advance(line, len(task.budgets) - len(missing))
-        if missing and judge is None:
+        if missing and judged and judge is None:
             judge = Judge(task.model, task.example, anatomy.program, images_for(anatomy.size().macs))
         for some in map(tuple, by_unit(missing).values()):
             if method == "hope":
@@ -180,7 +183,6 @@ def _network(
                     told = entry.setdefault("cannot be met", {}).setdefault(method, {})
                     told[one.budget] = one.facts["reason"]
                 else:
-                    assert judge is not None
                     if method == "hope":
                         hope[some][one.budget] = one.seconds
                     point = {**_scores(task, one.network, judge, recalibrate), **task.further(one.network)}
@@ -196,10 +198,12 @@ def _whole(point: Mapping[str, Any] | None, recalibrate: bool) -> bool:
     return point is not None and ("recalibrated" in point or not recalibrate)
 
 
-def _scores(task: Task, small: nn.Module, judge: Judge, recalibrate: bool) -> dict[str, Any]:
+def _scores(task: Task, small: nn.Module, judge: Judge | None, recalibrate: bool) -> dict[str, Any]:
     count = len(task.images)
     score = accuracy(small, task.images, task.labels)
-    found = {"accuracy": score, "interval": interval(score, count), "fidelity": judge(small)}
+    found: dict[str, Any] = {"accuracy": score, "interval": interval(score, count)}
+    if judge is not None:
+        found["fidelity"] = judge(small)
     if recalibrate:
         again = recalibrate_bn(small, torch.split(task.unlabelled, 32))
         score = accuracy(again, task.images, task.labels)
