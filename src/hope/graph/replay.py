@@ -59,7 +59,10 @@ class Replay:
         values: dict[Node, Any] = self._given(graph, call)
         for node in graph.nodes:
             if node.op == "call_function":
-                args, kwargs = (map_arg(some, values.__getitem__) for some in (node.args, node.kwargs))
+                args, kwargs = (
+                    map_arg(node.args, values.__getitem__),
+                    map_arg(node.kwargs, values.__getitem__),
+                )
                 assert callable(node.target)
                 values[node] = result = node.target(*args, **kwargs)
                 if node.name in wanted and isinstance(result, Tensor):
