@@ -29,6 +29,7 @@ figures: setup
 	$(BIN)/python -m experiments.draw
 	$(BIN)/python -m experiments.compression --write-pages
 	$(BIN)/python -m experiments.study --write-pages
+	$(BIN)/python -m experiments.calibration --write-pages
 	$(BIN)/python -m experiments.speed --write-pages
 	$(BIN)/python -m experiments.finetune --write-pages
 	$(BIN)/python -m experiments.latency --write-pages

@@ -27,6 +27,7 @@ STEPS = [
 ]
 METHODS = [
     hope.Paper(),
+    hope.Paper(calibration=[torch.randn(64, 3, 32, 32)]),
     hope.Score("random"),
     hope.Absorb(calibration=[torch.randn(64, 3, 32, 32)], takeover=False, cost="linear"),
 ]

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from concurrent.futures import Executor
 from os import PathLike
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -17,7 +18,7 @@ from hope.anatomy.anatomy import Anatomy
 from hope.anatomy.read import read_model
 from hope.anatomy.steps import Step
 from hope.encoding import Encoding
-from hope.errors import UnsupportedModel
+from hope.errors import InvalidExample, UnsupportedModel
 from hope.graph.capture import check_readable
 from hope.judge.evictions import decide
 from hope.judge.fidelity import Judge, images_for
@@ -27,7 +28,7 @@ from hope.run.align import check_multiple
 from hope.run.budget import Budget, one_budget
 from hope.run.checkpoint import Begun, Checkpoint, Deciding
 from hope.run.collect import collect
-from hope.run.plan import Plan
+from hope.run.plan import Plan, waiting
 from hope.storage.finetuned import save_trained
 from hope.storage.run import fingerprint, read_run
 
@@ -241,9 +242,23 @@ def _judged(
 
 
 def capacities(
-    model: nn.Module, example: Example | None = None, *, progress: bool | None = None
+    model: nn.Module,
+    example: Example | None = None,
+    *,
+    calibration: Iterable[Any] | str | None = None,
+    progress: bool | None = None,
 ) -> dict[str, Tensor]:
     """The capacity ‖f_i‖ of every neuron, per layer: the analysis on its own.
+
+    Args:
+        model: a trained model that `hope.inspect` can read.
+        example: an input it can run on.
+        calibration: a few unlabelled batches, to measure signals on, as `hope.Paper` takes them. Layers
+            without BN have no capacities without it.
+        progress: show what is being done on standard error; by default on a terminal only.
+
+    Raises:
+        InvalidExample: nothing says how large any signal is: there is no BN and no calibration.
 
     Example:
         >>> import torch, hope
@@ -251,10 +266,17 @@ def capacities(
         >>> net = torch.nn.Sequential(linear, bn, torch.nn.ReLU(), torch.nn.Linear(5, 2))
         >>> {name: tuple(values.shape) for name, values in hope.capacities(net, torch.zeros(2, 3)).items()}
         {'0': (5,)}
+        >>> plain = torch.nn.Sequential(linear, torch.nn.ReLU(), torch.nn.Linear(5, 2))
+        >>> list(hope.capacities(plain, torch.zeros(2, 3), calibration=[torch.randn(64, 3)]))
+        ['0']
     """
     _check_numbers(model)
     anatomy = inspect(model, example, progress=progress)
-    plan = Plan(model, example, anatomy, Paper(merge=None), evict=False)
+    method = Paper(merge=None, calibration=calibration)
+    plan = Plan(model, example, anatomy, method, evict=False, progress=progress)
+    advice = waiting(anatomy, plan.left_alone)
+    if advice and not plan.states:
+        raise InvalidExample(f"{advice}: give a few inputs, hope.capacities(..., calibration=batches)")
     found = plan.method.measures(plan.known, plan.states)
     return {name: torch.tensor(values, dtype=torch.float64) for name, values in found.items()}
 

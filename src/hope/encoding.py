@@ -166,7 +166,7 @@ class Encoding:
             return replace(self, steps=self.trajectory.steps_to(budget.unit, budget.value))
         except InfeasibleBudget as error:
             less = "fewer steps" if budget.unit == "steps" else "a larger budget"
-            advice = calibration(self.anatomy, self.left_alone)
+            advice = calibration(self.anatomy, self.left_alone, self.method)
             widths, way = "", f"{advice}, or take {less}" if advice else f"take {less}"
             if multiple_of > 1:
                 widths, way = f" with multiple_of={multiple_of}", f"take a smaller multiple_of, or {less}"

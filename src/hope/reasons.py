@@ -139,13 +139,13 @@ class Cause(Enum):
     SCALED = "scaled", "a scale stands between it and {place}: it needs calibration", "needs calibration"
     TWO_ACTIVATIONS = (
         "two_activations",
-        "several activations in a row between it and {place}",
-        "several activations in a row",
+        "several activations in a row between it and {place}: it needs calibration",
+        "needs calibration",
     )
     UNKNOWN_ACTIVATION = (
         "unknown_activation",
-        "its activation ({place}) has no known moments",
-        "activation without moments",
+        "its activation ({place}) has no known moments: it needs calibration",
+        "needs calibration",
     )
     UNKNOWN_MOMENTS = (
         "unknown_moments",

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -137,10 +139,41 @@ def test_what_the_table_says_of_data_is_what_encode_does() -> None:
     without, calibrated, never = (found[need] for need in (Need.NOTHING, Need.CALIBRATION, Need.NEVER))
     line = f"neurons that can go without data: {without}, with calibration: {calibrated} more, not at all: "
     assert text.splitlines()[2] == f"{line}{never}"
-    for calibration, can in ((None, {Need.NOTHING}), ([torch.randn(8, 4)], {Need.NOTHING, Need.CALIBRATION})):
-        plan = Plan(net, example, anatomy, hope.Absorb(calibration=calibration))
-        assert {state.name for state in plan.states} == {name for name, need in known.items() if need in can}
+    for method, kind in (("absorb", hope.Absorb), ("hope", hope.Paper)):
+        known = needs(anatomy, method)
+        for batches, can in ((None, {Need.NOTHING}), ([torch.randn(8, 4)], {Need.NOTHING, Need.CALIBRATION})):
+            plan = Plan(net, example, anatomy, kind(calibration=batches))
+            able = {name for name, need in known.items() if need in can}
+            assert {state.name for state in plan.states} == able
+    known = needs(anatomy)
     assert all(rows(text)[name][6] in need.value for name, need in known.items())
+
+
+class Scaled(nn.Module):
+    """Behind the activation stands a learned scale: absorption propagates it, the paper's method does not."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.bn, self.b = nn.Linear(4, 6), nn.BatchNorm1d(6), nn.Linear(6, 5)
+        self.scale = nn.Parameter(torch.rand(6))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.b(F.relu(self.bn(self.a(x))) * self.scale)
+
+
+def test_where_methods_need_different_things_the_table_says_so() -> None:
+    net, example = Scaled().eval(), torch.zeros(2, 4)
+    anatomy = hope.inspect(net, example)
+    assert (needs(anatomy)["a"], needs(anatomy, "hope")["a"]) == (Need.NOTHING, Need.CALIBRATION)
+    line = "by the paper's method: 0, with calibration: 6 more, not at all: 5"
+    assert str(anatomy).splitlines()[3] == line
+    plans = [
+        Plan(net, example, anatomy, hope.Paper(calibration=some)) for some in (None, [torch.randn(8, 4)])
+    ]
+    assert [len(plan.states) for plan in plans] == [0, 1]
+    assert plans[0].left_alone["a"].cause is hope.Cause.SCALED
+    assert str(replace(anatomy, program=(), taps={})) == str(anatomy)  # as it is saved
+    assert "by the paper" not in str(hope.inspect(Twice().eval(), example))
 
 
 def test_a_table_fits_its_width_and_names_what_it_left_out() -> None:

@@ -201,6 +201,7 @@ def test_a_run_with_other_options_is_made_anew_and_they_are_named(
     hope, absorb = ["--method", "hope"], ["--method", "absorb"]
     for more, differs in (
         (hope, None),
+        ([*hope, "--calibration", str(tmp_path / "a.npy")], "calibration was none, not "),
         ([*hope, "--merge", "sum"], "merge was pair, not sum"),
         ([*hope, "--merge", "none"], "merge was sum, not none"),
         ([*hope, "--kernel", "exact"], "merge was none, not pair; kernel was zero-bias, not exact"),

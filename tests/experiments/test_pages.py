@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from experiments import coverage, finetune, latency, readme, speed, study
+from experiments import calibration, coverage, finetune, latency, readme, speed, study
 from experiments.compression import page as compression
 from experiments.transfer import page as transfer
 
@@ -51,6 +51,7 @@ def test_a_command_line_on_a_page_parses(module: str, arguments: str) -> None:
 def test_every_experiment_is_on_a_page_and_has_help(capsys: pytest.CaptureFixture[str]) -> None:
     mentioned = {module for module, _ in lines()}
     names = (
+        "calibration",
         "compression",
         "coverage",
         "draw",
@@ -77,6 +78,7 @@ def test_the_pages_have_the_tables_of_the_committed_results(tmp_path: Path) -> N
     for name, table in (
         *compression.TABLES.items(),
         ("study", study.table),
+        ("calibration", calibration.table),
         ("finetune", finetune.table),
         ("latency", latency.table),
         ("transfer", transfer.table),

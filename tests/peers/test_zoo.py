@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import random
+from collections.abc import Sequence
 
 import pytest
 import torch
@@ -12,6 +14,8 @@ from torch.export import ExportedProgram
 import hope
 from hope._util.calls import Example
 from hope.anatomy.anatomy import Anatomy
+from hope.anatomy.needs import Need, needs
+from hope.anatomy.steps import Merge
 from hope.graph.blocks import Block
 from hope.surgery.apply import outcome
 from tests.support import assert_same, check_cut, masked, random_cut, randomise, run
@@ -77,3 +81,57 @@ def test_removing_neurons_and_blocks_equals_silencing_them(entry: Entry) -> None
         program = export(model, example)
         check_outermost_evictions(program, model, example, anatomy)
         check_mixture(program, model, example, anatomy)
+
+
+def twins(model: nn.Module, anatomy: Anatomy) -> None:
+    """Make the second neuron of every layer nearly a copy of the first: something to merge."""
+    tensors = dict(model.named_parameters())
+    with torch.no_grad():
+        for part in (part for layer in anatomy.layers for part in layer.places):
+            tensor = tensors[part.tensor].movedim(part.dim, 0)
+            tensor[torch.from_numpy(part.index[1])] = 1.01 * tensor[torch.from_numpy(part.index[0])]
+
+
+WITHOUT_BN = ("torchvision/vgg11", "timm/convnext_atto", "timm/resnet50_gn", "timm/vit_tiny_patch16_224")
+
+
+def recombined(model: nn.Module, anatomy: Anatomy, steps: Sequence[hope.Prune | Merge]) -> nn.Module:
+    """A full-size copy with parents in the place of one neuron of each merged pair, and the other unread."""
+    silent = copy.deepcopy(model)
+    tensors = dict(silent.named_parameters())
+    with torch.no_grad():
+        for step in steps:
+            for part in anatomy.unit(step.name).places if isinstance(step, Merge) else ():
+                tensor = tensors[part.tensor].movedim(part.dim, 0)
+                keep, drop = (torch.from_numpy(part.index[one]) for one in (step.keep, step.drop))
+                first, second = step.outs if part.role == "in" else step.rows
+                tensor[keep] = first * tensor[keep] + second * tensor[drop]
+    return masked(silent, anatomy, [hope.Prune(step.name, step.gone) for step in steps])
+
+
+@pytest.mark.parametrize("key", WITHOUT_BN)
+def test_networks_without_bn_are_compressed_by_the_paper_from_a_few_inputs(key: str) -> None:
+    entry = next(entry for entry in zoo() if entry.key == key)
+    model, example = randomise(entry.build()), entry.example()
+    assert isinstance(example, Tensor)
+    anatomy = hope.inspect(model, example)
+    twins(model, anatomy)
+    assert set(needs(anatomy, "hope").values()) <= {Need.CALIBRATION}
+    wide = [layer.name for layer in anatomy.layers if layer.neurons > 1024]  # their pairs would take minutes
+    batches = [torch.randn(n, *example.shape[1:]) for n in (3, 3, 2)]
+    method = hope.Paper(calibration=batches)
+    encoding = hope.encode(
+        model,
+        example,
+        steps=200 if anatomy.layers else 0,
+        method=method,
+        exclude=wide,
+        anatomy=anatomy,
+        evict=False,
+    )
+    assert set(encoding.left_alone) <= {*wide, *(layer.name for layer in anatomy.layers)}
+    assert all(why.cause is hope.Cause.EXCLUDED for why in encoding.left_alone.values())
+    assert set(encoding.measures) == {layer.name for layer in anatomy.layers} - set(encoding.left_alone)
+    steps = encoding.trajectory.steps[: encoding.steps]
+    assert key != "torchvision/vgg11" or any(isinstance(step, Merge) for step in steps)
+    assert_same(run(encoding.model, example), run(recombined(model, anatomy, steps), example), TOLERANCE)  # type: ignore[arg-type]

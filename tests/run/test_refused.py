@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.utils.data import DataLoader, TensorDataset
 
 import hope
 from hope.run.budget import one_budget
@@ -94,13 +96,50 @@ def test_a_mask_may_be_infinite() -> None:
     assert hope.encode(net, EXAMPLE, density=0.5).steps == 4
 
 
-def test_calibration_inputs_that_are_not_finite_are_named() -> None:
-    batches = [torch.randn(4, 3), torch.full((4, 3), torch.nan)]
-    with pytest.raises(hope.InvalidExample, match="batch 1 has entries that are NaN or infinite"):
-        hope.encode(network(), EXAMPLE, density=0.5, method=hope.Absorb(calibration=batches))
-    for wrong, words in ((torch.randn(4, 3), "is one tensor"), (3, "is a int")):
-        with pytest.raises(hope.InvalidExample, match=words):
-            hope.encode(network(), EXAMPLE, density=0.5, method=hope.Absorb(calibration=wrong))  # type: ignore[arg-type]
+CALIBRATED: dict[str, Callable[[Any], object]] = {
+    "absorb": lambda some: hope.encode(network(), EXAMPLE, density=0.5, method=hope.Absorb(calibration=some)),
+    "hope": lambda some: hope.encode(network(), EXAMPLE, density=0.5, method=hope.Paper(calibration=some)),
+    "capacities": lambda some: hope.capacities(network(), EXAMPLE, calibration=some),
+    "deft": lambda some: hope.deft.partition(network(), EXAMPLE, calibration=some),
+}
+
+
+@pytest.mark.parametrize("call", CALIBRATED.values(), ids=CALIBRATED)
+@pytest.mark.parametrize(
+    ("some", "words"),
+    [
+        ([torch.randn(4, 3), torch.full((4, 3), torch.nan)], "batch 1 has entries that are NaN or infinite"),
+        ([torch.full((4, 3), torch.inf)], "batch 0 has entries that are NaN or infinite"),
+        ([torch.randn(4, 3), torch.randn(4, 5)], "cannot run on batch 1"),
+        ([torch.randn(4, 3, 2, 2)], "cannot run on batch 0"),
+        ([], "there were no inputs; give an iterable of batches"),
+        (DataLoader(TensorDataset(torch.zeros(0, 3))), "there were no inputs"),
+        (torch.randn(4, 3), "is one tensor"),
+        (3, "is a int"),
+    ],
+    ids=["nan", "inf", "narrow", "images", "none", "empty loader", "one tensor", "a number"],
+)
+def test_bad_calibration_inputs_are_one_line(call: Callable[[Any], object], some: Any, words: str) -> None:
+    with pytest.raises(hope.InvalidExample, match=words) as caught:
+        call(some)
+    assert len(str(caught.value).splitlines()) == 1
+
+
+def test_signals_that_overflow_are_named() -> None:
+    net, huge = network(), [torch.full((4, 3), 3e38)]
+    with torch.no_grad():
+        net[0].weight.fill_(10)
+    for method in (hope.Absorb, hope.Paper):
+        with pytest.raises(hope.InvalidExample, match=r"NaN or infinite on these inputs"):
+            hope.encode(net, EXAMPLE, density=0.5, method=method(calibration=huge))
+
+
+@pytest.mark.parametrize("call", CALIBRATED.values(), ids=CALIBRATED)
+def test_a_loader_of_pairs_works_everywhere_with_a_note(
+    call: Callable[[Any], object], capsys: pytest.CaptureFixture[str]
+) -> None:
+    call(DataLoader(TensorDataset(torch.randn(40, 3), torch.arange(40)), batch_size=16))
+    assert capsys.readouterr().err.count("the second as labels") == 1
 
 
 @pytest.mark.parametrize("net", [network(), Optional().eval()], ids=["one input", "an optional second"])
@@ -130,10 +169,21 @@ def test_networks_without_a_bn_are_told_what_to_type() -> None:
             with pytest.raises(hope.InfeasibleBudget) as caught:
                 hope.encode(net, EXAMPLE, method=method, **budget)  # type: ignore[arg-type]
             assert "8 neurons have no BN" in str(caught.value)
-            assert "method=hope.Absorb(calibration=batches) or --calibration inputs.npy" in str(caught.value)
+            name = {"absorb": "Absorb", "hope": "Paper"}[method]
+            words = f"method=hope.{name}(calibration=batches) or --calibration inputs.npy"
+            assert words in str(caught.value)
             assert "larger budget" not in str(caught.value)
     batches = [torch.randn(32, 3)]
-    assert hope.encode(net, EXAMPLE, density=0.5, method=hope.Absorb(calibration=batches)).steps == 4
+    for calibrated in (hope.Absorb(calibration=batches), hope.Paper(calibration=batches)):
+        assert hope.encode(net, EXAMPLE, density=0.5, method=calibrated).steps == 4
+    with pytest.raises(
+        hope.InvalidExample, match=r"8 neurons.*hope\.capacities\(\.\.\., calibration=batches\)"
+    ):
+        hope.capacities(net, EXAMPLE)
+    assert hope.capacities(net, EXAMPLE, calibration=batches)["0"].shape == (8,)
+    assert hope.capacities(nn.Linear(3, 2), EXAMPLE) == {}  # nothing that calibration would help
+    with pytest.raises(hope.InfeasibleBudget, match=r"the rest is listed"):
+        hope.encode(net, EXAMPLE, density=0.5, method="bn-scale")
 
 
 def test_a_pattern_that_fits_nothing_is_refused() -> None:

@@ -25,6 +25,11 @@ SETTINGS: list[dict[str, Any]] = [
     {"method": hope.Paper()},
     {"method": hope.Paper(merge="sum")},
     {"method": hope.Paper(release="live")},
+    {
+        "method": hope.Paper(
+            calibration=[torch.randn(16, 1, 8, 8, generator=torch.Generator().manual_seed(0))]
+        )
+    },
     {"method": "l1-joint"},
     {"method": "absorb"},
     {"method": "absorb", "evict": False},
@@ -105,3 +110,4 @@ def test_a_file_of_other_calibration_inputs_is_not_gone_on_with() -> None:
     assert told_inputs(tuple(first)) == told[2]
     assert told_inputs([first[0].bfloat16()]) != told_inputs([])
     assert hope.Absorb(calibration=first).told()["calibration"] == told[2]
+    assert hope.Paper(calibration=first).told()["calibration"] == told[2]

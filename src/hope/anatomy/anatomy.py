@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 
 from hope.anatomy.sizes import Size, size_after
+from hope.anatomy.taps import Taps
 from hope.anatomy.units import Skipped, Unit
 from hope.graph.blocks import Block
 from hope.graph.labels import Shape
@@ -28,6 +29,7 @@ class Anatomy:
         aliases: parameter -> all the names it goes by, for those with several.
         eps: BN -> its ε.
         program: the order of operations, for surrogates that follow signals; not saved with a run.
+        taps: (unit, reading weight) -> where the program shows the unit's signal; not saved either.
 
     Example:
         >>> import torch, hope
@@ -47,6 +49,7 @@ class Anatomy:
     aliases: Mapping[str, tuple[str, ...]]
     eps: Mapping[str, float]
     program: Program = field(default=(), repr=False)
+    taps: Taps = field(default_factory=dict, repr=False)
 
     @cached_property
     def layers(self) -> tuple[Unit, ...]:

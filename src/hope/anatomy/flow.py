@@ -134,9 +134,13 @@ class Flow:
         every = (value for one in held for value in (one if isinstance(one, list) else [one]))
         return [value for value in every if isinstance(value, Value)]
 
+    def evaluated(self, position: int) -> Any:
+        """What is known of an operation's result in evaluation: a value, a list of values, or nothing."""
+        return self._evaluated[position]
+
     def channel_dim(self, operation: Operation) -> int:
         """The dimension of a result that channels stand in, as far as evaluation shows."""
-        value = self._evaluated[operation.position]
+        value = self.evaluated(operation.position)
         plain = min(1, len(operation.shape or ()) - 1)
         if not isinstance(value, Value):
             return plain

@@ -1,4 +1,4 @@
-"""What it takes to remove a layer's neurons by absorption: nothing, calibration, or it cannot be done."""
+"""What it takes to remove a layer's neurons by a method: nothing, calibration, or it cannot be done."""
 
 from __future__ import annotations
 
@@ -6,11 +6,13 @@ from collections import Counter
 from enum import Enum
 from typing import TYPE_CHECKING
 
+from hope.ops import activation
 from hope.ops.weight import uses_of_weights
+from hope.reasons import Cause, Reason
 
 if TYPE_CHECKING:
     from hope.anatomy.anatomy import Anatomy
-    from hope.anatomy.units import Unit
+    from hope.anatomy.units import Reader, Unit
 
 
 class Need(Enum):
@@ -21,17 +23,50 @@ class Need(Enum):
     NEVER = "not at all"
 
 
-def needs(anatomy: Anatomy) -> dict[str, Need]:
-    """Layer -> what its neurons need to go.
+def needs(anatomy: Anatomy, method: str = "absorb") -> dict[str, Need]:
+    """Layer -> what its neurons need to go by absorption ("absorb"), or by the paper's method ("hope").
 
     Where every reader sees the output of a BN, that says what the signals are. Elsewhere inputs must be
-    measured, for which the reader must be a module with a weight that is used once.
+    measured, for absorption where a module's weight reads them that is used once, for the paper's method
+    before the activation.
     """
+    if method == "hope":
+        return {layer.name: _of_paper(anatomy, layer) for layer in anatomy.layers}
     uses = uses_of_weights(anatomy.program)
-    return {layer.name: _need(layer, uses) for layer in anatomy.layers}
+    return {layer.name: _of_absorption(layer, uses) for layer in anatomy.layers}
 
 
-def _need(layer: Unit, uses: Counter[str]) -> Need:
+def untold(layer: Unit, reader: Reader) -> Reason | None:
+    """Why no BN says what a reader sees of a layer's neurons, as the paper's method must know it; None if one
+    does.
+    """
+    kinds = [link.kind for link in reader.path]
+    if "bn" not in kinds:
+        return Cause.NO_BN_BEFORE.at(reader.module)
+    if "norm" in kinds:
+        return Cause.OTHER_NORM.at(reader.module)
+    last = max(place for place, kind in enumerate(kinds) if kind == "bn")
+    name, after = reader.path[last].name, reader.path[last + 1 :]
+    if layer.at(f"{name}.running_var") is None:
+        return Cause.NO_STATISTICS.at(name)
+    if any(link.kind == "scale" for link in after):
+        return Cause.SCALED.at(reader.module)
+    activations = [link for link in after if link.kind == "activation"]
+    if len(activations) > 1:
+        return Cause.TWO_ACTIVATIONS.at(reader.module)
+    if activations and not activation.known(activations[0]):
+        return Cause.UNKNOWN_ACTIVATION.at(activations[0].name)
+    return None
+
+
+def _of_paper(anatomy: Anatomy, layer: Unit) -> Need:
+    if all(untold(layer, reader) is None for reader in layer.readers):
+        return Need.NOTHING
+    heard = all((layer.name, reader.weight) in anatomy.taps for reader in layer.readers)
+    return Need.CALIBRATION if heard or not anatomy.taps else Need.NEVER  # a saved anatomy has none
+
+
+def _of_absorption(layer: Unit, uses: Counter[str]) -> Need:
     if any(uses[reader.weight] > 1 for reader in layer.readers):
         return Need.NEVER
     if all(reader.last("bn") for reader in layer.readers):
@@ -40,10 +75,10 @@ def _need(layer: Unit, uses: Counter[str]) -> Need:
     return Need.CALIBRATION if measured else Need.NEVER
 
 
-def counts(anatomy: Anatomy) -> dict[Need, int]:
+def counts(anatomy: Anatomy, method: str = "absorb") -> dict[Need, int]:
     """How many neurons need what; those of layers that are left alone anyway can never go."""
     found = dict.fromkeys(Need, 0)
-    for name, need in needs(anatomy).items():
+    for name, need in needs(anatomy, method).items():
         found[need] += anatomy.unit(name).neurons
     found[Need.NEVER] += sum(one.outputs for one in anatomy.skipped if one.kind == "layer")
     return found

@@ -14,6 +14,7 @@ from hope._util.calls import Example
 from hope.anatomy.anatomy import Anatomy
 from hope.anatomy.flow import Flow
 from hope.anatomy.grouping import read
+from hope.anatomy.taps import find_taps
 from hope.anatomy.units import Skipped, Unit
 from hope.anatomy.ways import ending_bn, leaves_bias, preceding_bn, ways
 from hope.errors import UnsupportedModel
@@ -74,6 +75,7 @@ def read_model(
         aliases=shared,
         eps=_eps(units, program),
         program=program,
+        taps=find_taps(flow, program, units),
     )
     return anatomy, candidates
 

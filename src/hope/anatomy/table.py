@@ -24,6 +24,7 @@ def parts_of(anatomy: Anatomy) -> list[object]:
     size, floor = anatomy.size(), anatomy.floor()
     share = 1 - floor.parameters / size.parameters if size.parameters else 0.0
     found = counts(anatomy)
+    paper = counts(anatomy, "hope")
     head = (
         f"{anatomy.model}: {size.neurons:,} compressible neurons in {len(anatomy.layers)} layers, "
         f"{len(anatomy.blocks)} blocks that can be evicted, {len(anatomy.streams)} streams\n"
@@ -31,6 +32,9 @@ def parts_of(anatomy: Anatomy) -> list[object]:
         f"neurons that can go without data: {found[Need.NOTHING]:,}, with calibration: "
         f"{found[Need.CALIBRATION]:,} more, not at all: {found[Need.NEVER]:,}"
     )
+    if paper != found:
+        first, more, never = (f"{paper[need]:,}" for need in Need)
+        head += f"\nby the paper's method: {first}, with calibration: {more} more, not at all: {never}"
     parts: list[object] = [head, ""]
     if anatomy.layers:
         parts += [_layers(anatomy), ""]

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from hope.methods import Method
 
 METHODS = ("absorb", "hope", "l1-in", "l1-joint", "bn-scale", "random")
-OPTIONS = {"merge": "hope", "kernel": "hope", "calibration": "absorb"}  # whose they are
+OPTIONS = {"merge": ("hope",), "kernel": ("hope",), "calibration": ("absorb", "hope")}  # whose they are
 PARTIAL = "partial.json"
 
 
@@ -103,7 +103,7 @@ def register(commands: Any) -> None:
     parser.add_argument(
         "--calibration",
         metavar="WHAT",
-        help='"dream" (made up from the checkpoint), or a .npy file of unlabelled inputs (absorb only)',
+        help='"dream" (made up from the checkpoint), or a .npy file of unlabelled inputs (absorb and hope)',
     )
     parser.add_argument("--force", action="store_true", help="replace a run that the folder already has")
     parser.add_argument(
@@ -195,10 +195,11 @@ def _report(options: argparse.Namespace) -> None:
 
 def _check_options(options: argparse.Namespace) -> None:
     """Say before any work what cannot be asked of the method."""
-    for name, method in OPTIONS.items():
-        if getattr(options, name) is not None and options.method != method:
+    for name, methods in OPTIONS.items():
+        if getattr(options, name) is not None and options.method not in methods:
             raise UnknownMethod(
-                f"--{name} is no option of {options.method}: leave it out, or take --method {method}"
+                f"--{name} is no option of {options.method}: leave it out, "
+                f"or take --method {' or '.join(methods)}"
             )
     if options.multiple_of < 1:
         raise UnknownMethod(
@@ -232,7 +233,11 @@ def _method(options: argparse.Namespace) -> Method:
 
     if options.method == "hope":
         merge, kernel = options.merge or "pair", options.kernel or "zero-bias"
-        return Paper(merge=None if merge == "none" else merge, kernel=kernel)
+        return Paper(
+            merge=None if merge == "none" else merge,
+            kernel=kernel,
+            calibration=_calibration(options.calibration),
+        )
     if options.method == "absorb":
         return Absorb(calibration=_calibration(options.calibration))
     return named(options.method)

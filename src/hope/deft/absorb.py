@@ -13,8 +13,9 @@ signals and its bias take over what slack told it.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -26,6 +27,7 @@ from hope.ops.norm import uses_of_bns
 from hope.ops.weight import uses_of_weights
 from hope.signals.bn import Numbers
 from hope.signals.intake import Intake, propagated_intakes
+from hope.signals.measure import measured_intakes
 from hope.surgery.absorb import settle, take_over
 from hope.surgery.resize import get
 
@@ -44,16 +46,20 @@ class Absorbed:
 
 
 @torch.no_grad()
-def absorb(model: nn.Module, partition: Partition) -> Absorbed:
+def absorb(model: nn.Module, partition: Partition, calibration: Iterable[Any] | None = None) -> Absorbed:
     """Let the core take over what slack says to it, in place; weights from slack to core are 0 after it.
 
     Args:
         model: merged, nothing severed. Its head stays as it is.
         partition: of the model.
+        calibration: inputs to measure moments on, in place of the propagated ones.
     """
     anatomy = partition.anatomy
     dims = {p.tensor: p.dim for unit in partition.units for p in unit.places if p.role == "in"}
     intakes, _ = propagated_intakes(anatomy, Numbers.of(model, anatomy), dims=dims)
+    measured = calibration is not None
+    if calibration is not None:
+        intakes = measured_intakes(model, anatomy, calibration, intakes, units=partition.units)
     uses = uses_of_weights(anatomy.program) + uses_of_bns(anatomy.program)
     head = model.get_submodule(partition.head)
     before = {name: value.clone() for name, value in head.state_dict().items()}
@@ -65,7 +71,7 @@ def absorb(model: nn.Module, partition: Partition) -> Absorbed:
         intake = intakes.get(weight)
         if intake is not None and last:
             intake = replace(intake, bn="")  # a BN behind the head is not the head's to change
-        found = _channels(intake, weight, partition, uses)
+        found = _channels(intake, weight, partition, uses, measured)
         if isinstance(found, str):
             notes.append(f"{weight}: what it reads from slack is masked, not absorbed: {found}")
             continue
@@ -88,7 +94,7 @@ def _rewrite(model: nn.Module, intake: Intake, channels: Tensor, gone: Tensor, f
 
 
 def _channels(
-    intake: Intake | None, weight: str, partition: Partition, uses: Mapping[str, int]
+    intake: Intake | None, weight: str, partition: Partition, uses: Mapping[str, int], measured: bool
 ) -> tuple[Intake, Tensor, Tensor] | str:
     """What a weight reads, the channels with known moments, and which of them are slack; or why not."""
     if intake is None:
@@ -103,7 +109,7 @@ def _channels(
         for place in unit.places:
             if place.role == "in" and place.tensor == weight:
                 slack |= owned(place, ~partition.core[unit.name])
-                if _normalised(unit, weight):
+                if measured or _normalised(unit, weight):
                     known |= owned(place, torch.ones(unit.neurons, dtype=torch.bool))
     if bool((slack & ~known).any()):
         return "no BN stands in front of what it reads"

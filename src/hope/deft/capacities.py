@@ -40,7 +40,7 @@ class Listener:
 
 
 class Energies:
-    """Second moments of what weights read, from a checkpoint alone."""
+    """Second moments of what weights read, from a checkpoint alone or as inputs showed them."""
 
     def __init__(self, anatomy: Anatomy, numbers: Numbers) -> None:
         self.anatomy, self.numbers = anatomy, numbers
@@ -63,8 +63,8 @@ class Energies:
         found = signal_energies(unit, reader, self.numbers)
         if isinstance(found, Reason):
             raise NotSeparable(
-                f"what the neurons of {unit.name} carry is not known: {found}; "
-                f"freeze the layer as a whole with core=[{unit.name!r}]"
+                f"what the neurons of {unit.name} carry is not known: {found}; give a few inputs, "
+                f"calibration=batches, or freeze the layer as a whole with core=[{unit.name!r}]"
             )
         per, channels = place.each, found.shape[1]
         spread = (
@@ -77,6 +77,9 @@ class Energies:
         return energy
 
     def _stream(self, unit: Unit, place: Places) -> Tensor:
+        heard = (self.numbers.measured or {}).get((unit.name, place.tensor))
+        if heard is not None and len(heard.mean) == len(place.owner):
+            return heard.mean**2 + heard.spread**2
         if self._surrogate is None:
             self._surrogate = Propagated(self.anatomy.program, self.numbers.tensors, crosses=False)
         reading = self._surrogate.readings.get(place.tensor)
@@ -102,8 +105,8 @@ class Energies:
                 energy.index_add_(0, here[own], (bn.spread**2 + bn.shift**2)[own])
         if not known:
             raise NotSeparable(
-                f"what the stream of {unit.name} carries is not known: no BN writes into it; "
-                f"freeze it as a whole with core=[{unit.name!r}]"
+                f"what the stream of {unit.name} carries is not known: no BN writes into it; give a few "
+                f"inputs, calibration=batches, or freeze it as a whole with core=[{unit.name!r}]"
             )
         return energy
 

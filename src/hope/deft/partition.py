@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from os import PathLike
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from hope._util.calls import Example, duplicate
+from hope._util.calls import Example, duplicate, unlabelled
 from hope._util.finite import check_finite
 from hope.anatomy.anatomy import Anatomy
 from hope.anatomy.read import read_model
@@ -25,8 +26,10 @@ from hope.deft.elasticity import Fate, Lock, by_capacity, by_prune_cost, lock_th
 from hope.deft.separable import check_separable, find_head, find_units, matches
 from hope.deft.vessels import consolidate
 from hope.errors import InvalidPartition
+from hope.methods.calibration import batches_of
 from hope.reasons import Cause, Reason
 from hope.signals.bn import Numbers
+from hope.signals.marginals import measured_marginals
 from hope.storage.run import fingerprint
 
 
@@ -151,6 +154,7 @@ def partition(
     core: str | Sequence[str] = (),
     anatomy: Anatomy | None = None,
     seed: int = 0,
+    calibration: Iterable[Any] | str | None = None,
     progress: bool | None = None,
 ) -> Partition:
     """Split a trained network into core and slack, without data. The model is not changed.
@@ -162,7 +166,7 @@ def partition(
     all its writers and readers; its squared capacity is Σ_readers ‖W_c‖²·E z_c², z_c what the reader sees.
 
     Args:
-        model: a trained model with BN.
+        model: a trained model, with BN or with `calibration`.
         example: an input it can run on.
         percentile: P, of costs or capacities: more slack to learn with, less of the source kept.
         by: "prune-cost" or "capacity".
@@ -173,6 +177,8 @@ def partition(
         core: pattern or patterns (`*`, `?`) of layers and streams that are core as a whole.
         anatomy: what `hope.inspect` returned, to save reading the model again.
         seed: of the fresh weights of freed vessels.
+        calibration: a few unlabelled batches: signals are measured on them, in place of what BNs say (see
+            `hope.Paper`). What has no BN needs that.
         progress: show what is being done; by default on a terminal only.
 
     Raises:
@@ -197,11 +203,14 @@ def partition(
     anatomy = _read(model, example, anatomy, progress)
     subject = _subject(anatomy, head, patterns)
     mode = MERGES[merge]
-    lock, fates = _fates(subject.free, Energies(anatomy, Numbers.of(model, anatomy)), percentile, mode)
+    batches = _batches(calibration, model, example, anatomy, progress)
+    lock, fates = _fates(subject.free, _energies(model, anatomy, batches, progress), percentile, mode)
     threshold, locks = lock.threshold, {name: fate.core for name, fate in fates.items()}
     merges = tuple(one for fate in fates.values() for one in fate.merges)
     freed = {name: fate.freed for name, fate in fates.items() if fate.freed}
-    energies = _energies_after(model, anatomy, merges, freed)
+    merged = duplicate(model)  # what freed vessels will listen to is not settled, so they are deaf
+    consolidate(merged, anatomy, merges, freed, None)
+    energies = _energies(merged, anatomy, batches, progress)
     states = {unit.name: unit_state(unit, energies) for unit in subject.free}
     after = {name: state.capacities for name, state in states.items()}
     if by == "capacity":
@@ -291,10 +300,23 @@ def _fates(
     }
 
 
-def _energies_after(
-    model: nn.Module, anatomy: Anatomy, merges: Sequence[Merge], freed: Mapping[str, Sequence[int]]
+def _batches(
+    calibration: Iterable[Any] | str | None,
+    model: nn.Module,
+    example: Example | None,
+    anatomy: Anatomy,
+    progress: bool | None,
+) -> list[Any] | None:
+    """Inputs to go through more than once: the network before and after its merges is measured on them."""
+    if calibration is None:
+        return None
+    batches, _ = batches_of(calibration, model, example, anatomy, progress=progress)
+    return list(unlabelled(model, batches))
+
+
+def _energies(
+    model: nn.Module, anatomy: Anatomy, batches: list[Any] | None, progress: bool | None
 ) -> Energies:
-    """Energies of the merged network. What freed vessels will listen to is not settled, so they are deaf."""
-    merged = duplicate(model)
-    consolidate(merged, anatomy, merges, freed, None)
-    return Energies(anatomy, Numbers.of(merged, anatomy))
+    """Second moments of a network's signals, as BNs or inputs tell them."""
+    measured = None if batches is None else measured_marginals(model, anatomy, batches, progress=progress)
+    return Energies(anatomy, Numbers.of(model, anatomy, measured=measured))

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 
@@ -23,6 +26,7 @@ def prepare(
     head: int | nn.Module | None = None,
     freeze_statistics: bool = False,
     sever: str = "mask",
+    calibration: Iterable[Any] | None = None,
 ) -> Tuning:
     """A copy of the model that learns with its slack and keeps its core. The model itself is not changed.
 
@@ -48,9 +52,10 @@ def prepare(
             convert them with `SyncBatchNorm.convert_sync_batchnorm` before and not after.
         sever: "mask" as in the paper, or "absorb"; where the moments for that are not known a mask has to do,
             and `tuning.notes` says so.
+        calibration: a few unlabelled batches, to measure what is absorbed on; what has no BN needs that.
 
     Raises:
-        InvalidPartition: there is no such way to sever.
+        InvalidPartition: there is no such way to sever, or `calibration` has nothing to do.
         CheckpointMismatch: the partition was made for other weights.
 
     Example:
@@ -71,9 +76,11 @@ def prepare(
     """
     if sever not in SEVER:
         raise InvalidPartition(f"there is no sever={sever!r}: choose from {', '.join(SEVER)}")
+    if calibration is not None and sever != "absorb":
+        raise InvalidPartition('calibration is for sever="absorb": a mask needs no inputs, leave it out')
     check_weights(model, partition.original)
     tuned = partition.consolidated(model)
-    absorbed = absorb(tuned, partition) if sever == "absorb" else Absorbed({}, ())
+    absorbed = absorb(tuned, partition, calibration) if sever == "absorb" else Absorbed({}, ())
     cut(tuned, partition)
     return Tuning(
         tuned,

@@ -46,8 +46,8 @@ class Execution:
         after: Callable[[int], bool] | None = None,
     ) -> None:
         self.model, self.after = model, after
-        self._calls = [_flat(batch) for batch in batches]
-        shapes = [_signature(call) for call in self._calls]
+        self._calls = [flat(batch) for batch in batches]
+        shapes = [signature(call) for call in self._calls]
         graphs = {shape: capture(model, batches[shapes.index(shape)], progress=False) for shape in {*shapes}}
         self._graphs = [graphs[shape] for shape in shapes]
         self.program: Program = read_program(self._graphs[0])
@@ -151,13 +151,14 @@ def _filed(tensor: Tensor) -> Tensor:
     return held.reshape(tensor.shape).copy_(tensor)
 
 
-def _flat(batch: Example) -> list[Any]:
+def flat(batch: Example) -> list[Any]:
     """The inputs of a call in the order in which the graph has them."""
     args, kwargs = as_call(batch)
     return pytree.tree_leaves((args, kwargs))
 
 
-def _signature(call: Sequence[Any]) -> tuple[Any, ...]:
+def signature(call: Sequence[Any]) -> tuple[Any, ...]:
+    """What a graph is captured for: shapes and types of tensors, and everything else as it is."""
     return tuple((tuple(v.shape), v.dtype) if isinstance(v, Tensor) else v for v in call)
 
 

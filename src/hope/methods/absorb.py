@@ -23,11 +23,11 @@ from hope.errors import UnknownMethod
 from hope.geometry.projection import outgoing, ridged
 from hope.graph.blocks import Block
 from hope.methods.absorption import AbsorbPath, AbsorbState
-from hope.methods.base import Branch, Known, Method, Rewrite, State
+from hope.methods.base import Branch, Known, Method, Rewrite, State, listed
+from hope.methods.calibration import Calibration, batches_of, check_calibration
 from hope.ops.weight import uses_of_weights
 from hope.reasons import Cause, Reason
 from hope.signals.bn import Numbers
-from hope.signals.dream import dream
 from hope.signals.energy import capacities
 from hope.signals.intake import Intake, channels_of, propagated_intakes
 from hope.signals.measure import measured_intakes
@@ -62,7 +62,7 @@ class Absorb(Method):
 
     evictions: ClassVar[Literal["priced", "judged", "none"]] = "judged"
 
-    calibration: Iterable[Any] | str | None = field(default=None, repr=False, compare=False)
+    calibration: Calibration = field(default=None, repr=False, compare=False)
     refit: bool = True
     takeover: bool = True
     constants: bool = True
@@ -81,10 +81,7 @@ class Absorb(Method):
         )
         if self.decay is not None and not 0 <= self.decay < 1:
             raise UnknownMethod(f"absorb has no decay={self.decay!r}: give a correlation from 0 to below 1")
-        if isinstance(self.calibration, str) and self.calibration != "dream":
-            raise UnknownMethod(
-                f'calibration {self.calibration!r} is not known: give batches of inputs, or "dream"'
-            )
+        check_calibration(self.calibration)
 
     @property
     def name(self) -> str:
@@ -101,23 +98,17 @@ class Absorb(Method):
             options["decays"] = (self.decay,)
         with busy("propagating moments", progress):
             intakes, surrogate = propagated_intakes(anatomy, numbers, **options)
-        notes: list[str] = []
+        notes: tuple[str, ...] = ()
         inputs: list[Any] = []
         if self.calibration is not None:
-            dreamed = isinstance(self.calibration, str)
-            batches = dream(model, example, progress=progress) if dreamed else self.calibration
+            batches, notes = batches_of(self.calibration, model, example, anatomy, progress=progress)
             heard = held(unlabelled(model, batches), inputs if self.refit else None)
             total = len(batches) if isinstance(batches, Sized) else None
             intakes = measured_intakes(model, anatomy, heard, intakes, total=total, progress=progress)
-            if dreamed and not anatomy.eps:
-                notes.append("there is no BN to dream from: what was measured on is noise; give inputs")
         elif surrogate.fallbacks:
-            names = surrogate.fallbacks
-            more = f" and {len(names) - 3} more" if len(names) > 3 else ""
-            notes.append(
-                f"not propagated, taken pair by pair instead: the inputs of {', '.join(names[:3])}{more}"
-            )
-        return Known(anatomy, numbers, intakes, surrogate, tuple(notes), tuple(inputs))
+            some = listed(surrogate.fallbacks)
+            notes = (f"not propagated, taken pair by pair instead: the inputs of {some}",)
+        return Known(anatomy, numbers, intakes, surrogate, notes, tuple(inputs))
 
     def state(self, unit: Unit, known: Known) -> AbsorbState | Reason:
         """Covariances of what the unit's readers read, and their weights."""

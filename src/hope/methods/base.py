@@ -27,6 +27,16 @@ from hope.signals.intake import Intake
 from hope.signals.propagate import Propagated
 
 
+def listed(names: Sequence[str]) -> str:
+    """A few names in a sentence.
+
+    >>> listed(["a", "b"]), listed(["a", "b", "c", "d", "e"])
+    ('a, b', 'a, b, c and 2 more')
+    """
+    more = f" and {len(names) - 3} more" if len(names) > 3 else ""
+    return f"{', '.join(names[:3])}{more}"
+
+
 class State(Protocol):
     """A unit as a method sees it, before the first step."""
 

@@ -3,25 +3,29 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import nn
 
 from hope._util.calls import Example
+from hope._util.told import told_inputs
 from hope.anatomy.anatomy import Anatomy
 from hope.anatomy.sizes import Releases
+from hope.anatomy.taps import Tap, Taps
 from hope.anatomy.units import Unit
 from hope.geometry import costs, gaussian
 from hope.graph.blocks import Block
-from hope.methods.base import Branch, Known, Method, Rewrite, State
+from hope.methods.base import Branch, Known, Method, Rewrite, State, listed
+from hope.methods.calibration import Calibration, batches_of, check_calibration
 from hope.methods.pairs import PairPath, PaperState
 from hope.ops import activation
 from hope.reasons import Cause, Reason
 from hope.signals.bn import Numbers
-from hope.signals.energy import capacities, outgoing, slopes_of
+from hope.signals.energy import Seen, capacities, outgoing, seen, slopes_of
+from hope.signals.marginals import Marginals, measured_marginals
 
 READINGS = ("mended", "literal", "literal kernel", "literal deviation", "literal parent")
 
@@ -42,6 +46,8 @@ class Paper(Method):
             signal's deviation is γ_eff = |γ|·√(σ²/(σ² + ε)), the expression before ε is dropped, not |γ|. A
             parent's BN numbers are exact for every deviation, without the clamp σ² = max(0, γ² − ε). Each of
             the three alone is read as printed by "literal kernel", "literal deviation" and "literal parent".
+        calibration: a few unlabelled batches: means and deviations of signals are measured on them, in place
+            of what BNs say. Networks without BN need that. Or "dream", as for `hope.Absorb`.
 
     >>> Paper(merge="sum")
     Paper(merge='sum', kernel='zero-bias', release='static', reading='mended')
@@ -53,6 +59,7 @@ class Paper(Method):
     kernel: str = "zero-bias"
     release: str = "static"
     reading: str = "mended"
+    calibration: Calibration = field(default=None, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         self.choose(
@@ -61,6 +68,7 @@ class Paper(Method):
             release=(self.release, ("static", "live")),
             reading=(self.reading, READINGS),
         )
+        check_calibration(self.calibration)
 
     @property
     def name(self) -> str:
@@ -88,12 +96,21 @@ class Paper(Method):
     def study(
         self, model: nn.Module, example: Example | None, anatomy: Anatomy, *, progress: bool | None = None
     ) -> Known:
-        """The checkpoint's numbers, read as asked."""
-        return Known(anatomy, Numbers.of(model, anatomy, literal=self.literal("deviation")))
+        """The checkpoint's numbers, read as asked, and signals as the inputs showed them."""
+        literal = self.literal("deviation")
+        if self.calibration is None:
+            return Known(anatomy, Numbers.of(model, anatomy, literal=literal))
+        batches, notes = batches_of(self.calibration, model, example, anatomy, progress=progress)
+        measured = measured_marginals(model, anatomy, batches, progress=progress)
+        numbers = Numbers.of(model, anatomy, literal=literal, measured=measured)
+        if self.merge is not None:
+            notes += _pruned_only(anatomy)
+        return Known(anatomy, numbers, notes=notes)
 
     def state(self, unit: Unit, known: Known) -> PaperState | Reason:
         """Capacities, and where pairs can be merged their geometry."""
-        return paper_state(unit, known.numbers, Releases(known.anatomy).unit(unit.name))
+        release = Releases(known.anatomy).unit(unit.name)
+        return paper_state(unit, known.numbers, release, pairs=self.merge is not None)
 
     @property
     def path(self) -> Callable[[PaperState], PairPath]:
@@ -108,9 +125,9 @@ class Paper(Method):
         capacity = {state.name: state.capacity for state in states}
         if not block.layers or any(name not in capacity for name in block.layers):
             return Cause.NO_CAPACITY.at()
-        bn = known.numbers.bn(block.skip_bn)
-        if bn is not None:
-            anchors = (costs.identity_capacity(bn.scale.numpy(), bn.shift.numpy()),) * len(block.layers)
+        carried = _carried(block, known.numbers)
+        if carried is not None:
+            anchors = (carried,) * len(block.layers)
         else:
             anchors = tuple(capacity[name] for name in block.layers)
         release = Releases(known.anatomy).block(block.name)
@@ -119,6 +136,10 @@ class Paper(Method):
     def measures(self, known: Known, states: Sequence[State]) -> dict[str, list[float]]:
         """Capacities ‖f_i‖."""
         return {s.name: s.capacities.tolist() for s in states if isinstance(s, PaperState)}
+
+    def told(self) -> dict[str, Any]:
+        """As plain data; calibration inputs by a hash."""
+        return {**super().told(), "calibration": told_inputs(self.calibration)}
 
 
 @dataclass(frozen=True)
@@ -136,47 +157,95 @@ class AnchoredBranch(Branch):
         return costs.evict(neurons, capacities, self.anchors)
 
 
-def paper_state(unit: Unit, numbers: Numbers, release: int) -> PaperState | Reason:
-    """A unit's state, or the reason why it has none."""
+def _carried(block: Block, numbers: Numbers) -> float | None:
+    """E_identity of what a block's skip carries, as inputs showed it or as the BN that wrote it says."""
+    if numbers.measured is not None:
+        heard = numbers.measured.get((block.name, ""))
+        return None if heard is None else costs.identity_capacity(heard.spread.numpy(), heard.mean.numpy())
+    bn = numbers.bn(block.skip_bn)
+    return None if bn is None else costs.identity_capacity(bn.scale.numpy(), bn.shift.numpy())
+
+
+def _pruned_only(anatomy: Anatomy) -> tuple[str, ...]:
+    """What a user should know of layers whose neurons no parent can stand for."""
+    between = [
+        layer.name for layer in anatomy.layers if any(r.last("norm") is not None for r in layer.readers)
+    ]
+    behind = [layer.name for layer in anatomy.layers if any(t.behind for t in _taps(layer, anatomy.taps))]
+    words = (
+        (between, "each input is normalised by its own numbers, which no parent has"),
+        (behind, "a BN stands behind the activation"),
+    )
+    return tuple(f"pruned, not merged: {listed(names)} ({why})" for names, why in words if names)
+
+
+def paper_state(unit: Unit, numbers: Numbers, release: int, *, pairs: bool = True) -> PaperState | Reason:
+    """A unit's state, with the geometry of its pairs if that is wanted, or the reason why it has none."""
     found = capacities(unit, numbers)
     if isinstance(found, Reason):
         return found
     state = PaperState(unit.name, found, release)
-    if _mergeable(unit):
+    if pairs and _mergeable(unit, numbers):
         _add_pairs(state, unit, numbers)
     return state
 
 
-def _mergeable(layer: Unit) -> bool:
-    """One filter, one BN directly behind it, one PH-1 activation: what the paper's geometry of pairs is
-    about.
+def _mergeable(layer: Unit, numbers: Numbers) -> bool:
+    """One filter, one PH-1 activation, and directly behind the filter a BN, or with measured signals nothing:
+    what the paper's geometry of pairs is about.
     """
-    if layer.along or layer.channels != 1 or layer.bn is None:
+    if layer.along or layer.channels != 1:
         return False
     kinds = [[step.kind for step in reader.path] for reader in layer.readers]
-    first = all(kind and kind[0] == "bn" and kind.count("bn") == 1 for kind in kinds)
     plain = all(not {"gate", "scale", "shift", "depthwise", "grouped", "norm"} & set(kind) for kind in kinds)
-    return first and plain and activation.homogeneous(layer.activation)
+    if not plain or not activation.homogeneous(layer.activation):
+        return False
+    first = all(kind and kind[0] == "bn" and kind.count("bn") == 1 for kind in kinds)
+    if numbers.measured is None:
+        return layer.bn is not None and first
+    return (first or layer.bn is None) and _at_filter(layer, numbers.measured)
+
+
+def _at_filter(layer: Unit, measured: Marginals) -> bool:
+    """Whether what was measured is what the filter and its BN compute, the same for all readers."""
+    taps = set()
+    for reader in layer.readers:
+        tap, kinds = measured[layer.name, reader.weight].tap, [step.kind for step in reader.path]
+        kinds = kinds[1:] if kinds[:1] == ["bn"] else kinds
+        lone = kinds[:1] == ["activation"] and kinds.count("activation") == 1 and tap.activation is not None
+        if "bn" in kinds or (kinds and not lone):
+            return False
+        taps.add((tap.operation, tap.activation))
+    return len(taps) == 1
+
+
+def _taps(layer: Unit, taps: Taps) -> list[Tap]:
+    found = (taps.get((layer.name, reader.weight)) for reader in layer.readers)
+    return [tap for tap in found if tap is not None]
 
 
 def _add_pairs(state: PaperState, layer: Unit, numbers: Numbers) -> None:
     """Effective filters, signals and the two Gram matrices."""
-    step = layer.readers[0].last("bn")
-    assert step is not None
-    bn = numbers.bn(step.name)
-    places = layer.at(f"{step.name}.running_var")
     own = next(part for part in layer.places if part.role == "out")
-    if bn is None or places is None or f"{step.name}.weight" not in numbers:
-        return
-    index = torch.from_numpy(places.index[:, 0])
     rows = torch.from_numpy(own.index[:, 0])
     raw = numbers[own.tensor].double().movedim(own.dim, 0)[rows].flatten(1)
     bias_name = own.tensor.removesuffix("weight") + "bias"
-    shift = numbers[bias_name].double()[rows] if bias_name in numbers and bias_name != own.tensor else 0.0
-    gain = bn.gain[index]
-    filters = gain[:, None] * raw
-    state.bias = bn.shift[index] - gain * (bn.mean[index] - shift)
-    state.mean, state.spread = bn.shift[index], bn.spread[index]
+    plain = bias_name in numbers and bias_name != own.tensor
+    shift = numbers[bias_name].double()[rows] if plain else torch.zeros(len(rows), dtype=torch.float64)
+    step = layer.readers[0].last("bn")
+    if step is None:
+        filters, bias = raw, shift
+    else:
+        bn, places = numbers.bn(step.name), layer.at(f"{step.name}.running_var")
+        if bn is None or places is None or f"{step.name}.weight" not in numbers:
+            return
+        index = torch.from_numpy(places.index[:, 0])
+        gain = bn.gain[index]
+        filters = gain[:, None] * raw
+        bias = bn.shift[index] - gain * (bn.mean[index] - shift)
+    signal = seen(layer, layer.readers[0], numbers)
+    assert isinstance(signal, Seen)
+    state.bias, state.mean, state.spread = bias, signal.mean[:, 0], signal.spread[:, 0]
     link = next((link for link in layer.readers[0].path if link.kind == "activation"), None)
     slopes = slopes_of(layer, link, numbers)
     assert slopes is not None

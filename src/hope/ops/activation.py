@@ -188,6 +188,18 @@ def function(link: Link) -> Function | None:
     return None if found is None else lambda y: found(y, *own)
 
 
+def known(link: Link) -> bool:
+    """Whether the moments of a Gaussian signal behind an activation are known.
+
+    >>> known(Link("activation", "gelu")), known(Link("activation", "rrelu"))
+    (True, False)
+    """
+    entry = TABLE.get(link.name)
+    if isinstance(entry, Parametric):
+        return bool(link.tensor)
+    return isinstance(entry, Activation) and (entry.homogeneous or entry.function is not None)
+
+
 def homogeneous(name: str) -> bool:
     """Whether an activation of that name is PH-1; "identity" is."""
     entry = TABLE.get(name)

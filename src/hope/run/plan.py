@@ -117,7 +117,7 @@ class Plan:
 
     def check(self, budget: Budget, multiple_of: int = 1) -> None:
         """Say before the work starts whether a budget can be met."""
-        advice = calibration(self.anatomy, self.left_alone)
+        advice = calibration(self.anatomy, self.left_alone, self.method)
         budget.check(self.floor(), self.anatomy.size(), advice)
         most = self.longest + len(self.branches)
         if budget.unit == "steps" and budget.value > most:
@@ -139,16 +139,20 @@ class Plan:
             )
 
 
-def calibration(anatomy: Anatomy, left_alone: Mapping[str, Reason]) -> str:
+def calibration(anatomy: Anatomy, left_alone: Mapping[str, Reason], method: Method) -> str:
     """What to type where neurons stay because no BN tells of their signals; "" if there are none."""
-    waiting = [name for name, reason in left_alone.items() if reason.cause.short == NEEDED]
-    neurons = sum(unit.neurons for unit in anatomy.layers if unit.name in waiting)
+    words = waiting(anatomy, left_alone)
+    way = f"method=hope.{type(method).__name__}(calibration=batches) or --calibration inputs.npy"
+    return words and f"{words}: give a few inputs, {way}"
+
+
+def waiting(anatomy: Anatomy, left_alone: Mapping[str, Reason]) -> str:
+    """How many neurons stay because no BN tells of their signals; "" if there are none."""
+    names = [name for name, reason in left_alone.items() if reason.cause.short == NEEDED]
+    neurons = sum(unit.neurons for unit in anatomy.layers if unit.name in names)
     if not neurons:
         return ""
-    return (
-        f"{neurons:,} neurons have no BN that tells of their signals and need calibration: give a few "
-        "inputs, method=hope.Absorb(calibration=batches) or --calibration inputs.npy"
-    )
+    return f"{neurons:,} neurons have no BN that tells of their signals and need calibration"
 
 
 def _excluded(unit: Unit, patterns: Sequence[str]) -> Reason | None:

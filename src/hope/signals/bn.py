@@ -1,4 +1,4 @@
-"""A checkpoint's numbers, and what its BNs say of the signals behind them."""
+"""A checkpoint's numbers, and what its BNs, or a few inputs, say of its signals."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from hope.anatomy.anatomy import Anatomy
 from hope.ops.norm import Bn, read_bn
+from hope.signals.marginals import Marginals
 
 
 @dataclass(frozen=True)
@@ -19,17 +20,26 @@ class Numbers:
         tensors: name -> parameter or buffer.
         eps: BN -> its ε, as the captured network uses it.
         literal: whether a signal's deviation is |γ| as the paper prints it, with ε dropped.
+        measured: signals as a few inputs showed them, in place of what BNs say; None without inputs.
     """
 
     tensors: Mapping[str, Tensor]
     eps: Mapping[str, float]
     literal: bool = False
+    measured: Marginals | None = None
 
     @classmethod
-    def of(cls, model: nn.Module, anatomy: Anatomy, *, literal: bool = False) -> Numbers:
+    def of(
+        cls,
+        model: nn.Module,
+        anatomy: Anatomy,
+        *,
+        literal: bool = False,
+        measured: Marginals | None = None,
+    ) -> Numbers:
         """The numbers of a model."""
         every = [*model.named_parameters(), *model.named_buffers()]
-        return cls({name: tensor.detach().cpu() for name, tensor in every}, anatomy.eps, literal)
+        return cls({name: tensor.detach().cpu() for name, tensor in every}, anatomy.eps, literal, measured)
 
     def __getitem__(self, name: str) -> Tensor:
         return self.tensors[name]

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
 from torch import Tensor
 
+from hope.anatomy.needs import untold
 from hope.anatomy.units import Reader, Unit
 from hope.geometry import gaussian
 from hope.graph.values import Link
@@ -26,33 +29,76 @@ def capacities(layer: Unit, numbers: Numbers) -> Tensor | Reason:
 
 def signal_energies(layer: Unit, reader: Reader, numbers: Numbers) -> Tensor | Reason:
     """Energies E Ψ(y)² of what a reader sees, (neurons, channels a neuron has there)."""
-    step = reader.last("bn")
-    if step is None:
-        return Cause.NO_BN_BEFORE.at(reader.module)
-    if any(other.kind == "norm" for other in reader.path):
-        return Cause.OTHER_NORM.at(reader.module)
-    bn = numbers.bn(step.name)
-    places = layer.at(f"{step.name}.running_var")
+    signal = seen(layer, reader, numbers)
+    if isinstance(signal, Reason):
+        return signal
+    mean, spread, link, behind = signal.mean, signal.spread, signal.activation, signal.behind
+    slopes = slopes_of(layer, link, numbers)
+    if slopes is not None:
+        slopes = slopes.reshape(-1, 1).expand_as(mean)
+        energy = gaussian.energy(mean, spread, slopes)
+        if behind is None:
+            return energy
+        gain, shift = behind
+        return gain**2 * energy + 2 * gain * shift * gaussian.mean(mean, spread, slopes) + shift**2
+    assert link is not None
+    smooth = activation.function(link)
+    if smooth is None:
+        return Cause.UNKNOWN_ACTIVATION.at(link.name)
+    if behind is None:
+        return gaussian.energy_of(smooth, mean, spread)
+    return gaussian.energy_of(lambda y: behind[0] * smooth(y) + behind[1], mean, spread)
+
+
+@dataclass(frozen=True, eq=False)
+class Seen:
+    """What a reader sees of a layer: Ψ of a Gaussian signal, and perhaps a BN behind that.
+
+    Attributes:
+        mean, spread: (neurons, channels a neuron has there) of the signal before the activation.
+        activation: Ψ; None for none.
+        behind: what a BN between the activation and the reader multiplies by and adds; None without one.
+    """
+
+    mean: Tensor
+    spread: Tensor
+    activation: Link | None
+    behind: tuple[Tensor, Tensor] | None = None
+
+
+def seen(layer: Unit, reader: Reader, numbers: Numbers) -> Seen | Reason:
+    """What a reader sees of a layer, as inputs showed it, or as the last BN on the way says."""
+    return _told(layer, reader, numbers) if numbers.measured is None else _heard(layer, reader, numbers)
+
+
+def _heard(layer: Unit, reader: Reader, numbers: Numbers) -> Seen | Reason:
+    assert numbers.measured is not None
+    one = numbers.measured.get((layer.name, reader.weight))
+    if one is None:
+        return Cause.UNKNOWN_MOMENTS.at(reader.module)
+    mean, spread, tap = one.of(one.mean), one.of(one.spread), one.tap
+    if not tap.behind:
+        return Seen(mean, spread, tap.activation)
+    bn, places = numbers.bn(tap.behind), layer.at(f"{tap.behind}.running_var")
+    if bn is None or places is None or places.index.shape != mean.shape:
+        return Cause.NO_STATISTICS.at(tap.behind)
+    index = torch.from_numpy(places.index)
+    gain = bn.gain[index]
+    return Seen(mean, spread, tap.activation, (gain, bn.shift[index] - gain * bn.mean[index]))
+
+
+def _told(layer: Unit, reader: Reader, numbers: Numbers) -> Seen | Reason:
+    reason, step = untold(layer, reader), reader.last("bn")
+    if reason is not None:
+        return reason
+    assert step is not None
+    bn, places = numbers.bn(step.name), layer.at(f"{step.name}.running_var")
     if bn is None or places is None:
         return Cause.NO_STATISTICS.at(step.name)
     index = torch.from_numpy(places.index)
-    mean, spread = bn.shift[index], bn.spread[index]
-    after = reader.path[max(p for p, s in enumerate(reader.path) if s.kind == "bn") + 1 :]
-    if any(s.kind == "scale" for s in after):
-        return Cause.SCALED.at(reader.module)
-    activations = [s for s in after if s.kind == "activation"]
-    if len(activations) > 1:
-        return Cause.TWO_ACTIVATIONS.at(reader.module)
-    if not activations:
-        return gaussian.energy(mean, spread, torch.ones_like(mean))
-    step = activations[0]
-    slopes = slopes_of(layer, step, numbers)
-    if slopes is not None:
-        return gaussian.energy(mean, spread, slopes.reshape(-1, 1).expand_as(mean))
-    smooth = activation.function(step)
-    if smooth is not None:
-        return gaussian.energy_of(smooth, mean, spread)
-    return Cause.UNKNOWN_ACTIVATION.at(step.name)
+    last = max(place for place, link in enumerate(reader.path) if link.kind == "bn")
+    link = next((link for link in reader.path[last:] if link.kind == "activation"), None)
+    return Seen(bn.shift[index], bn.spread[index], link)
 
 
 def slopes_of(layer: Unit, link: Link | None, numbers: Numbers) -> Tensor | None:

@@ -2,22 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from hope._util.calls import as_call, mode
-from hope._util.progress import bar
 from hope.anatomy.anatomy import Anatomy
-from hope.errors import InvalidExample, first_line
+from hope.anatomy.units import Unit
+from hope.errors import InvalidExample
 from hope.geometry.matrices import tap_distances
 from hope.geometry.projection import variances
+from hope.graph.program import Ref
 from hope.ops.reading import DEFAULT_DECAY
 from hope.ops.weight import spatial
 from hope.signals.intake import Intake, behind, stored
+from hope.signals.listen import listen
 
 
 class _Sums:
@@ -67,81 +68,64 @@ def measured_intakes(
     inputs: Iterable[Any],
     known: Mapping[str, Intake],
     *,
+    units: Sequence[Unit] | None = None,
     total: int | None = None,
     progress: bool | None = None,
 ) -> dict[str, Intake]:
     """What every weight reads, measured on a few inputs.
 
     Args:
-        inputs: batches as `example` takes them.
+        inputs: batches as `example` takes them, or pairs of inputs and labels; labels are not used.
         known: intakes of the propagated surrogate, kept where nothing could be measured.
-        total: how many batches there are, if that is known.
+        units: whose readers; all layers by default.
+        total: how many batches there are, where they do not tell it themselves.
         progress: show how far it is; None shows it on a terminal.
     """
-    sums: dict[str, _Sums] = {}
-    handles = []
-    for weight, (repeat, space) in _readers(model, anatomy).items():
-        sums[weight] = one = _Sums(repeat, space)
-        module = model.get_submodule(weight.rpartition(".")[0])
-        handles.append(module.register_forward_pre_hook(lambda _, args, one=one: one.add(args[0])))
-    count = 0
-    try:
-        with mode(model, training=False), torch.no_grad(), bar("measuring", total, progress) as show:
-            for batch in inputs:
-                _run(model, batch, count)
-                count += 1
-                show(count)
-    finally:
-        for handle in handles:
-            handle.remove()
-    if not count:
-        raise InvalidExample("calibration: there were no inputs; give an iterable of batches")
+    readers = _readers(model, anatomy, anatomy.layers if units is None else units)
+    sums = {weight: _Sums(repeat, space) for weight, (_, repeat, space) in readers.items()}
+    heard: dict[str, list[str]] = {}  # operation -> the weights that read its result
+    for operation in anatomy.program:
+        weight, source = operation.tensors.get("weight"), operation.arguments.get("input")
+        if weight in sums and isinstance(source, Ref):
+            heard.setdefault(anatomy.program[source.position].name, []).append(weight)
+
+    def hear(name: str, result: Tensor) -> None:
+        for weight in heard[name]:
+            sums[weight].add(result)
+
+    listen(model, anatomy.program, inputs, heard, hear, total=total, progress=progress)
     found = dict(known)
     for weight, one in sums.items():
         if one.count and not bool(one.square.isfinite().all()):
             raise InvalidExample(f"calibration: what {weight} reads is NaN or infinite on these inputs")
         if one.count:
-            found[weight] = _intake(weight, one, model, anatomy, known.get(weight))
+            found[weight] = _intake(weight, readers[weight][0], one, model, anatomy, known.get(weight))
     return found
 
 
-def _run(model: nn.Module, batch: Any, number: int) -> None:
-    """Run a model on one batch, or say why that cannot be."""
-    args, kwargs = as_call(batch)
-    for value in (*args, *kwargs.values()):
-        if isinstance(value, Tensor) and not bool(value.isfinite().all()):
-            raise InvalidExample(
-                f"calibration: batch {number} has entries that are NaN or infinite: leave such inputs out"
-            )
-    try:
-        model(*args, **kwargs)
-    except Exception as error:  # whatever the user's forward raises
-        raise InvalidExample(
-            f"calibration: the model cannot run on batch {number}: {first_line(error)}; "
-            "give batches as the model takes them, without labels"
-        ) from error
-
-
-def _readers(model: nn.Module, anatomy: Anatomy) -> dict[str, tuple[int, int]]:
-    """Weights whose modules can be listened to -> (places per channel, spatial dimensions)."""
+def _readers(model: nn.Module, anatomy: Anatomy, units: Sequence[Unit]) -> dict[str, tuple[int, int, int]]:
+    """Weights whose inputs can be measured -> (their reading dimension, places per channel, dimensions of
+    space).
+    """
     found = {}
-    for layer in anatomy.layers:
-        for part in layer.places:
+    for unit in units:
+        for part in unit.places:
             owner, _, attribute = part.tensor.rpartition(".")
-            if part.role != "in" or attribute != "weight":
+            if part.role != "in" or attribute != "weight" or not part.even:
                 continue
             module = model.get_submodule(owner)
             space = spatial(module)
             if space:
-                found[part.tensor] = (1, space)
+                found[part.tensor] = (part.dim, 1, space)
             elif space == 0 or len(anatomy.shapes[part.tensor]) == 2:
-                repeat = part.index.shape[1] if layer.channels == 1 else 1
-                found[part.tensor] = (repeat, 0)
+                repeat = part.each if unit.channels == 1 else 1
+                found[part.tensor] = (part.dim, repeat, 0)
     return found
 
 
-def _intake(weight: str, one: _Sums, model: nn.Module, anatomy: Anatomy, known: Intake | None) -> Intake:
-    part = next(p for layer in anatomy.layers for p in layer.places if p.tensor == weight and p.role == "in")
+def _intake(
+    weight: str, dim: int, one: _Sums, model: nn.Module, anatomy: Anatomy, known: Intake | None
+) -> Intake:
     tensor = dict(model.named_parameters())[weight]
     owner = weight.rpartition(".")[0]
     bn, bias = behind(anatomy).get(weight, ("", ""))
@@ -152,7 +136,7 @@ def _intake(weight: str, one: _Sums, model: nn.Module, anatomy: Anatomy, known: 
     taps = one.decay ** tap_distances(tuple(tensor.shape[2:]) if one.spatial else one.repeat)
     blank = torch.zeros(0)
     intake = Intake(
-        weight, part.dim, stored(one.mean), stored(one.covariance), stored(taps), blank, one.repeat, bn, bias
+        weight, dim, stored(one.mean), stored(one.covariance), stored(taps), blank, one.repeat, bn, bias
     )
     return replace(
         intake, variance=stored(variances(intake.laid(tensor.cpu()), intake.taps, intake.covariance))

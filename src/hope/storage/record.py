@@ -73,7 +73,7 @@ class Moments(Arrays, frozen=True, kw_only=True):
 
 
 class StoredAnatomy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """An `Anatomy` as it is saved: without its program, which no replay needs."""
+    """An `Anatomy` as it is saved: without its program and taps, which no replay needs."""
 
     model: str
     units: tuple[Unit, ...]

@@ -1,0 +1,86 @@
+"""Run a captured network on other inputs, and listen to what its operations return.
+
+What a forward pass computes between its modules (a functional activation, a module that is used twice) has no
+hook. Its captured graph has a name for every result. A graph is made for the shapes of its inputs, so there
+is one for each kind of batch. Batches are run one by one, and a result is let go when nobody reads it any
+more (`execute` has all batches at an operation at once, to change what comes next).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.fx import Node
+from torch.fx.node import map_arg
+
+from hope._util.calls import Example, as_call
+from hope.errors import InvalidExample
+from hope.graph.capture import Graph, capture
+from hope.graph.execute import flat, signature
+from hope.graph.program import Operation, Program, read_program
+
+Hear = Callable[[str, Tensor], None]
+
+
+class Replay:
+    """A network that can be run and listened to.
+
+    Args:
+        model: the network.
+        program: its program, whose operations are listened to by their names.
+    """
+
+    def __init__(self, model: nn.Module, program: Program) -> None:
+        self._model = model
+        self._known = {operation.name: _what(operation) for operation in program}
+        self._captured: dict[Any, Graph] = {}
+
+    @torch.no_grad()
+    def run(self, batch: Example, wanted: Collection[str], hear: Hear) -> None:
+        """Run it in evaluation on one batch; `hear` is given the wanted operations' results as they are made.
+
+        Raises:
+            InvalidExample: the model cannot run on the batch, or does something else there than on its
+                example.
+        """
+        call = flat(batch)
+        key = (*signature(call), *as_call(batch)[1])  # named inputs may come in any order
+        if key not in self._captured:
+            graph = capture(self._model, batch, progress=False)
+            there = {one.name: _what(one) for one in read_program(graph)}
+            if any(there.get(name) != self._known[name] for name in wanted):
+                raise InvalidExample("the model does something else on it than on its example")
+            self._captured[key] = graph
+        graph = self._captured[key]
+        last = {other: node for node in graph.nodes for other in node.all_input_nodes}
+        values: dict[Node, Any] = self._given(graph, call)
+        for node in graph.nodes:
+            if node.op == "call_function":
+                args, kwargs = (
+                    map_arg(node.args, values.__getitem__),
+                    map_arg(node.kwargs, values.__getitem__),
+                )
+                assert callable(node.target)
+                values[node] = result = node.target(*args, **kwargs)
+                if node.name in wanted and isinstance(result, Tensor):
+                    hear(node.name, result)  # now: later operations may write into it
+            for other in node.all_input_nodes:
+                if last[other] is node:
+                    del values[other]
+
+    def _given(self, graph: Graph, call: list[Any]) -> dict[Node, Any]:
+        """What is there before anything is computed: parameters, buffers, inputs and constants."""
+        every = dict([*self._model.named_parameters(), *self._model.named_buffers()])
+        given: Mapping[str, Any] = {
+            **graph.constants,
+            **{name: every[tensor] for name, tensor in graph.tensors.items() if tensor in every},
+            **dict(zip(graph.inputs, call, strict=True)),
+        }
+        return {node: given[node.name] for node in graph.nodes if node.name in given}
+
+
+def _what(operation: Operation) -> tuple[str, str]:
+    return operation.operator, operation.module

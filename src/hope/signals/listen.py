@@ -1,0 +1,63 @@
+"""One pass over a few unlabelled batches, listening to a captured network: all that is measured."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Sized
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from hope._util.calls import as_call, mode, unlabelled
+from hope._util.progress import bar
+from hope.errors import InvalidExample, first_line
+from hope.graph.program import Program
+from hope.graph.replay import Hear, Replay
+
+
+def listen(
+    model: nn.Module,
+    program: Program,
+    inputs: Iterable[Any],
+    wanted: Collection[str],
+    hear: Hear,
+    *,
+    total: int | None = None,
+    progress: bool | None = None,
+) -> None:
+    """Run a network on batches in evaluation; `hear` is given what the wanted operations return.
+
+    Args:
+        program: the network's.
+        inputs: batches as the model takes them, or pairs of inputs and labels; labels are left out.
+        wanted: names of operations.
+        hear: called with a name and a result, as soon as that is there.
+        total: how many batches there are, where they do not tell it themselves.
+        progress: show how far it is; None shows it on a terminal.
+
+    Raises:
+        InvalidExample: there is no batch, or one that the model cannot run on or that is not finite.
+    """
+    replay = Replay(model, program)
+    batches, count = unlabelled(model, inputs), 0
+    total = len(inputs) if isinstance(inputs, Sized) else total
+    with mode(model, training=False), torch.no_grad(), bar("measuring", total, progress) as show:
+        for batch in batches:
+            args, kwargs = as_call(batch)
+            for value in (*args, *kwargs.values()):
+                if isinstance(value, Tensor) and not bool(value.isfinite().all()):
+                    raise InvalidExample(
+                        f"calibration: batch {count} has entries that are NaN or infinite: "
+                        "leave such inputs out"
+                    )
+            try:
+                replay.run(batch, wanted, hear)
+            except Exception as error:  # whatever the user's forward raises
+                raise InvalidExample(
+                    f"calibration: the model cannot run on batch {count}: {first_line(error)}; "
+                    "give batches as the model takes them, without labels"
+                ) from error
+            count += 1
+            show(count)
+    if not count:
+        raise InvalidExample("calibration: there were no inputs; give an iterable of batches")
