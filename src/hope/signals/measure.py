@@ -20,18 +20,21 @@ from hope.ops.weight import spatial
 from hope.signals.intake import Intake, behind, stored
 from hope.signals.listen import listen
 
+PLACES = 4  # places of one input that count as one more sample
+
 
 class _Sums:
     """First and second moments of a module's input, gathered batch by batch, and how neighbours relate."""
 
     def __init__(self, repeat: int, spatial: int) -> None:
         self.repeat, self.spatial = repeat, spatial
-        self.count = 0
+        self.count = self.inputs = 0
         self.total = self.square = torch.zeros(())
         self.near = self.own = 0.0
 
     def add(self, x: Tensor) -> None:
         x = x.detach().double().cpu()
+        self.inputs += len(x)
         if self.spatial:
             self._neighbours(x)
             x = x.movedim(-self.spatial - 1, -1)
@@ -48,6 +51,11 @@ class _Sums:
         if x.shape[-1] > 1:
             self.near += float((centred[..., 1:] * centred[..., :-1]).mean())
             self.own += float((centred**2).mean())
+
+    @property
+    def counted(self) -> float:
+        """Samples that tell something new: neighbouring places of one input tell much the same."""
+        return self.inputs * max(1.0, self.count / max(1, self.inputs) / PLACES)
 
     @property
     def mean(self) -> Tensor:
@@ -133,11 +141,14 @@ def _intake(
         bias = f"{owner}.bias"
     if known is not None:
         bn, bias = known.bn, known.bias
+    mean, covariance = one.mean, one.covariance
+    if known is not None and known.repeat == one.repeat and known.mean.shape == mean.shape:
+        trust = one.counted / (one.counted + len(mean))  # one propagated sample per channel
+        mean = trust * mean + (1 - trust) * known.mean
+        covariance = trust * covariance + (1 - trust) * known.covariance
     taps = one.decay ** tap_distances(tuple(tensor.shape[2:]) if one.spatial else one.repeat)
     blank = torch.zeros(0)
-    intake = Intake(
-        weight, dim, stored(one.mean), stored(one.covariance), stored(taps), blank, one.repeat, bn, bias
-    )
+    intake = Intake(weight, dim, stored(mean), stored(covariance), stored(taps), blank, one.repeat, bn, bias)
     return replace(
         intake, variance=stored(variances(intake.laid(tensor.cpu()), intake.taps, intake.covariance))
     )

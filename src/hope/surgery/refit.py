@@ -38,11 +38,11 @@ from hope.methods.base import Rewrite
 from hope.ops.norm import bn_of, is_bn
 from hope.ops.weight import is_weight
 from hope.signals.intake import Intake
+from hope.signals.measure import PLACES
 from hope.surgery.apply import cut, kept_places, outcome
 from hope.surgery.resize import get
 
 FITTED = ("conv1d", "conv2d", "conv3d", "linear")
-PLACES = 4  # neighbouring places of one input count as so many times fewer samples
 ROWS = 32  # samples per unknown that are looked at; more tell nothing new
 LEAST = 1 << 14  # samples that are looked at anyway
 PATCHES = 1 << 24  # numbers that are laid out at a time
