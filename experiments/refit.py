@@ -110,7 +110,7 @@ def _measured(
     start = time.perf_counter()
     known: Any = None if source == "none" else "dream"
     if source not in ("none", "dreamed"):
-        known = list(apart[: int(source)].split(32))
+        known = list(torch.split(apart[: int(source)], 32))
     wanted: dict[str, Any] = {b.partition("=")[0]: float(b.partition("=")[2]) for b in budgets[-1:]}
     method = hope.Absorb(calibration=known)
     encoding = hope.encode(model, images[:1], method=method, evict=False, progress=False, **wanted)

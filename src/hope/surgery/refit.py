@@ -47,6 +47,7 @@ ROWS = 32  # samples per unknown that are looked at; more tell nothing new
 LEAST = 1 << 14  # samples that are looked at anyway
 PATCHES = 1 << 24  # numbers that are laid out at a time
 FLOOR = 1e-6  # least λ
+STATISTICS = (("weight", "bias"), ("running_mean", "running_var"))  # by which channels are told apart
 
 
 @dataclass(frozen=True)
@@ -149,7 +150,7 @@ class Sums:
             chosen = chosen[torch.rand(rows, generator=self._chance) < self.share]
         lead = r.shape[:-1]
         part = max(1, PATCHES // max(1, self.groups * self.x.shape[1]))
-        for some in chosen.split(part):
+        for some in torch.split(chosen, part):
             at = torch.unravel_index(some.to(x.device), lead)
             left = x[at].reshape(len(some), self.groups, -1).transpose(0, 1)
             right = r[at].reshape(len(some), self.groups, -1).transpose(0, 1)
@@ -217,7 +218,7 @@ class Loop:
         original: nn.Module,
         small: nn.Module,
         batches: Sequence[Example],
-        rows: Mapping[str, Tensor],
+        rows: Mapping[str, Tensor | None],
         fixed: Collection[str] = (),
         drift: bool = True,
     ) -> None:
@@ -309,7 +310,7 @@ def close_loop(
     original: nn.Module,
     small: nn.Module,
     batches: Sequence[Example],
-    rows: Mapping[str, Tensor],
+    rows: Mapping[str, Tensor | None],
     *,
     fixed: Collection[str] = (),
     drift: bool = True,
@@ -420,14 +421,17 @@ def _found(original: nn.Module, small: nn.Module, spot: Spot, given: Mapping[str
         return rows
     if len(old) == len(new):
         return None
-    told = [(f"{spot.bn}.weight", f"{spot.bn}.bias"), (f"{spot.bn}.running_mean", f"{spot.bn}.running_var")]
-    told = [*(told if spot.bn else []), *([(spot.bias,)] if spot.bias else [])]
+    told: list[tuple[str, ...]] = []
+    if spot.bn:
+        told = [tuple(f"{spot.bn}.{name}" for name in some) for some in STATISTICS]
+    if spot.bias:
+        told.append((spot.bias,))
     if old.shape[1:] == new.shape[1:]:
         told.append((spot.weight,))
     for names in told:
-        rows = _matched(original, small, names)
-        if rows is not None:
-            return rows
+        found = _matched(original, small, names)
+        if found is not None:
+            return found
     raise InvalidAction(
         f"which outputs of {module} are left cannot be told from its numbers: "
         f"give kept={{{module!r}: [...]}}, {len(new)} places out of {len(old)}"
