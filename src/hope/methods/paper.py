@@ -1,4 +1,4 @@
-"""The paper's method: prune, merge a pair into its optimal parent, evict a residual branch, by J/ΔP."""
+"""The paper's method: prune, merge a pair into its optimal parent, evict a block, by J/ΔP."""
 
 from __future__ import annotations
 
@@ -119,8 +119,10 @@ class Paper(Method):
         return partial(PairPath, merge=self.merge, kernel=kernel)
 
     def branch(self, block: Block, known: Known, states: Sequence[State]) -> Branch | Reason:
-        """A residual block beside an identity, held against what its skip carries."""
-        if block.skip != "identity":
+        """A block held against what its skip carries, if that is an identity, or without a skip against what
+        its layers had at first.
+        """
+        if block.skip == "projection":
             return Cause.PROJECTION.at()
         capacity = {state.name: state.capacity for state in states}
         if not block.layers or any(name not in capacity for name in block.layers):
@@ -144,10 +146,11 @@ class Paper(Method):
 
 @dataclass(frozen=True)
 class AnchoredBranch(Branch):
-    """A branch whose capacity is held against that of its skip.
+    """A branch whose capacity is held against that of its skip, or against its own at first.
 
     Attributes:
-        anchors: of each layer: E_identity of the skip, or the layer's E_init without one.
+        anchors: of each layer: E_identity of the skip, or the layer's E_init where there is none or no BN
+            tells what it carries.
     """
 
     anchors: tuple[float, ...]
