@@ -1,18 +1,26 @@
-"""What every cut is held against: the original with the removed neurons' outgoing weights set to zero."""
+"""What every cut is held against: the original with the removed neurons' outgoing weights set to zero, and
+with other values where evicted branches end.
+"""
 
 from __future__ import annotations
 
 import copy
 import random
 from collections.abc import Sequence
+from contextlib import suppress
 
 import torch
 from torch import Tensor, nn
+from torch.export import ExportedProgram
 from torch.utils import _pytree as pytree
 
 from hope._util.calls import Example, as_call
 from hope.anatomy.anatomy import Anatomy
-from hope.anatomy.steps import Prune
+from hope.anatomy.steps import Evict, Prune
+from hope.errors import InvalidAction
+from hope.graph.blocks import Block
+from hope.surgery.apply import outcome
+from zoo.interpretation import Copy, Instead, export, replaced
 
 
 def randomise(model: nn.Module, seed: int = 0) -> nn.Module:
@@ -53,6 +61,59 @@ def masked(model: nn.Module, anatomy: Anatomy, actions: Sequence[Prune]) -> nn.M
                     places = torch.from_numpy(part.index[list(action.neurons)].ravel())
                     tensors[part.tensor].index_fill_(part.dim, places, 0)
     return silent
+
+
+def together(anatomy: Anatomy, evictions: Sequence[Evict], prunings: Sequence[Prune] = ()) -> list[Evict]:
+    """Those of some evictions, first come first served, that can go together and with prunings: of a
+    concatenation something stays, and of a chain a neuron.
+    """
+    found: list[Evict] = []
+    for one in evictions:
+        with suppress(InvalidAction):
+            outcome(anatomy, [*prunings, *found, one])
+            found.append(one)
+    return found
+
+
+def silenced(
+    model: nn.Module,
+    example: Example,
+    anatomy: Anatomy,
+    evictions: Sequence[Evict],
+    prunings: Sequence[Prune] = (),
+    program: ExportedProgram | None = None,
+) -> list[Tensor]:
+    """What the original gives when nobody reads pruned neurons and evicted branches say nothing.
+
+    A residual branch yields zero or its bias. A part of a concatenation is read by nobody. A segment of a
+    chain yields what it is given, but for the pruned neurons among it.
+    """
+    instead: dict[str, Instead] = {}
+    unread = list(prunings)
+    for action in evictions:
+        block = anatomy.block(action.name)
+        shape = [1] * block.ndim
+        shape[block.channel_dim] = block.channels
+        like = next(parameter for parameter in model.parameters() if parameter.is_floating_point())
+        if block.skip == "concatenation":
+            layers = (anatomy.unit(name) for name in block.layers)
+            unread += [Prune(layer.name, range(layer.neurons)) for layer in layers]
+        elif block.before is not None:
+            mask = like.new_ones(block.channels)
+            mask[[k for one in prunings if one.name == block.before for k in one.gone]] = 0
+            instead[block.branch_output] = Copy(source(anatomy, block), mask.reshape(shape))
+        else:
+            bias = action.bias or (0.0,) * block.channels
+            instead[block.branch_output] = like.new_tensor(bias).reshape(shape)
+    graph = program if program is not None else export(model, example)
+    return replaced(graph, masked(model, anatomy, unread), example, instead)
+
+
+def source(anatomy: Anatomy, block: Block) -> str:
+    """The node that a segment of a chain reads."""
+    weight = anatomy.unit(block.layers[0]).weight
+    first = next(one.first for one in anatomy.program if weight in one.tensors.values() and not one.tensor)
+    return anatomy.program[first.position].name
 
 
 def run(model: nn.Module, example: Example) -> list[Tensor]:

@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import TypeAlias
 
-
 from hope import ops
 from hope.anatomy.flow import Flow
 from hope.anatomy.units import Unit

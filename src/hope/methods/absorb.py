@@ -146,7 +146,10 @@ class Absorb(Method):
         """A block with what its branch writes into the stream; its mean can stay behind."""
         if not block.residual:
             return Cause.NO_SKIP.at()
-        if any(other.residual and other is not block and other.contains(block) for other in known.anatomy.blocks):
+        around = block.inside
+        while around is not None and not known.anatomy.block(around).residual:
+            around = known.anatomy.block(around).inside
+        if around is not None:
             return Cause.NESTED.at()
         there = {state.name for state in states}
         layers = tuple(name for name in block.layers if name in there)
