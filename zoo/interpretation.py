@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Mapping
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor, nn
@@ -15,7 +15,7 @@ from torch.utils import _pytree as pytree
 
 from hope._util.calls import Example, as_call
 
-Instead: TypeAlias = "Tensor | float | Copy"  # what a node yields instead of its own
+Instead: TypeAlias = Tensor | float | str  # what a node yields instead, or the node whose value it copies
 
 
 def export(model: nn.Module, example: Example) -> ExportedProgram:
@@ -26,13 +26,6 @@ def export(model: nn.Module, example: Example) -> ExportedProgram:
         return torch.export.export(model.eval(), args, kwargs, strict=False)
 
 
-class Copy(NamedTuple):
-    """What an identity yields in place of a node: another node's value, with a mask over it."""
-
-    node: str
-    mask: Tensor
-
-
 class _Replacing(Interpreter):
     """Runs a graph; a named node's value is replaced at once, before an in-place add can use it."""
 
@@ -41,15 +34,14 @@ class _Replacing(Interpreter):
         self.values = values
         self.met: set[str] = set()
         self._held: dict[str, Tensor] = {}
-        self._sources = {value.node for value in values.values() if isinstance(value, Copy)}
+        self._sources = {value for value in values.values() if isinstance(value, str)}
 
     def run_node(self, n: Node) -> Any:
         result = super().run_node(n)
         if n.name in self.values:
             self.met.add(n.name)
             value = self.values[n.name]
-            copied = isinstance(value, Copy)
-            result = self._held[value.node] * value.mask if copied else torch.zeros_like(result) + value
+            result = self._held[value] if isinstance(value, str) else torch.zeros_like(result) + value
         if n.name in self._sources:
             self._held[n.name] = result.clone()
         return result
@@ -64,7 +56,7 @@ def replaced(
         program: the graph, from `export`.
         model: where parameters and buffers are taken from: the exported model or one of the same shapes.
         example: the inputs.
-        values: node name -> what it yields, broadcast to the node's shape, or the node that it copies.
+        values: node name -> what it yields, broadcast to the node's shape, or the node whose value it copies.
     """
     every = [*model.named_parameters(remove_duplicate=False), *model.named_buffers(remove_duplicate=False)]
     tensors = {**program.constants, **dict(every)}

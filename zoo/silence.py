@@ -20,7 +20,7 @@ from hope.anatomy.steps import Evict, Prune
 from hope.errors import InvalidAction
 from hope.graph.blocks import Block
 from hope.surgery.apply import outcome
-from zoo.interpretation import Copy, Instead, export, replaced
+from zoo.interpretation import Instead, export, replaced
 
 
 def randomise(model: nn.Module, seed: int = 0) -> nn.Module:
@@ -86,10 +86,15 @@ def silenced(
     """What the original gives when nobody reads pruned neurons and evicted branches say nothing.
 
     A residual branch yields zero or its bias. A part of a concatenation is read by nobody. A segment of a
-    chain yields what it is given, but for the pruned neurons among it.
+    chain yields what it is given; nobody behind it reads the neurons that were pruned in front of it.
     """
     instead: dict[str, Instead] = {}
     unread = list(prunings)
+    segments = [block for block in (anatomy.block(one.name) for one in evictions) if block.before is not None]
+    order = [layer.name for layer in anatomy.layers]
+    for block in sorted(segments, key=lambda block: order.index(block.layers[0])):
+        dead = [k for one in unread if one.name == block.before for k in one.gone]
+        unread += [Prune(block.layers[0], dead)]
     for action in evictions:
         block = anatomy.block(action.name)
         shape = [1] * block.ndim
@@ -99,9 +104,7 @@ def silenced(
             layers = (anatomy.unit(name) for name in block.layers)
             unread += [Prune(layer.name, range(layer.neurons)) for layer in layers]
         elif block.before is not None:
-            mask = like.new_ones(block.channels)
-            mask[[k for one in prunings if one.name == block.before for k in one.gone]] = 0
-            instead[block.branch_output] = Copy(source(anatomy, block), mask.reshape(shape))
+            instead[block.branch_output] = source(anatomy, block)
         else:
             bias = action.bias or (0.0,) * block.channels
             instead[block.branch_output] = like.new_tensor(bias).reshape(shape)

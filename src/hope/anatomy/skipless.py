@@ -97,8 +97,12 @@ class Finder:
         What it reads is one layer that nobody else reads, neuron k in place k, and in place k it writes its
         own neuron k. What follows the weight belongs to it as far as modules run it.
         """
+        uses: dict[str, list[int]] = {}
+        for position in self._layout.above:
+            for tensor in self._layout.tensors([position]):
+                uses.setdefault(tensor, []).append(position)
         for layer in self._layers:
-            using = [p for p in self._layout.above if layer.weight in self._layout.tensors([p])]
+            using = uses.get(layer.weight, [])
             source = self._layout.program[using[0]].first if len(using) == 1 else None
             if not isinstance(source, Ref) or source.position not in self._layout.above:
                 continue

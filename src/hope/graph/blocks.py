@@ -256,7 +256,7 @@ class Layout:
 
     @cached_property
     def _after(self) -> dict[int, int]:
-        """Operation -> the next one that all that is made of it passes (its post-dominator), -1 at the end."""
+        """Operation -> the next one that all that is made of it passes (a post-dominator), -1 at the end."""
         read = {p for operation in self.program if operation.operator == "output" for p in operation.inputs}
         edges = [(-1, position) for position in self.above if position in read or not self.below[position]]
         edges += [(user, position) for position, users in self.below.items() for user in users]
