@@ -19,6 +19,7 @@ from hope.anatomy.anatomy import Anatomy
 from hope.anatomy.steps import Evict, Prune
 from hope.errors import InvalidAction
 from hope.graph.blocks import Block
+from hope.graph.program import Ref
 from hope.surgery.apply import outcome
 from zoo.interpretation import Instead, export, replaced
 
@@ -115,8 +116,9 @@ def silenced(
 def source(anatomy: Anatomy, block: Block) -> str:
     """The node that a segment of a chain reads."""
     weight = anatomy.unit(block.layers[0]).weight
-    first = next(one.first for one in anatomy.program if weight in one.tensors.values() and not one.tensor)
-    return anatomy.program[first.position].name
+    using = next(one for one in anatomy.program if weight in one.tensors.values() and one.tensor is None)
+    assert isinstance(using.first, Ref)
+    return anatomy.program[using.first.position].name
 
 
 def run(model: nn.Module, example: Example) -> list[Tensor]:

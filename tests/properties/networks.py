@@ -7,6 +7,7 @@ as modules of their own or flat in one forward (`Net.flat`), under other names o
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from math import prod
@@ -76,8 +77,7 @@ class Style:
 
 def original_name(path: str) -> str:
     """The name in the network as described, of a path in its renamed copy."""
-    parts = path.split(".")
-    return ".".join(p.removeprefix("other_")[::-1] if p.startswith("other_") else p for p in parts)
+    return re.sub(r"\bother_(\w+)", lambda found: found[1][::-1], path)
 
 
 class Finder:

@@ -12,7 +12,7 @@ from hope.surgery.apply import outcome
 from tests.properties.networks import Net, build, example, networks, skipless
 from tests.properties.reference import random_evictions
 from tests.support import assert_same, backward, random_cut, run
-from zoo.silence import silenced, together
+from zoo.silence import silenced
 
 TOLERANCE = 1e-10
 seeds = st.integers(0, 1000)
@@ -24,7 +24,7 @@ def test_evicting_blocks_equals_silencing_their_branches(net: Net, seed: int) ->
     model, x = build(net), example(net)
     anatomy = hope.inspect(model, x)
     assume(anatomy.blocks)
-    evictions = together(anatomy, random_evictions(anatomy, random.Random(seed)))
+    evictions = random_evictions(anatomy, random.Random(seed))
     small = hope.cut(model, anatomy, evictions)
     assert_same(run(small, x), silenced(model, x, anatomy, evictions), TOLERANCE)
     counted = sum(p.numel() for p in small.parameters())
@@ -50,7 +50,7 @@ def test_pruning_and_evicting_together_equals_both_masks_together(net: Net, seed
     assume(anatomy.blocks)
     rng = random.Random(seed)
     prunes = random_cut(anatomy, 0.4, seed)
-    evictions = together(anatomy, random_evictions(anatomy, rng), prunes)
+    evictions = random_evictions(anatomy, rng, prunes)
     actions = rng.sample([*prunes, *evictions], len(prunes) + len(evictions))
     small = hope.cut(model, anatomy, actions)
     assert_same(run(small, x), silenced(model, x, anatomy, evictions, prunes), TOLERANCE)

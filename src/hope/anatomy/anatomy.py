@@ -83,7 +83,8 @@ class Anatomy:
         evicted: Collection[str] = (),
         biases: Collection[str] = (),
     ) -> Size:
-        """The size after a cut, without making it.
+        """The size after a cut, without making it. Neurons on both sides of an evicted segment of a chain are
+        taken to be the same ones, as far as their numbers go.
 
         Args:
             removed: unit name -> how many of its neurons go.
