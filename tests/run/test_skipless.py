@@ -307,6 +307,15 @@ def test_the_price_is_against_what_the_layers_had_at_first(net: nn.Module, anato
         assert half == pytest.approx(1.5 * len(layers))
 
 
+def test_what_is_excluded_is_not_cut_by_an_eviction(net: nn.Module, anatomy: hope.Anatomy) -> None:
+    def branches(pattern: str) -> set[str]:
+        return {one.name for one in Plan(net, X, anatomy, hope.Paper(), exclude=[pattern]).branches}
+
+    every = {block.name for block in anatomy.blocks}
+    assert every - branches("stem.0") == {"chain.0"}  # it would lose the neurons without a counterpart
+    assert every - branches("dense.1.conv") == every - {"chain.0", "chain.2", "chain.3", "fc2:bn2"}
+
+
 @pytest.mark.parametrize("release", ["static", "live"])
 def test_a_run_evicts_them_in_order_of_price_and_predicts_what_is_left(
     net: nn.Module, anatomy: hope.Anatomy, release: str

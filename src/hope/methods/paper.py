@@ -34,6 +34,9 @@ READINGS = ("mended", "literal", "literal kernel", "literal deviation", "literal
 class Paper(Method):
     """The paper's method.
 
+    It evicts residual branches beside an identity, parts of concatenations, and segments of chains that keep
+    their shape; `evict=False` keeps them all.
+
     Attributes:
         merge: "pair" as in the paper, "sum" (two neurons are replaced by one that stands for their sum), or
             None.
@@ -125,7 +128,8 @@ class Paper(Method):
         if block.skip == "projection":
             return Cause.PROJECTION.at()
         capacity = {state.name: state.capacity for state in states}
-        if not block.layers or any(name not in capacity for name in block.layers):
+        cut = block.layers if block.before is None else (*block.layers, block.before)
+        if not block.layers or any(name not in capacity for name in cut):
             return Cause.NO_CAPACITY.at()
         carried = _carried(block, known.numbers)
         if carried is not None:
