@@ -30,8 +30,7 @@ from experiments.readme import put
 from hope.anatomy.anatomy import Anatomy
 from hope.errors import first_line
 from zoo.foreign import Entry, zoo
-from zoo.interpretation import export, replaced
-from zoo.silence import masked, random_cut, randomise, run
+from zoo.silence import masked, random_cut, randomise, run, silenced, together
 
 RESULTS = FOLDER / "coverage.json"
 TOLERANCE = 1e-4
@@ -65,13 +64,15 @@ def prune_difference(model: nn.Module, example: Any, anatomy: Anatomy) -> float 
 
 
 def evict_difference(model: nn.Module, example: Any, anatomy: Anatomy) -> float | None:
-    """How far evicting all outermost blocks is from silencing their branches; None if there are no blocks."""
-    outermost = [block for block in anatomy.blocks if block.inside is None]
-    if not outermost:
+    """How far evicting the outermost blocks is from silencing them, as many as can go together; None if there
+    are none.
+    """
+    outermost = [hope.Evict(block.name) for block in anatomy.blocks if block.inside is None]
+    evictions = together(anatomy, outermost)
+    if not evictions:
         return None
-    small = hope.cut(model, anatomy, [hope.Evict(block.name) for block in outermost])
-    silent = {block.branch_output: 0.0 for block in outermost}
-    return difference(run(small, example), replaced(export(model, example), model, example, silent))
+    small = hope.cut(model, anatomy, evictions)
+    return difference(run(small, example), silenced(model, example, anatomy, evictions))
 
 
 def measure(entry: Entry) -> dict[str, Any]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor, nn
@@ -14,6 +14,8 @@ from torch.fx import Interpreter, Node
 from torch.utils import _pytree as pytree
 
 from hope._util.calls import Example, as_call
+
+Instead: TypeAlias = Tensor | float | str  # what a node yields instead, or the node whose value it copies
 
 
 def export(model: nn.Module, example: Example) -> ExportedProgram:
@@ -27,21 +29,26 @@ def export(model: nn.Module, example: Example) -> ExportedProgram:
 class _Replacing(Interpreter):
     """Runs a graph; a named node's value is replaced at once, before an in-place add can use it."""
 
-    def __init__(self, program: ExportedProgram, values: Mapping[str, Tensor | float]) -> None:
+    def __init__(self, program: ExportedProgram, values: Mapping[str, Instead]) -> None:
         super().__init__(program.graph_module)
         self.values = values
         self.met: set[str] = set()
+        self._held: dict[str, Tensor] = {}
+        self._sources = {value for value in values.values() if isinstance(value, str)}
 
     def run_node(self, n: Node) -> Any:
         result = super().run_node(n)
-        if n.name not in self.values:
-            return result
-        self.met.add(n.name)
-        return torch.zeros_like(result) + self.values[n.name]
+        if n.name in self.values:
+            self.met.add(n.name)
+            value = self.values[n.name]
+            result = self._held[value] if isinstance(value, str) else torch.zeros_like(result) + value
+        if n.name in self._sources:
+            self._held[n.name] = result.clone()
+        return result
 
 
 def replaced(
-    program: ExportedProgram, model: nn.Module, example: Example, values: Mapping[str, Tensor | float]
+    program: ExportedProgram, model: nn.Module, example: Example, values: Mapping[str, Instead]
 ) -> list[Tensor]:
     """All tensors that the model returns when the named nodes yield the given values instead of their own.
 
@@ -49,7 +56,7 @@ def replaced(
         program: the graph, from `export`.
         model: where parameters and buffers are taken from: the exported model or one of the same shapes.
         example: the inputs.
-        values: node name -> what it yields, broadcast to the node's shape.
+        values: node name -> what it yields, broadcast to the node's shape, or the node whose value it copies.
     """
     every = [*model.named_parameters(remove_duplicate=False), *model.named_buffers(remove_duplicate=False)]
     tensors = {**program.constants, **dict(every)}

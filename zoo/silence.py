@@ -1,18 +1,27 @@
-"""What every cut is held against: the original with the removed neurons' outgoing weights set to zero."""
+"""What every cut is held against: the original with the removed neurons' outgoing weights set to zero, and
+with other values where evicted branches end.
+"""
 
 from __future__ import annotations
 
 import copy
 import random
 from collections.abc import Sequence
+from contextlib import suppress
 
 import torch
 from torch import Tensor, nn
+from torch.export import ExportedProgram
 from torch.utils import _pytree as pytree
 
 from hope._util.calls import Example, as_call
 from hope.anatomy.anatomy import Anatomy
-from hope.anatomy.steps import Prune
+from hope.anatomy.steps import Evict, Prune
+from hope.errors import InvalidAction
+from hope.graph.blocks import Block
+from hope.graph.program import Ref
+from hope.surgery.apply import outcome
+from zoo.interpretation import Instead, export, replaced
 
 
 def randomise(model: nn.Module, seed: int = 0) -> nn.Module:
@@ -53,6 +62,63 @@ def masked(model: nn.Module, anatomy: Anatomy, actions: Sequence[Prune]) -> nn.M
                     places = torch.from_numpy(part.index[list(action.neurons)].ravel())
                     tensors[part.tensor].index_fill_(part.dim, places, 0)
     return silent
+
+
+def together(anatomy: Anatomy, evictions: Sequence[Evict], prunings: Sequence[Prune] = ()) -> list[Evict]:
+    """Those of some evictions, first come first served, that can go together and with prunings: of a
+    concatenation something stays, and of a chain a neuron.
+    """
+    found: list[Evict] = []
+    for one in evictions:
+        with suppress(InvalidAction):
+            outcome(anatomy, [*prunings, *found, one])
+            found.append(one)
+    return found
+
+
+def silenced(
+    model: nn.Module,
+    example: Example,
+    anatomy: Anatomy,
+    evictions: Sequence[Evict],
+    prunings: Sequence[Prune] = (),
+    program: ExportedProgram | None = None,
+) -> list[Tensor]:
+    """What the original gives when nobody reads pruned neurons and evicted branches say nothing.
+
+    A residual branch yields zero or its bias. A part of a concatenation is read by nobody. A segment of a
+    chain yields what it is given; nobody behind it reads the neurons that were pruned in front of it.
+    """
+    instead: dict[str, Instead] = {}
+    unread = list(prunings)
+    segments = [block for block in (anatomy.block(one.name) for one in evictions) if block.before is not None]
+    order = [layer.name for layer in anatomy.layers]
+    for block in sorted(segments, key=lambda block: order.index(block.layers[0])):
+        dead = [k for one in unread if one.name == block.before for k in one.gone]
+        unread += [Prune(block.layers[0], dead)]
+    for action in evictions:
+        block = anatomy.block(action.name)
+        shape = [1] * block.ndim
+        shape[block.channel_dim] = block.channels
+        like = next(parameter for parameter in model.parameters() if parameter.is_floating_point())
+        if block.skip == "concatenation":
+            layers = (anatomy.unit(name) for name in block.layers)
+            unread += [Prune(layer.name, range(layer.neurons)) for layer in layers]
+        elif block.before is not None:
+            instead[block.branch_output] = source(anatomy, block)
+        else:
+            bias = action.bias or (0.0,) * block.channels
+            instead[block.branch_output] = like.new_tensor(bias).reshape(shape)
+    graph = program if program is not None else export(model, example)
+    return replaced(graph, masked(model, anatomy, unread), example, instead)
+
+
+def source(anatomy: Anatomy, block: Block) -> str:
+    """The node that a segment of a chain reads."""
+    weight = anatomy.unit(block.layers[0]).weight
+    using = next(one for one in anatomy.program if weight in one.tensors.values() and one.tensor is None)
+    assert isinstance(using.first, Ref)
+    return anatomy.program[using.first.position].name
 
 
 def run(model: nn.Module, example: Example) -> list[Tensor]:

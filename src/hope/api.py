@@ -101,7 +101,7 @@ def encode(
         method: `hope.Absorb()` (what a removed neuron did, its survivors take over), `hope.Paper()`, or a
             baseline, `hope.Score("l1-in")`; with their usual options they also go by their names: "absorb",
             "hope", "l1-in", "l1-joint", "bn-scale", "random".
-        evict: whether residual blocks may be evicted.
+        evict: whether blocks may be evicted: residual ones, and under `hope.Paper` those without a skip.
         exclude: patterns (`*`, `?`) of module names that must stay untouched, inputs and outputs.
         multiple_of: keep widths that are multiples of this (8, 16, 32: what hardware likes). A removal that
             would only break a multiple is not made.

@@ -159,6 +159,7 @@ class Cause(Enum):
         "its skip has weights: the paper evicts identity skips only",
         "skip with weights",
     )
+    NO_SKIP = "no_skip", "it has no skip: absorption evicts residual branches only", "block without a skip"
     NO_CAPACITY = "no_capacity", "a layer in its branch has no capacity", "layer without capacity"
     NESTED = "nested", "it lies inside another block", "inside another block"
     ASKED = "asked", "asked for with core=", "asked for"

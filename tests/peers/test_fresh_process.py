@@ -13,6 +13,7 @@ from torch import Tensor
 import hope
 from tests.support import assert_same, random_cut, randomise, run
 from zoo.foreign import Entry, zoo
+from zoo.silence import together
 
 pytestmark = pytest.mark.zoo
 
@@ -64,7 +65,9 @@ save_file({str(i): leaf.contiguous() for i, leaf in enumerate(leaves)}, returned
 def test_a_fresh_process_loads_what_was_saved_without_tracing(entry: Entry, tmp_path: Path) -> None:
     model, example = randomise(entry.build()), entry.example()
     anatomy = hope.inspect(model, example)
-    actions = [*(hope.Evict(block.name) for block in anatomy.blocks[::2]), *random_cut(anatomy)]
+    prunings = random_cut(anatomy)
+    evictions = together(anatomy, [hope.Evict(block.name) for block in anatomy.blocks[::2]], prunings)
+    actions = [*evictions, *prunings]
     folder = hope.save(tmp_path / "run", model, anatomy, actions)
     given, returned = tmp_path / "given.safetensors", tmp_path / "returned.safetensors"
     save_file({"x": example} if isinstance(example, Tensor) else dict(example), given)

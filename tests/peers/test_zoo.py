@@ -15,12 +15,13 @@ import hope
 from hope._util.calls import Example
 from hope.anatomy.anatomy import Anatomy
 from hope.anatomy.needs import Need, needs
+from hope.anatomy.sizes import sizes
 from hope.anatomy.steps import Merge
-from hope.graph.blocks import Block
 from hope.surgery.apply import outcome
 from tests.support import assert_same, check_cut, masked, random_cut, randomise, run
 from zoo.foreign import Entry, zoo
-from zoo.interpretation import export, replaced
+from zoo.interpretation import export
+from zoo.silence import silenced, together
 
 pytestmark = pytest.mark.zoo
 TOLERANCE = 1e-4
@@ -30,46 +31,42 @@ def parameters(model: nn.Module) -> int:
     return sum(parameter.numel() for parameter in model.parameters())
 
 
-def check_outermost_evictions(
-    program: ExportedProgram, model: nn.Module, example: Example, anatomy: Anatomy
+def check_evictions(
+    program: ExportedProgram,
+    model: nn.Module,
+    example: Example,
+    anatomy: Anatomy,
+    evictions: Sequence[hope.Evict],
+    prunings: Sequence[hope.Prune] = (),
 ) -> None:
-    """Without any block, the network computes what the original does when every branch yields zero."""
-    outermost = [block for block in anatomy.blocks if block.inside is None]
-    if not outermost:
+    """Without some blocks, the network computes what the original does when their branches say nothing."""
+    some = together(anatomy, evictions, prunings)
+    if not some:
         return
-    actions = [hope.Evict(block.name) for block in outermost]
+    actions = [*some, *prunings]
     small = hope.cut(model, anatomy, actions)
-    silent = replaced(program, model, example, {block.branch_output: 0.0 for block in outermost})
+    assert type(small) is type(model)
+    silent = silenced(model, example, anatomy, some, prunings, program)
     assert_same(run(small, example), silent, TOLERANCE)
     assert parameters(small) == outcome(anatomy, actions).size(anatomy).parameters < parameters(model)
+    assert parameters(small) == sizes(anatomy, actions)[-1, 1]
 
 
-def random_bias(block: Block, rng: random.Random) -> tuple[list[float] | None, Tensor | float]:
-    """A bias to leave behind, as an action takes it and as the branch yields it; none if none can stay."""
-    if not block.bias:
-        return None, 0.0
-    numbers = [rng.uniform(-0.1, 0.1) for _ in range(block.channels)]
-    shape = [1] * block.ndim
-    shape[block.channel_dim] = block.channels
-    return numbers, torch.tensor(numbers).reshape(shape)
-
-
-def check_mixture(program: ExportedProgram, model: nn.Module, example: Example, anatomy: Anatomy) -> None:
-    """Some blocks evicted (nested ones too, leaving a bias if they can) and neurons pruned, all at once."""
+def mixture(anatomy: Anatomy) -> list[hope.Evict]:
+    """Half of the blocks (nested ones too), leaving a bias if they can."""
     rng = random.Random(1)
-    evictions, values = [], {}
+    evictions = []
     for block in rng.sample(anatomy.blocks, len(anatomy.blocks) // 2):
-        bias, value = random_bias(block, rng)
+        bias = [rng.uniform(-0.1, 0.1) for _ in range(block.channels)] if block.bias else None
         evictions.append(hope.Evict(block.name, bias))
-        values[block.branch_output] = value
-    prunings = random_cut(anatomy, seed=1)
-    actions = [*evictions, *prunings]
-    if not evictions:
-        return
-    small = hope.cut(model, anatomy, actions)
-    silent = replaced(program, masked(model, anatomy, prunings), example, values)
-    assert_same(run(small, example), silent, TOLERANCE)
-    assert parameters(small) == outcome(anatomy, actions).size(anatomy).parameters
+    return evictions
+
+
+def check_single_releases(model: nn.Module, anatomy: Anatomy) -> None:
+    """Each block without a skip, evicted alone, releases what it says."""
+    for block in [block for block in anatomy.blocks if not block.residual][::7]:
+        small = hope.cut(model, anatomy, [hope.Evict(block.name)])
+        assert parameters(model) - parameters(small) == block.release
 
 
 @pytest.mark.parametrize("entry", zoo(), ids=lambda entry: entry.key)
@@ -79,8 +76,11 @@ def test_removing_neurons_and_blocks_equals_silencing_them(entry: Entry) -> None
     assert anatomy.size().parameters == parameters(model)
     if anatomy.blocks:
         program = export(model, example)
-        check_outermost_evictions(program, model, example, anatomy)
-        check_mixture(program, model, example, anatomy)
+        outermost = [hope.Evict(block.name) for block in anatomy.blocks if block.inside is None]
+        check_evictions(program, model, example, anatomy, outermost)
+        check_evictions(program, model, example, anatomy, outermost[::-1])
+        check_evictions(program, model, example, anatomy, mixture(anatomy), random_cut(anatomy, seed=1))
+        check_single_releases(model, anatomy)
 
 
 def twins(model: nn.Module, anatomy: Anatomy) -> None:

@@ -7,6 +7,7 @@ as modules of their own or flat in one forward (`Net.flat`), under other names o
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from math import prod
@@ -76,8 +77,7 @@ class Style:
 
 def original_name(path: str) -> str:
     """The name in the network as described, of a path in its renamed copy."""
-    parts = path.split(".")
-    return ".".join(p.removeprefix("other_")[::-1] if p.startswith("other_") else p for p in parts)
+    return re.sub(r"\bother_(\w+)", lambda found: found[1][::-1], path)
 
 
 class Finder:
@@ -179,7 +179,7 @@ class Conv(Spec):
 
     def parts(self, c: int, space: Space) -> dict[str, Any]:
         width = c if self.pre else self.out
-        options = {"bias": self.bias}
+        options: dict[str, Any] = {"bias": self.bias}
         if space:
             options |= {"stride": self.stride, "groups": self.groups}
         parts = {"conv": _layer(len(space), c, self.out, self.kernel, **options)}
@@ -800,3 +800,37 @@ def networks(draw: Draw, residual: bool = False) -> Net:
     heads = ("pool", "flatten", "view", "mean", "flatten last", "conv") if dims else ("flatten",)
     head = Head(_pick(draw, *heads), _pick(draw, 0, 4, 1), _act_of(draw))
     return Net(channels, space, tuple(stages), head, draw(st.booleans()), draw(st.booleans()))
+
+
+@st.composite
+def skipless(draw: Draw) -> Net:
+    """A network of concatenations (nested ones too) and of segments that keep their shape."""
+    dims = _pick(draw, 2, 2, 1, 0)
+    space: Space = tuple(draw(st.integers(3, 6)) for _ in range(dims))
+    stages: list[Spec] = [_plain(draw, _pick(draw, 4, 3, 6))]
+    c, _ = stages[0].shape(2, space)
+    for _ in range(draw(st.integers(1, 3))):
+        stages += _joined(draw, c, space) if draw(st.booleans()) else [_plain(draw, c), _plain(draw, c)]
+        c = stages[-1].shape(_chain(tuple(stages[:-1]), 2, space)[1], space)[0]
+    heads = ("pool", "flatten", "conv") if dims else ("flatten",)
+    return Net(2, space, tuple(stages), Head(_pick(draw, *heads)), False, draw(st.booleans()))
+
+
+def _plain(draw: Draw, out: int) -> Conv:
+    """A layer whose neurons can go, with a BN or without."""
+    act, norm = _pick(draw, "relu", "F.relu", "leaky", "none"), _pick(draw, "bn", "bn", "none")
+    return Conv(out, _pick(draw, 1, 3), bias=draw(st.booleans()), norm=norm, act=act)
+
+
+def _joined(draw: Draw, c: int, space: Space) -> list[Spec]:
+    """Layers side by side, some of them in a concatenation of their own, and a layer behind."""
+    if draw(st.booleans()):
+        layers = tuple(_plain(draw, _pick(draw, 2, 3)) for _ in range(2))
+        return [Dense(layers), _plain(draw, 4)]
+    ways: list[tuple[Spec, ...]] = [(_plain(draw, _pick(draw, 2, 3, 4)),) for _ in range(2)]
+    if draw(st.booleans()):
+        inner = Fork(tuple((_plain(draw, 2),) for _ in range(2)), "cat")
+        ways.append((_plain(draw, 3), inner) if draw(st.booleans()) else (inner,))
+    if draw(st.booleans()):
+        ways[0] = (_plain(draw, 4), _plain(draw, 4), *ways[0])
+    return [Fork(tuple(ways), "cat"), _plain(draw, _pick(draw, 4, 3))]

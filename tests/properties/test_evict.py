@@ -1,4 +1,4 @@
-"""Evicting a block is the same as its branch giving zeros, or a bias."""
+"""Evicting a block is the same as its branch giving zeros, a bias, nothing, or what it is given."""
 
 from __future__ import annotations
 
@@ -9,15 +9,17 @@ from hypothesis import assume, given
 
 import hope
 from hope.surgery.apply import outcome
-from tests.properties.networks import Net, build, example, networks
-from tests.properties.reference import random_evictions, silenced
-from tests.support import assert_same, backward, masked, random_cut, run
+from tests.properties.networks import Net, build, example, networks, skipless
+from tests.properties.reference import random_evictions
+from tests.support import assert_same, backward, random_cut, run
+from zoo.silence import silenced
 
 TOLERANCE = 1e-10
 seeds = st.integers(0, 1000)
+any_network = networks(residual=True) | skipless()
 
 
-@given(networks(residual=True), seeds)
+@given(any_network, seeds)
 def test_evicting_blocks_equals_silencing_their_branches(net: Net, seed: int) -> None:
     model, x = build(net), example(net)
     anatomy = hope.inspect(model, x)
@@ -30,7 +32,7 @@ def test_evicting_blocks_equals_silencing_their_branches(net: Net, seed: int) ->
     backward(small, x)
 
 
-@given(networks(residual=True))
+@given(any_network)
 def test_evicting_one_block_releases_what_it_says(net: Net) -> None:
     model, x = build(net), example(net)
     anatomy = hope.inspect(model, x)
@@ -41,15 +43,16 @@ def test_evicting_one_block_releases_what_it_says(net: Net) -> None:
         assert total - sum(p.numel() for p in small.parameters()) == block.release
 
 
-@given(networks(residual=True), seeds)
+@given(any_network, seeds)
 def test_pruning_and_evicting_together_equals_both_masks_together(net: Net, seed: int) -> None:
     model, x = build(net), example(net)
     anatomy = hope.inspect(model, x)
     assume(anatomy.blocks)
     rng = random.Random(seed)
-    prunes, evictions = random_cut(anatomy, 0.4, seed), random_evictions(anatomy, rng)
+    prunes = random_cut(anatomy, 0.4, seed)
+    evictions = random_evictions(anatomy, rng, prunes)
     actions = rng.sample([*prunes, *evictions], len(prunes) + len(evictions))
     small = hope.cut(model, anatomy, actions)
-    assert_same(run(small, x), silenced(masked(model, anatomy, prunes), x, anatomy, evictions), TOLERANCE)
+    assert_same(run(small, x), silenced(model, x, anatomy, evictions, prunes), TOLERANCE)
     assert sum(p.numel() for p in small.parameters()) == outcome(anatomy, actions).size(anatomy).parameters
     backward(small, x)

@@ -57,11 +57,19 @@ def test_every_reason_comes_back() -> None:
 
 @pytest.mark.parametrize(
     "way",
-    [Replace("a", ("s",), ("relu",), True), Replace("a"), Silence(("a", "b"), True, (0, 2)), Silence(("a",))],
+    [
+        Replace("a", ("s",), ("relu",), True),
+        Replace("a"),
+        Silence(("a", "b"), True, (0, 2)),
+        Silence(("a",)),
+        Silence(("a",), gives="nothing"),
+    ],
 )
 def test_blocks_come_back_with_their_way(way: Replace | Silence) -> None:
     block = Block("a", "identity", 4, 1, 4, ("b",), 9, None, way, True, "n", None, ("w",), "add")
     assert back(block, Block) == block
+    part = replace(block, skip="concatenation", besides=(("x", "y"), ("z",)), before="c")
+    assert back(part, Block) == part
 
 
 @given(st.lists(st.integers(-1, 5), min_size=1, max_size=12))

@@ -21,7 +21,7 @@ class Anatomy:
     Attributes:
         model: the model's class name.
         units: layers of neurons in order of execution, then streams; also those of a fixed width.
-        blocks: residual blocks that can be evicted.
+        blocks: what can be evicted: residual branches, parts of concatenations, segments of chains.
         skipped: everything left alone, with the reason.
         shapes: shapes of all parameters and buffers.
         parameters: the names that count as parameters.
@@ -83,7 +83,8 @@ class Anatomy:
         evicted: Collection[str] = (),
         biases: Collection[str] = (),
     ) -> Size:
-        """The size after a cut, without making it.
+        """The size after a cut, without making it. Neurons on both sides of an evicted segment of a chain are
+        taken to be the same ones, as far as their numbers go.
 
         Args:
             removed: unit name -> how many of its neurons go.
@@ -93,9 +94,11 @@ class Anatomy:
         return size_after(self, removed or {}, evicted, biases)
 
     def floor(self) -> Size:
-        """The smallest size within reach: every block evicted, one neuron left in every other layer."""
-        outer = [block.name for block in self.blocks if block.inside is None]
-        return self.size({layer.name: layer.neurons - 1 for layer in self.layers}, outer)
+        """The smallest size that is always within reach: every residual block evicted, one neuron left in
+        every other layer. Which blocks without a skip can go besides depends on what went before.
+        """
+        residual = [block.name for block in self.blocks if block.residual]
+        return self.size({layer.name: layer.neurons - 1 for layer in self.layers}, residual)
 
     def __repr__(self) -> str:
         return (

@@ -151,6 +151,12 @@ class Flow:
         fresh = [label for label in single if any(np.isin(ids, label).any() for ids in written)]
         return next((dims(label)[0] for label in (*fresh, *single)), plain)
 
+    def along(self, operation: Operation, dim: int) -> Ids | None:
+        """The ids that stand along one dimension of a result, as far as evaluation shows."""
+        value = self._evaluated[operation.position]
+        labels = value.labels if isinstance(value, Value) else ()
+        return next((label.ravel() for label in labels if dims(label) == (dim,)), None)
+
     # ---- the two mechanisms that nearly all operators are made of ------------------------------------------
 
     def carry(self, value: Value, shape: Shape, touched: Iterable[int], reason: Reason) -> Value:

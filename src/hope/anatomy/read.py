@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from math import prod
+from itertools import count
 
 from torch import nn
 
@@ -14,11 +14,12 @@ from hope._util.calls import Example
 from hope.anatomy.anatomy import Anatomy
 from hope.anatomy.flow import Flow
 from hope.anatomy.grouping import read
+from hope.anatomy.skipless import skipless
 from hope.anatomy.taps import find_taps
 from hope.anatomy.units import Skipped, Unit
 from hope.anatomy.ways import ending_bn, leaves_bias, preceding_bn, ways
 from hope.errors import UnsupportedModel
-from hope.graph.blocks import Block, Found, Layout, removes
+from hope.graph.blocks import Block, Found, Layout, Replace, Silence
 from hope.graph.capture import capture, check_readable
 from hope.graph.labels import Shape
 from hope.graph.program import Program, read_program
@@ -60,13 +61,11 @@ def read_model(
     ]
     weights = frozenset(tensor for (tensor, _), role in flow.roles.items() if role in ("out", "through"))
     layout = Layout(program)
-    found = layout.find(weights)
+    residual = layout.find(weights)
     layers = [unit for unit in units if unit.kind == "layer"]
-    candidates = _candidates(layout, found, layers, flow, parameters, shared)
-    home = _homes(candidates)
     anatomy = Anatomy(
         model=type(model).__name__,
-        units=tuple(replace(unit, block=home.get(unit.name)) for unit in units),
+        units=tuple(units),
         blocks=(),
         skipped=tuple(skipped),
         shapes=flow.shapes,
@@ -77,6 +76,10 @@ def read_model(
         program=program,
         taps=find_taps(flow, program, units),
     )
+    found = sorted([*residual, *skipless(layout, flow, layers, residual)], key=lambda one: one.add)
+    candidates = _candidates(layout, found, anatomy, flow)
+    home = _homes(candidates)
+    anatomy = replace(anatomy, units=tuple(replace(unit, block=home.get(unit.name)) for unit in units))
     return anatomy, candidates
 
 
@@ -99,65 +102,87 @@ def _shared(model: nn.Module) -> dict[str, tuple[str, ...]]:
     return {name: tuple(group) for group in names.values() if len(group) > 1 for name in group}
 
 
-def _candidates(
-    layout: Layout,
-    found: list[Found],
-    layers: Iterable[Unit],
-    flow: Flow,
-    parameters: frozenset[str],
-    shared: Mapping[str, tuple[str, ...]],
-) -> list[Candidate]:
-    names = _block_names(layout, found)
+def _candidates(layout: Layout, found: list[Found], anatomy: Anatomy, flow: Flow) -> list[Candidate]:
+    residual = [one for one in found if one.residual]
+    options = {one: ways(layout, one) for one in found}
+    found = [one for one in found if one.residual or options[one]]
+    names = _block_names(layout, found, options, {unit.name for unit in anatomy.units})
+    ends = {one.end: names[one] for one in found if one.kind == "concatenation"}
     candidates = []
     for one in found:
-        around = [other for other in found if one.add in other.branch]
+        around = [other for other in found if one.branch < other.branch]
         inside = min(around, key=lambda other: len(other.branch), default=None)
         fed = layout.tensors(one.branch)
         # a branch of depthwise filters only has the channels of the layer that runs through it; they may go
         writes = any(tensor in fed for (tensor, _), role in flow.roles.items() if role == "out")
-        shape, end = layout.program[one.add].shape or (), layout.program[one.end]
-        dim = flow.channel_dim(end)
+        end = layout.program[one.end]
+        shape, dim = end.shape or (), flow.channel_dim(end)
         blocks = tuple(
             Block(
                 name=names[one],
-                skip="projection" if one.projection else "identity",
+                skip=one.kind,
                 channels=shape[dim],
                 channel_dim=dim,
                 ndim=len(shape),
-                layers=tuple(layer.name for layer in layers if layer.weight in fed),
-                release=sum(
-                    prod(flow.shapes[tensor])
-                    for tensor in parameters
-                    if all(removes(way, name) for name in shared.get(tensor, (tensor,)))
-                ),
+                layers=tuple(layer.name for layer in anatomy.layers if layer.weight in fed),
+                release=0,
                 inside=names[inside] if inside is not None else None,
                 way=way,
-                bias=writes and leaves_bias(layout, one, way),
-                last_bn=ending_bn(layout, one),
-                skip_bn=preceding_bn(layout, one, found),
+                bias=one.residual and writes and leaves_bias(layout, one, way),
+                last_bn=ending_bn(layout, one) if one.residual else None,
+                skip_bn=preceding_bn(layout, one, residual) if one.residual else None,
                 tensors=tuple(sorted(fed)),
                 branch_output=end.name,
+                besides=tuple(
+                    tuple(ends[other] for other in sorted(others))
+                    for others in one.others
+                    if others <= ends.keys()
+                ),
+                before=one.before,
             )
-            for way in ways(layout, one)
+            for way in options[one]
         )
-        candidates.append(Candidate(names[one], shape[dim], blocks))
+        candidates.append(Candidate(names[one], shape[dim], tuple(_counted(b, anatomy) for b in blocks)))
     return candidates
 
 
-def _block_names(layout: Layout, found: list[Found]) -> dict[Found, str]:
-    """A block goes by the module that does its add; several in one module are numbered."""
-    paths = [layout.program[one.add].module or "model" for one in found]
+def _counted(block: Block, anatomy: Anatomy) -> Block:
+    """The block with the parameters that its eviction releases."""
+    listed = replace(anatomy, blocks=(block,))
+    released = listed.size().parameters - listed.size(evicted=[block.name]).parameters
+    return replace(block, release=released)
+
+
+def _block_names(
+    layout: Layout,
+    found: list[Found],
+    options: Mapping[Found, tuple[Replace | Silence, ...]],
+    taken: Collection[str],
+) -> dict[Found, str]:
+    """A residual block goes by the module that does its add; several in one module are numbered. Without a
+    skip, a block goes by its modules.
+    """
+    adds = [one for one in found if one.residual]
+    paths = [layout.program[one.add].module or "model" for one in adds]
     seen: Counter[str] = Counter()
     names = {}
-    for one, path in zip(found, paths, strict=True):
+    for one, path in zip(adds, paths, strict=True):
         seen[path] += 1
         names[one] = f"{path}#{seen[path]}" if paths.count(path) > 1 else path
+    for one in found:
+        if not one.residual:
+            first, last = options[one][0].paths[0], options[one][0].paths[-1]
+            path = first if first == last else f"{first}:{last.removeprefix(first.rpartition('.')[0] + '.')}"
+            known = {*taken, *names.values()}
+            again = (f"{path}#{number}" for number in count(1))
+            names[one] = path if path not in known else next(name for name in again if name not in known)
     return names
 
 
 def _homes(candidates: list[Candidate]) -> dict[str, str]:
-    """Layer -> the innermost block it lies in."""
-    inner_first = sorted((c for c in candidates if c.ways), key=lambda c: len(c.ways[0].layers))
+    """Layer -> the innermost residual block it lies in."""
+    residual = [c for c in candidates if c.ways and c.ways[0].residual]
+    inner_first = sorted(residual, key=lambda c: len(c.ways[0].layers))
     home: dict[str, str] = {}
     for candidate in inner_first:
         for layer in candidate.ways[0].layers:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
+from hope.anatomy.gone import Gone
 from hope.anatomy.steps import Evict, Step
 
 if TYPE_CHECKING:
@@ -40,12 +41,13 @@ def sizes(anatomy: Anatomy, steps: Sequence[Step]) -> Counts:
     lost: dict[str, Counts] = {}
     gone: dict[str, int] = {}
     biased: list[str] = []
+    account = Gone(anatomy)
     for t, step in enumerate(steps, start=1):
         if isinstance(step, Evict):
             gone[step.name] = t
             biased += [step.name] if step.bias is not None else []
-        else:
-            lost.setdefault(step.name, np.zeros(length, dtype=np.int64))[t] += len(step.gone)
+        for name, neurons in account.take(step).items():
+            lost.setdefault(name, np.zeros(length, dtype=np.int64))[t] += len(neurons)
     return _tally(anatomy, {name: counts.cumsum() for name, counts in lost.items()}, gone, biased, length)
 
 
@@ -54,7 +56,12 @@ def size_after(
 ) -> Size:
     """The size after a cut: see `Anatomy.size`."""
     biased = [name for name in biases if name in evicted]
-    lost = {name: np.array([count]) for name, count in removed.items()}
+    account = Gone(anatomy)
+    for name, count in removed.items():
+        account.of(name).update(range(count))
+    for name in evicted:
+        account.take(Evict(name))
+    lost = {name: np.array([len(neurons)]) for name, neurons in account.neurons.items()}
     return Size(*map(int, _tally(anatomy, lost, dict.fromkeys(evicted, 0), biased, 1)[0]))
 
 
@@ -110,21 +117,28 @@ class Releases:
     """ΔP of removing a neuron and of evicting a block, in the network as it is at some moment of a run.
 
     A neuron releases its incoming and outgoing weights over all readers, its bias, and the four BN numbers.
-    An eviction releases the weights of the branch's internal layers and all BN numbers of the branch; the
-    branch's last weight is not counted (paper, Section "Block Eviction").
+    Evicting a residual branch releases the weights of its internal layers and all its BN numbers; its last
+    weight is not counted (paper, Section "Block Eviction"). A block without a skip releases all it holds, and
+    all that goes with the neurons that it takes along.
     """
 
     def __init__(self, anatomy: Anatomy) -> None:
         self._anatomy = anatomy
         self._shapes = {name: list(shape) for name, shape in anatomy.shapes.items()}
+        self._gone = Gone(anatomy)
+        self._inside: dict[str, list[str]] = {}
 
     def unit(self, name: str) -> int:
         """ΔP of removing one neuron of a unit."""
-        return released(self._shapes, self._anatomy.unit(name).places)
+        tied = self._gone.tied(name)
+        return released(self._shapes, [part for one in tied for part in self._anatomy.unit(one).places])
 
     def block(self, name: str) -> int:
         """ΔP of evicting a block."""
         block = self._anatomy.block(name)
+        if not block.residual:
+            after = self._after(Evict(name))
+            return sum(prod(self._shapes[tensor]) - prod(shape) for tensor, shape in after.items() if shape)
         internal = {
             part.tensor
             for layer in block.layers
@@ -138,15 +152,27 @@ class Releases:
 
     def take(self, step: Step) -> None:
         """Shrink what a step shrinks."""
+        self._shapes.update(self._after(step))
+        self._gone.take(step)
+
+    def _after(self, step: Step) -> dict[str, list[int]]:
+        """The shapes that a step changes, as they are after it."""
+        after: dict[str, list[int]] = {}
+        for name, neurons in self._gone.going(step).items():
+            for part in self._anatomy.unit(name).places:
+                if self._shapes[part.tensor][part.dim]:
+                    shape = after.setdefault(part.tensor, list(self._shapes[part.tensor]))
+                    shape[part.dim] -= part.each * len(neurons)
         if isinstance(step, Evict):
-            block = self._anatomy.block(step.name)
-            for name, shape in self._shapes.items():
-                if block.removes(name):
-                    shape[:] = [0] * len(shape)
-            return
-        for part in self._anatomy.unit(step.name).places:
-            if self._shapes[part.tensor][part.dim]:
-                self._shapes[part.tensor][part.dim] -= part.each * len(step.gone)
+            after.update((tensor, [0] * len(self._shapes[tensor])) for tensor in self._held(step.name))
+        return after
+
+    def _held(self, name: str) -> list[str]:
+        """What goes with a block's modules."""
+        if name not in self._inside:
+            block = self._anatomy.block(name)
+            self._inside[name] = [tensor for tensor in self._shapes if block.removes(tensor)]
+        return self._inside[name]
 
 
 def released(shapes: Mapping[str, Sequence[int]], places: Sequence[Places]) -> int:

@@ -124,7 +124,8 @@ class Merge(Step, frozen=True, array_like=True, tag="merge"):
 
 
 class Evict(Step, frozen=True, array_like=True, tag="evict"):
-    """Remove the branch of a residual block, leaving its skip and, if given, a bias per channel.
+    """Remove the branch of a block, leaving its skip and, if given, a bias per channel; of a concatenation
+    the other parts, of a chain an identity.
 
     Attributes:
         name: the block's name.

@@ -1,4 +1,4 @@
-"""How a residual block can be taken out of the modules, and which BNs write what it carries."""
+"""How a block can be taken out of the modules, and which BNs write what a residual one carries."""
 
 from __future__ import annotations
 
@@ -16,7 +16,16 @@ def ways(layout: Layout, found: Found) -> tuple[Replace | Silence, ...]:
     """How the block can be taken out of the modules, best first. Whether the code agrees is for a trial to
     say.
     """
-    return tuple(way for way in (_replace(layout, found), _silence(layout, found)) if way is not None)
+    kinds = (_replace, _silence) if found.residual else (_without,)
+    return tuple(way for way in (kind(layout, found) for kind in kinds) if way is not None)
+
+
+def _without(layout: Layout, found: Found) -> Silence | None:
+    """A way without a skip: modules that hold all of the branch's parameters join nothing, or hand on."""
+    modules = layout.outermost(found.branch)
+    if not all(any(under(name, module) for module in modules) for name in layout.tensors(found.branch)):
+        return None
+    return Silence(modules, gives="nothing" if found.kind == "concatenation" else "input")
 
 
 def _replace(layout: Layout, found: Found) -> Replace | None:
@@ -96,7 +105,7 @@ def _children(layout: Layout, positions: frozenset[int], module: str) -> tuple[s
 
 def _silence(layout: Layout, found: Found) -> Silence | None:
     program = layout.program
-    inside = _outermost(layout, found.branch, program[found.add].module)
+    inside = layout.outermost(found.branch, program[found.add].module)
     if not inside:
         return None
     last = max(layout.ran[inside[-1]])
@@ -109,18 +118,6 @@ def _silence(layout: Layout, found: Found) -> Silence | None:
     if not entered <= layout.ran[inside[0]] or (full and not same):
         return None
     return Silence(inside, full)
-
-
-def _outermost(layout: Layout, positions: frozenset[int], home: str) -> tuple[str, ...]:
-    """Outermost modules below `home` whose every operation is among the given ones, in order of execution."""
-    names: dict[str, None] = {}
-    for position in sorted(positions):
-        for module in layout.program[position].modules:
-            below = module and module != home and (not home or under(module, home))
-            if below and layout.ran.get(module, set()) <= positions:
-                names[module] = None
-                break
-    return tuple(names)
 
 
 def leaves_bias(layout: Layout, found: Found, way: Replace | Silence) -> bool:

@@ -89,7 +89,7 @@ def register(commands: Any) -> None:
     parser.add_argument(
         "--kernel", choices=("zero-bias", "exact"), help="of two neurons (hope only; default: zero-bias)"
     )
-    parser.add_argument("--no-evict", action="store_true", help="leave residual blocks in place")
+    parser.add_argument("--no-evict", action="store_true", help="leave all blocks in place")
     parser.add_argument(
         "--exclude", metavar="PATTERN", action="append", default=[], help="modules to leave untouched"
     )

@@ -1,20 +1,23 @@
-"""Residual blocks: adds that join a branch of layers with a skip, and what an eviction does with them.
+"""Blocks: branches of layers that can go as a whole, and what an eviction does with them.
 
-The branch is everything between the fork and the add, found by dominance in the program, whatever the code
-looks like. How a block can be taken out of the *modules* is a separate question with two answers (found in
-`hope.anatomy.ways`):
+A *residual* block is an add that joins a branch with a skip; the branch is everything between the fork and
+the add, found by dominance in the program, whatever the code looks like. Without a skip (found in
+`hope.anatomy.skipless`), a block is one part of a *concatenation* with all that is computed for it alone, or
+a segment of a *chain* that gives back the shape it is given. How a block can be taken out of the *modules* is
+a separate question with two answers (found in `hope.anatomy.ways`):
 
 - `Replace`: one module computes exactly the block, from its input to the add and the activation behind it. It
   is replaced by its own skip: nothing of the branch is left at run time.
 - `Silence`: the block is a part of a larger module's code. The branch's modules are replaced so that the code
-  still runs and adds nothing (or a bias); the tensors that flow through what is left of the branch have a
-  single element.
+  still runs and adds nothing (or a bias), joins nothing, or hands on what it is given.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection
 from dataclasses import dataclass
+from functools import cached_property
+from typing import Literal
 
 import msgspec
 import networkx
@@ -53,11 +56,14 @@ class Silence(msgspec.Struct, frozen=True, tag="silence", tag_field="kind", forb
             bias).
         full: the add works in place on the branch, so the zero must have the full shape.
         returns: per module, how many things it returns as a tuple; 0 for a plain tensor.
+        gives: what each hands on: "zero", a single one or as many as `full` says; "nothing", an empty tensor,
+            which a concatenation passes over; "input", what it was given.
     """
 
     modules: tuple[str, ...]
     full: bool = False
     returns: tuple[int, ...] = ()
+    gives: Literal["zero", "nothing", "input"] = "zero"
 
     @property
     def paths(self) -> tuple[str, ...]:
@@ -67,15 +73,18 @@ class Silence(msgspec.Struct, frozen=True, tag="silence", tag_field="kind", forb
 
 @dataclass(frozen=True, repr=False)
 class Block:
-    """A branch of layers beside a skip, which can be evicted.
+    """A branch of layers which can be evicted.
 
     Attributes:
-        name: path of the module whose code does the add (with the add's number if it does several).
-        skip: "identity" (no parameters on it) or "projection".
-        channels: channels of the add's result.
+        name: path of the module whose code does the add (with the add's number if it does several); without a
+            skip, of the modules that go ("first:last" if they are several).
+        skip: "identity" (no parameters on it) or "projection"; without a skip "concatenation" (it is one part
+            of one) or "chain" (its output has the shape of its input, and it is replaced by an identity).
+        channels: channels of the branch's output.
         channel_dim: the dimension they stand in.
-        ndim: how many dimensions the add's result has.
-        layers: neuron layers inside the branch.
+        ndim: how many dimensions the branch's output has.
+        layers: neuron layers inside the branch. Those of a part of a concatenation lose all their neurons:
+            who reads them, however far behind, is cut as for pruned ones.
         release: parameters that an eviction releases.
         inside: the innermost other block whose branch contains this one.
         way: how it is taken out of the modules.
@@ -84,6 +93,10 @@ class Block:
         skip_bn: the last BN that wrote into what the skip carries, if there is one.
         tensors: parameters and buffers that the branch uses.
         branch_output: name of the graph node that ends the branch.
+        besides: of a part of a concatenation: the other parts of each concatenation that could go as well;
+            one of each must stay.
+        before: of a segment of a chain: the unit in front of it. Once the segment is gone, neuron k of that
+            unit is read by whoever read neuron k of the segment; it is there as long as both were.
     """
 
     name: str
@@ -100,6 +113,13 @@ class Block:
     skip_bn: str | None
     tensors: tuple[str, ...]
     branch_output: str
+    besides: tuple[tuple[str, ...], ...] = ()
+    before: str | None = None
+
+    @property
+    def residual(self) -> bool:
+        """Whether there is a skip."""
+        return self.skip in ("identity", "projection")
 
     @property
     def place(self) -> str:
@@ -110,8 +130,13 @@ class Block:
         """Whether evicting this block removes the module, parameter or buffer of that name."""
         return removes(self.way, name)
 
+    def contains(self, other: Block) -> bool:
+        """Whether evicting this block takes another one's modules along."""
+        return all(self.removes(path) for path in other.way.paths)
+
     def __repr__(self) -> str:
-        return f"<Block {self.name}: {len(self.layers)} layers beside {self.skip}, {self.channels} channels>"
+        where = f"beside {self.skip}" if self.residual else f"in a {self.skip}"
+        return f"<Block {self.name}: {len(self.layers)} layers {where}, {self.channels} channels>"
 
 
 def removes(way: Replace | Silence, name: str) -> bool:
@@ -132,19 +157,28 @@ class Found:
     """A block as positions in the program.
 
     Attributes:
-        add, fork: where branch and skip meet, and where they part.
-        end, other: the branch's and the skip's last operation.
+        kind: "identity", "projection", "concatenation" or "chain" (see `Block.skip`).
+        add, fork: where branch and skip meet, and where they part. Without a skip: what reads the branch
+            (one of several), and what it reads (-1 if that is not one operation).
+        end: the branch's last operation.
         branch, skip: the operations in between.
-        projection: whether the skip has weights.
+        others: what ends the other parts of each concatenation.
+        before: the unit in front of a segment of a chain.
     """
 
+    kind: str
     add: int
     fork: int
     end: int
-    other: int
     branch: frozenset[int]
-    skip: frozenset[int]
-    projection: bool
+    skip: frozenset[int] = frozenset()
+    others: tuple[frozenset[int], ...] = ()
+    before: str | None = None
+
+    @property
+    def residual(self) -> bool:
+        """Whether there is a skip."""
+        return self.kind in ("identity", "projection")
 
 
 class Layout:
@@ -206,9 +240,8 @@ class Layout:
         readers = {user for position in branch for user in self.below[position]}
         if not readers <= branch | {add.position}:
             return None
-        return Found(
-            add.position, fork, ends[k], ends[1 - k], frozenset(branch), frozenset(skip), min(heavy) > 0
-        )
+        kind = "projection" if min(heavy) > 0 else "identity"
+        return Found(kind, add.position, fork, ends[k], frozenset(branch), frozenset(skip))
 
     def _between(self, end: int, fork: int) -> set[int]:
         """The operations from the fork (not included) to the end (included)."""
@@ -220,6 +253,35 @@ class Layout:
                 seen.add(position)
                 stack += self.above[position]
         return seen
+
+    @cached_property
+    def _after(self) -> dict[int, int]:
+        """Operation -> the next one that all that is made of it passes (a post-dominator), -1 at the end."""
+        read = {p for operation in self.program if operation.operator == "output" for p in operation.inputs}
+        edges = [(-1, position) for position in self.above if position in read or not self.below[position]]
+        edges += [(user, position) for position, users in self.below.items() for user in users]
+        return networkx.immediate_dominators(networkx.DiGraph(edges), -1) if edges else {}
+
+    def only_for(self, end: int) -> set[int]:
+        """The operations that are there for this one alone, with itself."""
+        found = {end}
+        for position in sorted(self.above, reverse=True):
+            if self._after.get(position) in found and position != end:
+                found.add(position)
+        return found
+
+    def outermost(self, positions: frozenset[int], home: str = "") -> tuple[str, ...]:
+        """Outermost modules below `home` whose every operation is among the given ones, in order of
+        execution.
+        """
+        names: dict[str, None] = {}
+        for position in sorted(positions):
+            for module in self.program[position].modules:
+                below = module and module != home and (not home or under(module, home))
+                if below and self.ran.get(module, set()) <= positions:
+                    names[module] = None
+                    break
+        return tuple(names)
 
     def tensors(self, positions: Collection[int]) -> set[str]:
         """The parameters and buffers that these operations read."""

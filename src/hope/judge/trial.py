@@ -223,7 +223,12 @@ def _blocks(
     shared = _shared_modules(trial.model)
     reasons = {c.name: Cause.INTERWOVEN.at() for c in candidates}
     left = []
+    fixed = {unit.name: unit.fixed for unit in anatomy.units if unit.fixed is not None}
     for candidate in candidates:
+        held = next((fixed[name] for block in candidate.ways for name in _cut(block) if name in fixed), None)
+        if held is not None:
+            reasons[candidate.name] = held
+            continue
         ways = [block for block in candidate.ways if not any(_within(p, shared) for p in block.way.paths)]
         if len(ways) < len(candidate.ways):
             reasons[candidate.name] = Cause.SHARED_MODULE.at()
@@ -232,11 +237,11 @@ def _blocks(
         tried = [ways.pop(0) for _, ways in left]
         depth = _depths(tried)
         for level in sorted(set(depth.values())):
-            some = [block for block in tried if depth[block.name] == level]
-            listed = replace(anatomy, blocks=tuple(some))
-            refused = _refused(some, partial(_evicting, trial, listed))
-            reasons |= {name: Cause.NEEDED.at(detail=words) for name, words in refused.items()}
-            chosen |= {block.name: block for block in some if block.name not in refused}
+            for some in _compatible([block for block in tried if depth[block.name] == level]):
+                listed = replace(anatomy, blocks=tuple(some))
+                refused = _refused(some, partial(_evicting, trial, listed))
+                reasons |= {name: Cause.NEEDED.at(detail=words) for name, words in refused.items()}
+                chosen |= {block.name: block for block in some if block.name not in refused}
     blocks = tuple(chosen[c.name] for c in candidates if c.name in chosen)
     stuck = [
         Skipped(c.name, c.channels, reasons[c.name], "block") for c in candidates if c.name not in chosen
@@ -264,12 +269,32 @@ def _evicting(trial: Trial, anatomy: Anatomy, blocks: Sequence[Block]) -> str | 
     return trial.failure(anatomy, [Evict(block.name) for block in blocks])
 
 
+def _compatible(blocks: Sequence[Block]) -> Iterator[list[Block]]:
+    """The blocks in lists of such as can all go together: of a concatenation something stays."""
+    left = list(blocks)
+    while left:
+        some: list[Block] = []
+        for block in left:
+            names = {one.name for one in some}
+            if not any(names.issuperset(others) for others in block.besides):
+                some.append(block)
+        yield some
+        left = [block for block in left if block.name not in {one.name for one in some}]
+
+
+def _cut(block: Block) -> tuple[str, ...]:
+    """The units that an eviction cuts elsewhere than in the branch."""
+    return () if block.residual else (*block.layers, *([block.before] if block.before else []))
+
+
 def _called(block: Block, calls: dict[str, Call]) -> Block | None:
     """The block with its way fitted to how its modules are called; None if they are called in a way that does
     not fit.
     """
     way = block.way
     if isinstance(way, Silence):
+        if way.gives == "input" and not all(path in calls and calls[path].plain for path in way.modules):
+            return None
         returns = tuple(calls[path].returns if path in calls else 0 for path in way.modules)
         return replace(block, way=msgspec.structs.replace(way, returns=returns))
     return block if way.module in calls and calls[way.module].plain else None

@@ -144,7 +144,12 @@ class Absorb(Method):
 
     def branch(self, block: Block, known: Known, states: Sequence[State]) -> Branch | Reason:
         """A block with what its branch writes into the stream; its mean can stay behind."""
-        if block.inside is not None:
+        if not block.residual:
+            return Cause.NO_SKIP.at()
+        around = block.inside
+        while around is not None and not known.anatomy.block(around).residual:
+            around = known.anatomy.block(around).inside
+        if around is not None:
             return Cause.NESTED.at()
         there = {state.name for state in states}
         layers = tuple(name for name in block.layers if name in there)

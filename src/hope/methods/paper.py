@@ -1,4 +1,4 @@
-"""The paper's method: prune, merge a pair into its optimal parent, evict a residual branch, by J/ΔP."""
+"""The paper's method: prune, merge a pair into its optimal parent, evict a block, by J/ΔP."""
 
 from __future__ import annotations
 
@@ -33,6 +33,9 @@ READINGS = ("mended", "literal", "literal kernel", "literal deviation", "literal
 @dataclass(frozen=True)
 class Paper(Method):
     """The paper's method.
+
+    It evicts residual branches beside an identity, parts of concatenations, and segments of chains that keep
+    their shape; `evict=False` keeps them all.
 
     Attributes:
         merge: "pair" as in the paper, "sum" (two neurons are replaced by one that stands for their sum), or
@@ -119,11 +122,14 @@ class Paper(Method):
         return partial(PairPath, merge=self.merge, kernel=kernel)
 
     def branch(self, block: Block, known: Known, states: Sequence[State]) -> Branch | Reason:
-        """A residual block beside an identity, held against what its skip carries."""
-        if block.skip != "identity":
+        """A block held against what its skip carries, if that is an identity, or without a skip against what
+        its layers had at first.
+        """
+        if block.skip == "projection":
             return Cause.PROJECTION.at()
         capacity = {state.name: state.capacity for state in states}
-        if not block.layers or any(name not in capacity for name in block.layers):
+        cut = block.layers if block.before is None else (*block.layers, block.before)
+        if not block.layers or any(name not in capacity for name in cut):
             return Cause.NO_CAPACITY.at()
         carried = _carried(block, known.numbers)
         if carried is not None:
@@ -144,10 +150,11 @@ class Paper(Method):
 
 @dataclass(frozen=True)
 class AnchoredBranch(Branch):
-    """A branch whose capacity is held against that of its skip.
+    """A branch whose capacity is held against that of its skip, or against its own at first.
 
     Attributes:
-        anchors: of each layer: E_identity of the skip, or the layer's E_init without one.
+        anchors: of each layer: E_identity of the skip, or the layer's E_init where there is none or no BN
+            tells what it carries.
     """
 
     anchors: tuple[float, ...]

@@ -212,7 +212,7 @@ def find(operation: Operation) -> Operator | None:
 def channels(flow: Flow, operation: Operation) -> Any:
     """The value of an operation under the entry of its operator; without one, what it reads is held fast."""
     entry, values = find(operation), flow.values(operation.arguments)
-    if entry is not None and all(0 not in value.shape for value in values):
+    if entry is not None and all(0 not in value.shape or value.shape == (0,) for value in values):
         result = entry.channels(flow, operation)
         if result is not None:
             return result

@@ -71,7 +71,7 @@ function fates() { // neuron -> the step and kind by which it went, up to now; a
   const gone = new Map(), family = new Map();
   if (!run.layers.length) return { gone, family };
   for (const t of run.moves[layer].slice(0, below(run.moves[layer], step))) {
-    for (const neuron of run.going(t)) gone.set(neuron, t);
+    for (const neuron of run.going(t, layer)) gone.set(neuron, t);
     if (run.kinds[t] === "m") { if (!family.has(run.into[t])) family.set(run.into[t], []); family.get(run.into[t]).push(run.who[t]); }
   }
   return { gone, family };
@@ -91,7 +91,7 @@ function detail() {
   if (known) entries = one.capacities.map((c, i) => [i, c ?? 0]);
   else {
     const left = new Map();
-    for (const t of run.moves[layer]) for (const neuron of run.going(t)) left.set(neuron, run.costs[t] ?? 0);
+    for (const t of run.moves[layer]) for (const neuron of run.going(t, layer)) left.set(neuron, run.costs[t] ?? 0);
     entries = [...left];
   }
   entries.sort((a, b) => b[1] - a[1] || a[0] - b[0]);

@@ -18,6 +18,7 @@ from typing import Any
 from hope._util.files import write_file
 from hope._version import __version__
 from hope.anatomy.anatomy import Anatomy
+from hope.anatomy.gone import Gone
 from hope.anatomy.steps import Absorption, Evict, Merge, Step
 from hope.methods.scores import SCORES
 from hope.report.takers import takers
@@ -169,13 +170,15 @@ def _parts(run: Run) -> dict[str, Any]:
     """The network's layers and blocks, and when they go."""
     anatomy, measures = run.anatomy, run.details.measures
     layers, blocks = _numbers(anatomy)
+    outer_first = sorted(anatomy.blocks, key=lambda block: -len(block.layers))
+    home = {name: block.name for block in outer_first for name in block.layers}
     layer_gone, block_gone = gone(anatomy, run.trajectory.steps)
     return {
         "layers": [
             {
                 "name": layer.name,
                 "neurons": layer.neurons,
-                "block": blocks.get(layer.block) if layer.block is not None else None,
+                "block": blocks.get(layer.block or home.get(layer.name, "")),
                 "fanIn": layer.fan_in,
                 "fanOut": layer.fan_out,
                 "activation": layer.activation,
@@ -209,6 +212,7 @@ def _steps(run: Run) -> dict[str, Any]:
             blocks[step.name] if isinstance(step, Evict) else layers[step.name] for step in trajectory
         ],
         **_neurons(trajectory.steps),
+        "along": _along(run.anatomy, trajectory.steps),
         "takers": _takers(run),
         "costs": [_short(step.cost) for step in trajectory],
         "releases": _changes(trajectory.steps),
@@ -261,6 +265,19 @@ def _neurons(steps: Sequence[Step]) -> dict[str, Any]:
         if len(step.gone) != 1 and not isinstance(step, Evict):
             several[str(t)] = list(step.gone)
     return {"who": who, "into": into, "several": several}
+
+
+def _along(anatomy: Anatomy, steps: Sequence[Step]) -> dict[str, dict[int, list[int]]]:
+    """Eviction of a segment of a chain -> layer -> its neurons that go along: those without a counterpart."""
+    layers, _ = _numbers(anatomy)
+    account = Gone(anatomy)
+    found: dict[str, dict[int, list[int]]] = {}
+    for t, step in enumerate(steps):
+        going = account.take(step)
+        if isinstance(step, Evict) and anatomy.block(step.name).before is not None:
+            some = {layers[name]: sorted(neurons) for name, neurons in going.items() if neurons}
+            found |= {str(t): some} if some else {}
+    return found
 
 
 def _takers(run: Run) -> dict[str, list[list[float]]]:

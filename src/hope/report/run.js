@@ -91,11 +91,12 @@ class Run {
     for (let t = 0; t < this.steps; t++) {
       const evict = data.kinds[t] === "e", target = data.targets[t], key = (evict ? "b" : "l") + target;
       this.release[t] = last[key] = (last[key] ?? 0) + data.releases[t];
-      if (evict) continue;
-      const lost = this.lost[target], kept = this.kept[target], going = this.going(t), own = data.layers[target].capacities;
-      this.moves[target].push(t);
-      lost.push(lost[lost.length - 1] + going.length);
-      kept.push(going.reduce((left, i) => left - (own[i] ?? 0), kept[kept.length - 1]));
+      for (const layer of evict ? Object.keys(data.along[t] ?? {}) : [target]) {
+        const lost = this.lost[layer], kept = this.kept[layer], going = this.going(t, layer), own = data.layers[layer].capacities;
+        this.moves[layer].push(t);
+        lost.push(lost[lost.length - 1] + going.length);
+        kept.push(going.reduce((left, i) => left - (own[i] ?? 0), kept[kept.length - 1]));
+      }
     }
     this.mix = {};
     for (const kind of Object.keys(KIND)) {
@@ -108,7 +109,7 @@ class Run {
     const after = Math.min(below(this.places, k), this.places.length - 1);
     return after > 0 && k - this.places[after - 1] < this.places[after] - k ? after - 1 : after;
   }
-  going(t) { return this.several[t] ?? (this.who[t] >= 0 ? [this.who[t]] : []); }
+  going(t, layer) { return this.kinds[t] === "e" ? (this.along[t]?.[layer] ?? []) : (this.several[t] ?? (this.who[t] >= 0 ? [this.who[t]] : [])); }
   isGone(layer, k) { const gone = this.layers[layer].gone; return gone !== null && k >= gone; }
   width(layer, k) {
     return this.isGone(layer, k) ? 0 : this.layers[layer].neurons - this.lost[layer][below(this.moves[layer], k)];
@@ -121,10 +122,10 @@ class Run {
   capacity(layer, k) { // what is left by the method's own account, with what others took over; null if not known
     if (!this.left.length) return null;
     if (this.isGone(layer, k)) return 0;
-    const made = below(this.moves[layer], k);
-    if (!made) return 1;
+    const made = this.moves[layer].slice(0, below(this.moves[layer], k)).filter((t) => this.kinds[t] !== "e"); // an eviction does not say what it leaves
+    if (!made.length) return 1;
     const before = this.energy[layer];
-    return before > 0 ? Math.max(0, Math.min(1, this.left[this.moves[layer][made - 1]] / before)) : null;
+    return before > 0 ? Math.max(0, Math.min(1, this.left[made[made.length - 1]] / before)) : null;
   }
   share(unit, k) { return this[unit][0] ? this[unit][k] / this[unit][0] : 1; }
   name_of(t) { return (this.kinds[t] === "e" ? this.blocks : this.layers)[this.targets[t]].name; }

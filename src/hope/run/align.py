@@ -6,6 +6,7 @@ from collections.abc import Collection, Sequence
 from typing import Any
 
 from hope.anatomy.anatomy import Anatomy
+from hope.anatomy.gone import Gone
 from hope.anatomy.steps import Evict, Step
 from hope.errors import UnknownMethod
 
@@ -32,6 +33,9 @@ def aligned(
     A layer's steps are held back until its width is a multiple again, and are then done in one go; what
     never comes to a multiple is not done. Within a layer the order stays.
 
+    A segment of a chain that goes can leave the layer in front of it with a width that is none; then the run
+    may not be ended before that layer's next steps make it one.
+
     Returns:
         Positions of the steps that are done, in order; and after how many of them every width is a multiple
         (or the layer is untouched).
@@ -43,22 +47,34 @@ def aligned(
         >>> aligned(anatomy, [hope.Prune("0", i) for i in range(5)], 4)
         ((0, 1), (0, 2))
     """
-    width = {layer.name: layer.neurons * layer.channels for layer in anatomy.layers}
-    size = {layer.name: layer.channels for layer in anatomy.layers}
-    inside = {block.name: block.layers for block in anatomy.blocks}
+    layers = {layer.name: layer for layer in anatomy.layers}
+    gone = Gone(anatomy)
     waiting: dict[str, list[int]] = {}
+    odd: set[str] = set()  # layers that an eviction has left with some other width
     order: list[int] = []
     stops = [0]
+
+    def uneven(name: str, also: Collection[int] = ()) -> bool:
+        """Whether a layer's width is no multiple without what is gone and these neurons."""
+        lost = len(gone.of(name)) + len(set(also) - gone.of(name))
+        return bool((layers[name].neurons - lost) * layers[name].channels % multiple_of)
+
     for position, step in enumerate(steps):
         if isinstance(step, Evict):
-            for name in inside[step.name]:
+            block = anatomy.block(step.name)
+            for name in block.layers:
                 waiting.pop(name, None)
             order.append(position)
+            moved = [name for name, neurons in gone.take(step).items() if neurons]
+            odd = {name for name in (*odd, *moved) if name not in block.layers and uneven(name)}
         else:
-            width[step.name] -= len(step.gone) * size[step.name]
             waiting.setdefault(step.name, []).append(position)
-            if width[step.name] % multiple_of:
+            if uneven(step.name, [neuron for k in waiting[step.name] for neuron in steps[k].gone]):
                 continue
-            order += waiting.pop(step.name)
-        stops.append(len(order))
+            for k in waiting.pop(step.name):
+                order.append(k)
+                gone.take(steps[k])
+            odd.discard(step.name)
+        if not odd:
+            stops.append(len(order))
     return tuple(order), tuple(stops)

@@ -2,6 +2,8 @@
 
 Costs are intra-unit, so what a unit would do next depends on its own state alone. The global loop is a k-way
 merge of the units' paths (a heap). A block's eviction is priced anew after each step in one of its layers.
+Where a segment of a chain goes, the neurons in front of it that have lost their counterparts go with it: that
+unit's path goes on without them.
 """
 
 from __future__ import annotations
@@ -13,8 +15,9 @@ from typing import Any, TypeAlias
 
 from msgspec.structs import replace
 
+from hope.anatomy.gone import Gone
 from hope.anatomy.sizes import Releases
-from hope.anatomy.steps import Evict, Merge, Step
+from hope.anatomy.steps import Evict, Merge, Prune, Step
 from hope.methods.base import Branch, Path, State
 
 Walk: TypeAlias = Callable[[Any], Path]
@@ -74,6 +77,7 @@ class Merger:
     Args:
         states: of the units; they are not changed.
         branches: the blocks that may be evicted.
+        gone: an account of what is gone, where blocks without a skip are among them.
         walk: a state -> its path (`Method.path`).
         rank: (J, ΔP) -> what steps are sorted by (`Method.rank`).
         executor: where to work out the paths; in this process, as needed, without one. The result is the
@@ -86,6 +90,7 @@ class Merger:
         self,
         states: Sequence[State],
         branches: Sequence[Branch] = (),
+        gone: Gone | None = None,
         *,
         walk: Walk,
         rank: Rank,
@@ -93,23 +98,25 @@ class Merger:
         live: Releases | None = None,
         done: Sequence[Step] = (),
     ) -> None:
-        self._branches, self._rank, self._live = branches, rank, live
+        self._branches, self._rank, self._live, self._gone = branches, rank, live, gone
+        self._states, self._walk, self._executor = states, walk, executor
         self._number = {state.name: number for number, state in enumerate(states)}
-        begun: dict[str, list[Step]] = {}
-        for step in done:
-            if not isinstance(step, Evict):
-                begun.setdefault(step.name, []).append(step)
-        self._walkers = [_Walker(state, walk, begun.get(state.name, ()), executor) for state in states]
         self._inside: dict[str, list[int]] = {}
         for number, branch in enumerate(branches):
             for layer in branch.layers:
                 self._inside.setdefault(layer, []).append(number)
         self._heap: list[tuple[float, int, int, tuple[int, ...], int]] = []
-        self._versions = [0] * len(branches)
+        self._versions = {Evict: [0] * len(branches), Prune: [0] * len(states)}
         self._gone_units: set[str] = set()
         self._gone_branches: set[int] = set()
+        self._done: list[list[Step]] = [[] for _ in states]
         for step in done:
             self._note(step)
+        self._walkers = [self._walker(number) for number in range(len(states))]
+
+    def _walker(self, number: int) -> _Walker:
+        """A unit's path after what is done in it."""
+        return _Walker(self._states[number], self._walk, self._done[number], self._executor)
 
     def __iter__(self) -> Iterator[Step]:
         for number, walker in enumerate(self._walkers):
@@ -118,11 +125,20 @@ class Merger:
         self._queue_branches()
         while self._heap:
             _, order, number, _, version = heapq.heappop(self._heap)
-            if order == _ORDER[Evict]:
-                if number in self._gone_branches or version != self._versions[number]:
+            evicts = order == _ORDER[Evict]
+            if version != self._versions[Evict if evicts else Prune][number]:
+                continue
+            if evicts:
+                if number in self._gone_branches or self._refused(number):
                     continue
                 step: Step = self._eviction(number)
-                self._note(step)
+                changed = self._note(step)
+                for each in changed:
+                    self._walkers[each] = self._walker(each)
+                    self._walkers[each].look()
+                    self._queue_unit(each)
+                layers = (*self._branches[number].layers, *(self._states[each].name for each in changed))
+                again = {inside for layer in layers for inside in self._inside.get(layer, ())}
             else:
                 walker = self._walkers[number]
                 if walker.head is None or walker.head.name in self._gone_units:
@@ -131,8 +147,9 @@ class Merger:
                 walker.look()
                 self._note(step)
                 self._queue_unit(number)
-                for inside in self._inside.get(step.name, ()):
-                    self._queue_branch(inside)
+                again = set(self._inside.get(step.name, ()))
+            for inside in sorted(again):
+                self._queue_branch(inside)
             yield step
             if self._live is not None:  # every neighbour's release has changed
                 self._heap.clear()
@@ -148,7 +165,10 @@ class Merger:
         """The eviction of a branch, priced from what is left in its layers."""
         branch = self._branches[number]
         left = [self._walkers[self._number[name]] for name in branch.layers]
-        price = branch.cost([w.neurons for w in left], [w.capacity for w in left])
+        there = [name not in self._gone_units for name in branch.layers]
+        neurons = [w.neurons if some else 0 for w, some in zip(left, there, strict=True)]
+        capacities = [w.capacity if some else 0.0 for w, some in zip(left, there, strict=True)]
+        price = branch.cost(neurons, capacities)
         release = branch.release if self._live is None else max(1, self._live.block(branch.name))
         return Evict(branch.name, branch.bias, cost=price, release=release)
 
@@ -158,21 +178,30 @@ class Merger:
             step = self._priced(head)
             order = _ORDER[Merge] if isinstance(step, Merge) else 0
             ratio = self._rank(step.cost, step.release)
-            heapq.heappush(self._heap, (ratio, order, number, step.neurons, 0))
+            self._versions[Prune][number] += 1
+            entry = (ratio, order, number, step.neurons, self._versions[Prune][number])
+            heapq.heappush(self._heap, entry)
 
     def _queue_branch(self, number: int) -> None:
-        if number not in self._gone_branches:
+        if number not in self._gone_branches and not self._refused(number):
             step = self._eviction(number)
-            self._versions[number] += 1
+            self._versions[Evict][number] += 1
             ratio = self._rank(step.cost, step.release)
-            heapq.heappush(self._heap, (ratio, _ORDER[Evict], number, (), self._versions[number]))
+            entry = (ratio, _ORDER[Evict], number, (), self._versions[Evict][number])
+            heapq.heappush(self._heap, entry)
+
+    def _refused(self, number: int) -> bool:
+        """Whether a block must stay, by now and for good."""
+        return self._gone is not None and bool(self._gone.refuses(self._branches[number].name))
 
     def _queue_branches(self) -> None:
         for number in range(len(self._branches)):
             self._queue_branch(number)
 
-    def _note(self, step: Step) -> None:
-        """What is gone from now on."""
+    def _note(self, step: Step) -> list[int]:
+        """What is gone from now on; returns the units that have lost neurons beside those of the step."""
+        changed = []
+        going = self._gone.take(step) if self._gone is not None else {}
         if isinstance(step, Evict):
             number = next(k for k, branch in enumerate(self._branches) if branch.name == step.name)
             self._gone_branches.add(number)
@@ -180,8 +209,15 @@ class Merger:
             self._gone_branches.update(
                 k for k, branch in enumerate(self._branches) if set(branch.layers) <= self._gone_units
             )
+            for name, neurons in going.items():
+                if neurons and name in self._number and name not in self._gone_units:
+                    self._done[self._number[name]] += [Prune(name, neuron) for neuron in sorted(neurons)]
+                    changed.append(self._number[name])
+        else:
+            self._done[self._number[step.name]].append(step)
         if self._live is not None:
             self._live.take(step)
+        return changed
 
 
 _ORDER: dict[type[Step], int] = {Merge: 1, Evict: 2}  # of equal price: prunes first, then these

@@ -10,6 +10,7 @@ from torch import nn
 
 from hope._util.calls import Example
 from hope.anatomy.anatomy import Anatomy
+from hope.anatomy.gone import Gone
 from hope.anatomy.sizes import Releases, Size
 from hope.anatomy.steps import Step
 from hope.anatomy.units import Unit
@@ -97,6 +98,7 @@ class Plan:
             Merger(
                 self.states,
                 () if self.judged else self.branches,
+                Gone(self.anatomy),
                 walk=self.method.path,
                 rank=self.method.rank,
                 executor=executor,
@@ -106,9 +108,10 @@ class Plan:
         )
 
     def floor(self) -> Size:
-        """The smallest size within reach."""
+        """The smallest size that is always within reach (see `Anatomy.floor`)."""
         removed = {state.name: state.neurons - 1 for state in self.states}
-        return self.anatomy.size(removed, [branch.name for branch in self.branches])
+        names = [branch.name for branch in self.branches]
+        return self.anatomy.size(removed, [name for name in names if self.anatomy.block(name).residual])
 
     @property
     def longest(self) -> int:

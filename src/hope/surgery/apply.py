@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from hope._util.calls import duplicate
 from hope.anatomy.anatomy import Anatomy
+from hope.anatomy.gone import Gone
 from hope.anatomy.sizes import Size
 from hope.anatomy.steps import Absorption, Evict, Merge, Step
 from hope.anatomy.units import Unit
@@ -48,22 +49,29 @@ def outcome(anatomy: Anatomy, steps: Sequence[Step]) -> Outcome:
     """
     layers = {layer.name: layer for layer in anatomy.layers}
     blocks = {block.name: block for block in anatomy.blocks}
-    gone: dict[str, set[int]] = {}
+    gone = Gone(anatomy)
     evicted: dict[str, tuple[float, ...] | None] = {}
+    for step in steps:
+        if not isinstance(step, Evict):
+            if step.name not in layers:
+                raise InvalidAction(f"there is no neuron layer {step.name!r}{_known(layers)}")
+            _remove(step, layers[step.name], gone.of(step.name))
     for step in steps:
         if isinstance(step, Evict):
             _check_eviction(step, blocks, evicted)
+            within = any(blocks[other].contains(blocks[step.name]) for other in evicted)
+            why = "" if within else gone.refuses(step.name)
+            if why:
+                raise InvalidAction(f"block {step.name} cannot be evicted: {why}")
             evicted[step.name] = None if step.bias is None else tuple(step.bias)
-        elif step.name not in layers:
-            raise InvalidAction(f"there is no neuron layer {step.name!r}{_known(layers)}")
-        else:
-            _remove(step, layers[step.name], gone.setdefault(step.name, set()))
+            if not within:
+                gone.take(step)
     whole = {
         name: bias
         for name, bias in evicted.items()
-        if not any(blocks[o].removes(blocks[name].place) for o in evicted if o != name)
+        if not any(blocks[other].contains(blocks[name]) for other in evicted if other != name)
     }
-    return Outcome({name: tuple(sorted(dead)) for name, dead in gone.items() if dead}, whole)
+    return Outcome({name: tuple(sorted(dead)) for name, dead in gone.neurons.items() if dead}, whole)
 
 
 def _check_eviction(step: Evict, blocks: Mapping[str, Block], evicted: Iterable[str]) -> None:
@@ -125,15 +133,27 @@ def operate(
     """
     done, how = outcome(anatomy, steps), rewrite or Rewrite()
     if arithmetic:
+        before = Gone(anatomy)
         for step in steps:
             if isinstance(step, Merge):
-                merge.write_parent(model, anatomy.unit(step.name), step, clamp=how.clamp)
+                merge.write_parent(model, _now(anatomy, before, step.name), step, clamp=how.clamp)
+            before.take(step)
         absorb.hand_over(model, _absorbed(anatomy, steps, done), intakes or {}, how)
     gone = [anatomy.block(name) for name in done.evicted]
     for block in gone:
         evict.take_out(model, block, done.evicted[block.name])
     resize.keep(model, kept_places(anatomy, done))
     return done
+
+
+def _now(anatomy: Anatomy, gone: Gone, name: str) -> Unit:
+    """A unit with the readers that it has by now: those of an evicted segment that read it."""
+    unit, tied = anatomy.unit(name), gone.tied(name)
+    if len(tied) == 1:
+        return unit
+    own = [part for part in unit.places if part.role != "in"]
+    read = [part for part in anatomy.unit(tied[-1]).places if part.role == "in"]
+    return replace(unit, places=(*own, *read))
 
 
 def kept_places(anatomy: Anatomy, done: Outcome) -> dict[tuple[str, int], Tensor]:

@@ -1,4 +1,6 @@
-"""Take a block's branch out of the modules, leaving its skip and, on request, a bias per channel."""
+"""Take a block's branch out of the modules, leaving its skip and, on request, a bias per channel; without a
+skip nothing, or an identity.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +8,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
 
 from hope.graph.blocks import Block, Replace, Silence
 
@@ -68,6 +71,28 @@ class Silenced(nn.Module):
         return "evicted"
 
 
+class Empty(nn.Module):
+    """Stands for a module of an evicted part of a concatenation: hands on a tensor without an entry, which
+    `torch.cat` passes over.
+
+    Args:
+        returns: as for `Silenced`.
+    """
+
+    def __init__(self, *, returns: int) -> None:
+        super().__init__()
+        self.returns = returns
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """Nothing, of the type and on the device of what comes in."""
+        out = next(leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)).new_empty(0)
+        return (out, *[None] * (self.returns - 1)) if self.returns else out
+
+    def extra_repr(self) -> str:
+        """For printing."""
+        return "evicted"
+
+
 def take_out(model: nn.Module, block: Block, bias: tuple[float, ...] | None) -> None:
     """Evict a block in place."""
     way = block.way
@@ -83,6 +108,10 @@ def take_out(model: nn.Module, block: Block, bias: tuple[float, ...] | None) -> 
     assert isinstance(way, Silence)
     returns = way.returns or (0,) * len(way.modules)
     for module, count in zip(way.modules, returns, strict=True):
-        last = module == way.modules[-1]
-        silenced = Silenced(full=way.full, returns=count, bias=shaped if last else None)
+        silenced: nn.Module
+        if way.gives == "zero":
+            last = module == way.modules[-1]
+            silenced = Silenced(full=way.full, returns=count, bias=shaped if last else None)
+        else:
+            silenced = Empty(returns=count) if way.gives == "nothing" else nn.Identity()
         model.set_submodule(module, silenced.train(model.get_submodule(module).training))

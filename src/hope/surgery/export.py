@@ -16,6 +16,7 @@ from pathlib import Path
 
 import torch
 from torch import nn
+from torch.export import ExportedProgram
 
 from hope._util.calls import Example, mode
 from hope._util.files import staged
@@ -145,7 +146,22 @@ def _quiet() -> Iterator[None]:
         yield
 
 
+def _pass_over_nothing(program: ExportedProgram) -> None:
+    """Concatenations without the empty tensors that evicted parts of them hand on: ONNX has no such parts."""
+    graph = program.graph_module.graph
+    for node in list(graph.nodes):
+        if node.target is torch.ops.aten.cat.default:
+            parts, *dim = node.args
+            something = [part for part in parts if tuple(part.meta["val"].shape) != (0,)]
+            if something:
+                node.args = (something, *dim)
+            else:
+                node.replace_all_uses_with(parts[0])
+                graph.erase_node(node)
+
+
 def _write_onnx(captured: Captured, place: Path) -> None:
+    _pass_over_nothing(captured.program)
     try:
         made = torch.onnx.export(
             captured.program,
