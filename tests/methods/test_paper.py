@@ -225,3 +225,64 @@ def test_blocks_are_held_against_the_bn_that_wrote_what_their_skip_carries() -> 
         assert branch.anchors == pytest.approx([identity, identity], rel=1e-12)
         assert branch.layers == tuple(f"blocks.{number}.branch.{k}" for k in (0, 3))
         assert branch.release == 8 * 4 + 4 * 6 * 9 + 4 * (4 + 6 + 8)  # W₁, W₂, all BN numbers; not W₃
+
+
+class PreActivation(nn.Module):
+    """A stem without a BN and two pre-activation blocks: BN, ReLU, convolution, twice; a BN at the end."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem = nn.Conv2d(3, 8, 3, padding=1)
+        self.blocks = nn.ModuleList(
+            nn.Sequential(
+                nn.BatchNorm2d(8), nn.ReLU(), nn.Conv2d(8, 4, 3, padding=1, bias=False),
+                nn.BatchNorm2d(4), nn.ReLU(), nn.Conv2d(4, 8, 3, padding=1, bias=False),
+            )
+            for _ in range(2)
+        )  # fmt: skip
+        self.norm, self.head = nn.BatchNorm2d(8), nn.Conv2d(8, 2, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.stem(x)
+        for block in self.blocks:
+            x = x + block(x)
+        return self.head(torch.relu(self.norm(x)))
+
+
+def test_pre_activation_blocks_are_held_against_what_their_first_bn_remembers_of_the_skip() -> None:
+    """E_identity is the RMS of what the skip carries, on real inputs too, once the BNs have seen them."""
+    net = randomise(PreActivation().double())
+    inputs = torch.randn(64, 3, 6, 6, dtype=torch.float64, generator=torch.Generator().manual_seed(3))
+    for module in net.modules():
+        if isinstance(module, nn.BatchNorm2d):
+            module.momentum = None  # averages, here of one batch
+            module.reset_running_stats()
+    seen: list[Tensor] = []
+    hooks = [block.register_forward_pre_hook(lambda _, x: seen.append(x[0])) for block in net.blocks]
+    with torch.no_grad():
+        net.train()(inputs)
+    for hook in hooks:
+        hook.remove()
+    net.eval()
+    plan = Plan(net, IMAGES, hope.inspect(net, IMAGES), hope.Paper())
+    for number, (branch, carried) in enumerate(zip(plan.branches, seen, strict=True)):
+        assert isinstance(branch, AnchoredBranch)
+        block = plan.anatomy.block(branch.name)
+        assert (block.skip_bn, block.read_bn) == (None, f"blocks.{number}.0")
+        rms = carried.square().mean(dim=(0, 2, 3)).sqrt().sum().item()
+        assert branch.anchors == pytest.approx([rms], rel=1e-3)  # σ² is the unbiased one
+        state = next(state for state in plan.states if state.name == branch.layers[0])
+        assert branch.cost([4], [state.capacity]) == pytest.approx(4 * state.capacity / rms, rel=1e-3)
+
+
+def test_a_skip_that_no_bn_tells_of_leaves_each_layer_its_initial_capacity() -> None:
+    net = randomise(PreActivation().double()).eval()
+    for block in net.blocks:
+        block[0] = nn.Identity()
+    plan = Plan(net, IMAGES, hope.inspect(net, IMAGES), hope.Paper())
+    first = plan.branches[0]
+    assert isinstance(first, AnchoredBranch)
+    assert plan.anatomy.block(first.name).read_bn is None
+    capacity = {state.name: state.capacity for state in plan.states}
+    assert first.anchors == tuple(capacity[name] for name in first.layers)
+    assert first.cost([4], first.anchors) == 4  # as many as there are: E_active = E_init

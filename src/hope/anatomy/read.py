@@ -16,7 +16,7 @@ from hope.anatomy.flow import Flow
 from hope.anatomy.grouping import read
 from hope.anatomy.taps import find_taps
 from hope.anatomy.units import Skipped, Unit
-from hope.anatomy.ways import ending_bn, leaves_bias, preceding_bn, ways
+from hope.anatomy.ways import ending_bn, leaves_bias, preceding_bn, reading_bn, ways
 from hope.errors import UnsupportedModel
 from hope.graph.blocks import Block, Found, Layout, removes
 from hope.graph.capture import capture, check_readable
@@ -137,6 +137,7 @@ def _candidates(
                 skip_bn=preceding_bn(layout, one, found),
                 tensors=tuple(sorted(fed)),
                 branch_output=end.name,
+                read_bn=reading_bn(layout, one),
             )
             for way in ways(layout, one)
         )

@@ -84,6 +84,7 @@ class Block:
         skip_bn: the last BN that wrote into what the skip carries, if there is one.
         tensors: parameters and buffers that the branch uses.
         branch_output: name of the graph node that ends the branch.
+        read_bn: a BN that reads what the skip carries, as the first of a pre-activation branch does.
     """
 
     name: str
@@ -100,6 +101,7 @@ class Block:
     skip_bn: str | None
     tensors: tuple[str, ...]
     branch_output: str
+    read_bn: str | None = None
 
     @property
     def place(self) -> str:

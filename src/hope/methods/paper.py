@@ -119,7 +119,13 @@ class Paper(Method):
         return partial(PairPath, merge=self.merge, kernel=kernel)
 
     def branch(self, block: Block, known: Known, states: Sequence[State]) -> Branch | Reason:
-        """A residual block beside an identity, held against what its skip carries."""
+        """A residual block beside an identity, held against E_identity, what its skip carries.
+
+        E_identity is Σ_k √E x_k². The paper has it for a tensor that a BN wrote last: E x_k² = γ_k² + β_k². In
+        a pre-activation network no BN writes into what the skip carries, but the branch's first one reads it
+        and remembers its mean and variance: E x_k² = μ_k² + σ_k². Where neither is there, each layer is held
+        against its own E_init, as the paper does for blocks without a skip.
+        """
         if block.skip != "identity":
             return Cause.PROJECTION.at()
         capacity = {state.name: state.capacity for state in states}
@@ -147,7 +153,7 @@ class AnchoredBranch(Branch):
     """A branch whose capacity is held against that of its skip.
 
     Attributes:
-        anchors: of each layer: E_identity of the skip, or the layer's E_init without one.
+        anchors: of each layer: E_identity of the skip, or the layer's E_init where no BN tells it.
     """
 
     anchors: tuple[float, ...]
@@ -158,12 +164,15 @@ class AnchoredBranch(Branch):
 
 
 def _carried(block: Block, numbers: Numbers) -> float | None:
-    """E_identity of what a block's skip carries, as inputs showed it or as the BN that wrote it says."""
+    """E_identity of what a block's skip carries, as inputs showed it or as a BN that wrote or reads it says."""
     if numbers.measured is not None:
         heard = numbers.measured.get((block.name, ""))
         return None if heard is None else costs.identity_capacity(heard.spread.numpy(), heard.mean.numpy())
-    bn = numbers.bn(block.skip_bn)
-    return None if bn is None else costs.identity_capacity(bn.scale.numpy(), bn.shift.numpy())
+    if (written := numbers.bn(block.skip_bn)) is not None:
+        return costs.identity_capacity(written.scale.numpy(), written.shift.numpy())
+    if (read := numbers.bn(block.read_bn)) is not None:
+        return costs.identity_capacity(torch.sqrt(read.variance).numpy(), read.mean.numpy())
+    return None
 
 
 def _pruned_only(anatomy: Anatomy) -> tuple[str, ...]:
