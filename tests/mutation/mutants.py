@@ -19,6 +19,7 @@ ARITHMETIC: dict[type[ast.operator], type[ast.operator]] = {
 }  # fmt: skip
 NAMES = {"min": "max", "max": "min", "minimum": "maximum", "maximum": "minimum", "argmin": "argmax",
          "argmax": "argmin", "all": "any", "any": "all"}  # fmt: skip
+LEFT_ALONE = (ast.Assert, ast.Raise, ast.JoinedStr)
 Place: TypeAlias = tuple[ast.AST, str, int | None]
 DROPPED = {"abs", "clamp", "clip", "clone", "sqrt", "square"}  # x.clamp(…) and sqrt(x) become x
 
@@ -113,7 +114,7 @@ def _none(node: ast.expr) -> bool:
 
 
 def mutants(source: str, file: str) -> list[Mutant]:
-    """All of a module's mutants. Annotations, docstrings, assertions and messages of errors are left alone."""
+    """All of a module's mutants. Annotations, docstrings, assertions and errors are left alone."""
     tree = ast.parse(source)
     found: list[Mutant] = []
     seen: dict[tuple[str, str, str], int] = {}
@@ -123,7 +124,7 @@ def mutants(source: str, file: str) -> list[Mutant]:
             if field in ("annotation", "returns", "decorator_list"):
                 continue
             for at, child in enumerate(value if isinstance(value, list) else [value]):
-                if not isinstance(child, ast.AST) or isinstance(child, ast.Assert | ast.Raise | ast.JoinedStr):
+                if not isinstance(child, ast.AST) or isinstance(child, LEFT_ALONE):
                     continue
                 within, inside, here = where, local, child if isinstance(child, ast.stmt) else statement
                 if isinstance(child, ast.FunctionDef | ast.ClassDef):

@@ -2,12 +2,12 @@
 
     python -m tests.mutation.run --map                      # which test runs which line, once
     python -m tests.mutation.run geometry methods --sample 120
-    python -m tests.mutation.run --again                    # those that survived, with the tests as they are now
+    python -m tests.mutation.run --again                    # those that survived, with the tests of today
     python -m tests.mutation.run --page                     # docs/mutation.md
 
 Nothing is written to the sources: a wrong module is compiled in memory, in a process of its own. It meets the
-tests that run its line, quickest first, for about `SECONDS`; the first that fails ends it. Results are kept in
-results.json after every mutant, so that a run can be stopped and goes on.
+tests that run its line, quickest first, for about `SECONDS`; the first that fails ends it. Results are kept
+in results.json after every mutant, so that a run can be stopped and goes on.
 """
 
 from __future__ import annotations
@@ -173,15 +173,8 @@ def save(kept: dict[str, Any]) -> None:
 
 def warm() -> None:
     """What every child would import anew. Nothing of hope's."""
-    import hypothesis  # noqa: F401
-    import msgspec  # noqa: F401
-    import networkx  # noqa: F401
-    import safetensors.torch  # noqa: F401
-    import scipy.optimize  # noqa: F401
-    import scipy.special  # noqa: F401
-    import torch.export  # noqa: F401
-    import torch.nn.utils.parametrize  # noqa: F401
-
+    for name in ("hypothesis", "msgspec", "networkx", "safetensors.torch", "scipy.optimize", "torch.export"):
+        importlib.import_module(name)
     assert "hope" not in sys.modules
 
 
