@@ -6,7 +6,7 @@ import ast
 import copy
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TypeAlias
 
 COMPARE: dict[type[ast.cmpop], type[ast.cmpop]] = {
@@ -34,7 +34,7 @@ class Mutant:
         line, end: of the changed statement.
         before, after: the changed expression.
         number: which of those that read alike.
-        local: whether it stands in a function's body: what is not runs when the module is imported.
+        local: whether tests that need it run its line: not at the top of a module or where results are cached.
         tree, place, other: the module, what is replaced in it (a node's field, and where in it), by what.
     """
 
@@ -56,6 +56,12 @@ class Mutant:
         again = f" ({self.number + 1})" if self.number else ""
         where = f" {self.where}" if self.where else ""
         return f"{self.file}{where}: {self.before} → {self.after}{again}"
+
+    def unchanged(self) -> Mutant:
+        """The right program, as a mutant: what the tests must pass."""
+        node, field, at = self.place
+        value = getattr(node, field)
+        return replace(self, other=value if at is None else value[at])
 
     def code(self) -> ast.Module:
         """The whole module, wrong in one place."""
@@ -130,7 +136,7 @@ def mutants(source: str, file: str) -> list[Mutant]:
                 if isinstance(child, ast.FunctionDef | ast.ClassDef):
                     within = (*where, child.name)
                 if isinstance(node, ast.FunctionDef) and field == "body":
-                    inside = True
+                    inside = not any("cache" in ast.unparse(one) for one in node.decorator_list)
                 assert here is not None
                 place: Place = (node, field, at if isinstance(value, list) else None)
                 for other in changed(child):

@@ -6,7 +6,7 @@
     python -m tests.mutation.run --page                     # docs/mutation.md
 
 Nothing is written to the sources: a wrong module is compiled in memory, in a process of its own. It meets the
-tests that run its line, quickest first, for about `SECONDS`; the first that fails ends it. Results are kept
+tests that run its line, quickest first, for about `--seconds`; the first that fails ends it. Results are kept
 in results.json after every mutant, so that a run can be stopped and goes on.
 """
 
@@ -16,11 +16,14 @@ import argparse
 import importlib.abc
 import importlib.util
 import json
+import math
 import os
 import random
+import resource
 import signal
 import sys
 import time
+import traceback
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import CodeType, FrameType, ModuleType
@@ -38,8 +41,8 @@ RESULTS = Path(__file__).with_name("results.json")
 PAGE = ROOT / "docs" / "mutation.md"
 PACKAGES = ("geometry", "methods", "run", "surgery", "deft")
 TESTS = ("geometry", "methods", "run", "surgery", "judge", "signals", "deft", "test_encode.py")
-SECONDS = 20.0  # of tests for a mutant, as they were timed for the map
-PATIENCE = 60  # seconds more than that, and it hangs
+PATIENCE = 40  # seconds of the processor more than its tests take, and it hangs
+ASLEEP = 1800  # seconds, however busy the machine is
 
 Map = dict[str, Any]
 
@@ -89,7 +92,7 @@ def draw_map(path: Path) -> None:
     path.write_text(json.dumps({"tests": tracer.names, "seconds": tracer.seconds, "lines": tracer.lines}))
 
 
-def chosen(mutant: Mutant, known: Map) -> list[str]:
+def chosen(mutant: Mutant, known: Map, seconds: float) -> list[str]:
     """The tests that a mutant meets: those that run its lines, or its module if it is done at import."""
     lines = known["lines"].get(mutant.file, {})
     wanted = range(mutant.line, mutant.end + 1) if mutant.local else map(int, lines)
@@ -97,7 +100,7 @@ def chosen(mutant: Mutant, known: Map) -> list[str]:
     total, found = 0.0, []
     for name in sorted(names, key=lambda name: (known["seconds"][name], name)):
         total += known["seconds"][name]
-        if found and total > SECONDS:
+        if found and total > seconds:
             break
         found.append(name)
     return found
@@ -133,17 +136,24 @@ def meet(mutant: Mutant, tests: Sequence[str], seconds: float) -> str:
     child = os.fork()
     if child == 0:
         try:
-            quiet = os.open(os.devnull, os.O_WRONLY)
+            shown, quiet = os.fdopen(os.dup(2), "w"), os.open(os.devnull, os.O_WRONLY)
             os.dup2(quiet, 1)
             os.dup2(quiet, 2)
+            resource.setrlimit(resource.RLIMIT_CPU, (math.ceil(seconds), resource.RLIM_INFINITY))
             sys.meta_path.insert(0, Wrong(mutant))
             code = pytest.main(["-x", "-q", "-p", "no:cacheprovider", *(str(ROOT / name) for name in tests)])
             os._exit(0 if code == 0 else 1)
-        finally:
-            os._exit(1)
-    ends = time.monotonic() + seconds
+        except BaseException:
+            traceback.print_exc(file=shown)
+            shown.flush()
+            os._exit(9)
+    ends = time.monotonic() + ASLEEP
     while time.monotonic() < ends:
         pid, status = os.waitpid(child, os.WNOHANG)
+        if pid and os.WIFSIGNALED(status):
+            return "hangs"  # the limit's signal
+        if pid and os.WEXITSTATUS(status) == 9:
+            raise SystemExit("the tests did not even begin: see above")
         if pid:
             return "survived" if status == 0 else "caught"
         time.sleep(0.02)
@@ -173,15 +183,21 @@ def save(kept: dict[str, Any]) -> None:
 
 def warm() -> None:
     """What every child would import anew. Nothing of hope's."""
-    for name in ("hypothesis", "msgspec", "networkx", "safetensors.torch", "scipy.optimize", "torch.export"):
+    for name in ("msgspec", "networkx", "safetensors.torch", "scipy.optimize", "torch.export"):
         importlib.import_module(name)
+    torch = importlib.import_module("torch")
+    net = torch.nn.Sequential(torch.nn.Conv2d(1, 2, 1), torch.nn.BatchNorm2d(2), torch.nn.ReLU()).eval()
+    torch.export.export(net, (torch.zeros(2, 1, 2, 2),))
     assert "hope" not in sys.modules
 
 
-def run(work: Sequence[Mutant], known: Map, kept: dict[str, Any]) -> None:
+def run(work: Sequence[Mutant], known: Map, kept: dict[str, Any], limit: float) -> None:
     """Let the mutants meet their tests, and write down what became of each."""
+    for same in {mutant.file.partition("/")[0]: mutant.unchanged() for mutant in work}.values():
+        if meet(same, chosen(same, known, limit), 600) == "caught":
+            raise SystemExit(f"tests of {same.file} fail without a change: draw the map again")
     for at, mutant in enumerate(work):
-        tests = chosen(mutant, known)
+        tests = chosen(mutant, known, limit)
         seconds = PATIENCE + 2 * sum(known["seconds"][name] for name in tests)
         outcome = meet(mutant, tests, seconds)
         entry = {"outcome": outcome}
@@ -199,6 +215,7 @@ def main() -> None:
     parser.add_argument("packages", nargs="*", help=f"of {', '.join(PACKAGES)}")
     parser.add_argument("--sample", type=int, default=0, help="so many mutants of each package; all without")
     parser.add_argument("--seed", type=int, default=0, help="of the sample")
+    parser.add_argument("--seconds", type=float, default=8, help="of tests for a mutant, as the map has them")
     parser.add_argument("--map", action="store_true", help="find out which test runs which line")
     parser.add_argument("--again", action="store_true", help="those that survived, once more")
     parser.add_argument("--page", action="store_true", help="write docs/mutation.md")
@@ -221,7 +238,8 @@ def main() -> None:
             kept["of"][package] = len(found)
             drawn = random.Random(asked.seed).sample(found, min(asked.sample or len(found), len(found)))
             work += [one for one in drawn if one.name not in kept["mutants"]]
-        run(work, known, kept)
+        random.Random(asked.seed).shuffle(work)  # so that one that was stopped has some of every package
+        run(work, known, kept, asked.seconds)
     if asked.page:
         from tests.mutation.page import written
 
