@@ -42,6 +42,12 @@ PAGE = ROOT / "docs" / "mutation.md"
 PACKAGES = ("geometry", "methods", "run", "surgery", "deft")
 TESTS = ("geometry", "methods", "run", "surgery", "judge", "signals", "deft", "test_encode.py")
 PATIENCE = 40  # seconds of the processor more than its tests take, and it hangs
+BARE = [
+    "-x",
+    "-q",
+    "--assert=plain",
+    *(f"-pno:{plugin}" for plugin in ("cacheprovider", "hypothesispytest", "xdist")),
+]
 ASLEEP = 1800  # seconds, however busy the machine is
 
 Map = dict[str, Any]
@@ -141,7 +147,7 @@ def meet(mutant: Mutant, tests: Sequence[str], seconds: float) -> str:
             os.dup2(quiet, 2)
             resource.setrlimit(resource.RLIMIT_CPU, (math.ceil(seconds), resource.RLIM_INFINITY))
             sys.meta_path.insert(0, Wrong(mutant))
-            code = pytest.main(["-x", "-q", "-p", "no:cacheprovider", *(str(ROOT / name) for name in tests)])
+            code = pytest.main([*BARE, *(str(ROOT / name) for name in tests)])
             os._exit(0 if code == 0 else 1)
         except BaseException:
             traceback.print_exc(file=shown)
@@ -183,6 +189,7 @@ def save(kept: dict[str, Any]) -> None:
 
 def warm() -> None:
     """What every child would import anew. Nothing of hope's."""
+    sys.dont_write_bytecode = False  # the right modules are compiled once; the wrong one never gets to disk
     for name in ("msgspec", "networkx", "safetensors.torch", "scipy.optimize", "torch.export"):
         importlib.import_module(name)
     torch = importlib.import_module("torch")
