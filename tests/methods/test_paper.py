@@ -88,6 +88,30 @@ def test_only_single_filters_behind_one_bn_are_merged() -> None:
     assert not state_of(conv(affine=False)).mergeable
 
 
+class TwoReaders(nn.Module):
+    """One layer, read by a convolution and, through a depthwise one, by another."""
+
+    def __init__(self, between: nn.Module) -> None:
+        super().__init__()
+        self.conv, self.bn, self.between = nn.Conv2d(3, 6, 3), nn.BatchNorm2d(6), between
+        self.one, self.other = nn.Conv2d(6, 2, 1), nn.Conv2d(6, 4, 1)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        x = torch.relu(self.bn(self.conv(x)))
+        return self.one(x), self.other(self.between(x))
+
+
+def test_a_layer_is_merged_only_if_all_its_readers_see_plain_signals() -> None:
+    plain, through = (
+        randomise(TwoReaders(between).double()).eval()
+        for between in (nn.AvgPool2d(2), nn.Conv2d(6, 6, 3, groups=6))
+    )
+    assert state_of(plain, "conv", IMAGES).mergeable
+    both = hope.inspect(through, IMAGES).unit("conv")
+    assert len(both.readers) == 2
+    assert not state_of(through, "conv", IMAGES).mergeable
+
+
 # ---- releases ------------------------------------------------------------------------------------------
 
 

@@ -34,7 +34,8 @@ class Mutant:
         line, end: of the changed statement.
         before, after: the changed expression.
         number: which of those that read alike.
-        local: whether tests that need it run its line: not at the top of a module or where results are cached.
+        local: whether every test that needs it runs its line, as none does at the top of a module, and only
+            the first where results are cached.
         tree, place, other: the module, what is replaced in it (a node's field, and where in it), by what.
     """
 

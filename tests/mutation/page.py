@@ -27,7 +27,9 @@ def written(kept: dict[str, Any]) -> str:
         counts.setdefault(name.partition("/")[0], Counter())[kind(entry)] += 1
     sample = max(sum(some.values()) for some in counts.values())
     lines = [HEAD.format(sample=sample)]
-    lines += ["| package | possible | tried | caught | survive and matter not | survive | caught of those that matter |"]
+    lines += [
+        "| package | possible | tried | caught | survive and matter not | survive | caught of those that matter |"
+    ]
     lines += ["|---|---:|---:|---:|---:|---:|---:|"]
     for package, some in (*sorted(counts.items()), ("all", sum(counts.values(), Counter[str]()))):
         tried, caught, idle, left = sum(some.values()), some["caught"], some["idle"], some["left"]

@@ -1,7 +1,7 @@
 """What two readings of the paper are worth, on networks that this repository has: for docs/theory.md.
 
-    python -m tests.theory.tables                  print
-    python -m tests.theory.tables --write-pages    and put it into docs/theory.md
+python -m tests.theory.tables                  print
+python -m tests.theory.tables --write-pages    and put it into docs/theory.md
 """
 
 from __future__ import annotations
@@ -49,7 +49,9 @@ def pair_by_pair(some: Side, inner: torch.Tensor, outer: torch.Tensor, merge: st
     while len(into) > 1:
         mean, bias = into @ some.mean, into @ some.bias
         g, h = into @ inner @ into.T, out @ outer @ out.T
-        now = Side(mean, spread, some.slope[: len(into)], _energy(mean, spread), bias, g.diagonal(), h.diagonal())
+        now = Side(
+            mean, spread, some.slope[: len(into)], _energy(mean, spread), bias, g.diagonal(), h.diagonal()
+        )
         i, j = (Side(*(tensor[at] for tensor in now)) for at in ((..., None), (None, ...)))
         b = alignments(i, j, g, h, kernel="exact")
         squares = now.energy * now.outer
