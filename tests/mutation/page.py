@@ -8,11 +8,12 @@ from typing import Any
 HEAD = """# What the tests would notice
 
 Small wrong programs, one change each (a comparison, an operator, a number, a condition, a result, a clamp),
-meet the tests that run the changed line. The share of them that some test notices, and those that none does. Made by
+meet the tests that run the changed line. The share of them that some test notices, and those that none
+does. Made by
 
-    python -m tests.mutation.run --map                                        # which test runs which line
-    python -m tests.mutation.run geometry methods run surgery --sample {sample}     # draws with seed 0
-    python -m tests.mutation.run --again --seconds 60                         # survivors, with more tests each
+    python -m tests.mutation.run --map                         # which test runs which line
+    python -m tests.mutation.run {packages} --sample {sample}
+    python -m tests.mutation.run --again --seconds 60          # survivors, with more tests each
     python -m tests.mutation.run --page
 
 from `tests/mutation/results.json`. A mutant meets tests for some seconds only, quickest first: what is called
@@ -26,11 +27,17 @@ def written(kept: dict[str, Any]) -> str:
     for name, entry in kept["mutants"].items():
         counts.setdefault(name.partition("/")[0], Counter())[kind(entry)] += 1
     sample = max(sum(some.values()) for some in counts.values())
-    lines = [HEAD.format(sample=sample)]
-    lines += [
-        "| package | possible | tried | caught | survive and matter not | survive | caught of those that matter |"
-    ]
-    lines += ["|---|---:|---:|---:|---:|---:|---:|"]
+    columns = (
+        "package",
+        "possible",
+        "tried",
+        "caught",
+        "survive and do not matter",
+        "survive",
+        "share caught",
+    )
+    lines = [HEAD.format(sample=sample, packages=" ".join(sorted(counts))), "| " + " | ".join(columns) + " |"]
+    lines += ["|---|" + "---:|" * (len(columns) - 1)]
     for package, some in (*sorted(counts.items()), ("all", sum(counts.values(), Counter[str]()))):
         tried, caught, idle, left = sum(some.values()), some["caught"], some["idle"], some["left"]
         possible = kept["of"].get(package, sum(kept["of"][name] for name in counts))

@@ -1,10 +1,10 @@
-"""The paper's surrogate of a whole layer's inputs, for small layers: slow, dense, and independent of the library.
+"""The paper's surrogate of a whole layer's inputs, for small layers: slow, dense, independent of the library.
 
 Section "Optimal Surrogate": N(μ̂, Σ̂) with μ̂ = W⁺μ, and Σ̂ of greatest entropy among those with the variances
-that the BN remembers, w_iᵀΣw_i = σ_i². As printed, Σ̂ = (Σ λ_i w_i w_iᵀ)⁻¹ has no inverse for fewer filters than
-inputs: nothing bounds the entropy of what no filter sees. The derivation of the pairwise form has the identity as
-its base, Σ̂⁻¹ = I + Σ λ_i w_i w_iᵀ, the distribution of least divergence from N(0, I); so has this one, and of
-two filters it is the pairwise form.
+that the BN remembers, w_iᵀΣw_i = σ_i². As printed, Σ̂ = (Σ λ_i w_i w_iᵀ)⁻¹ has no inverse for fewer filters
+than inputs: nothing bounds the entropy of what no filter sees. The derivation of the pairwise form has the
+identity as its base, Σ̂⁻¹ = I + Σ λ_i w_i w_iᵀ, the distribution of least divergence from N(0, I); so has this
+one, and of two filters it is the pairwise form.
 """
 
 from __future__ import annotations

@@ -16,7 +16,6 @@ from torch import nn
 import hope
 from experiments.readme import ROOT, put
 from hope.geometry.kernels import exact
-from hope.geometry.matrices import semidefinite
 from hope.geometry.pairwise import warped_correlation
 from hope.geometry.parent import Side, alignments, overlaps, parent_of_many, parents, recipe
 from hope.methods.pairs import PaperState
@@ -177,7 +176,8 @@ def surrogates() -> str:
         off = np.triu_indices(len(w), 1)
 
         def rms(one: Array, other: Array, off: tuple[Array, Array] = off) -> str:
-            return f"{np.sqrt(((one - other)[off] ** 2).mean()):.3f} (r = {np.corrcoef(one[off], other[off])[0, 1]:.2f})"
+            apart, r = np.sqrt(((one - other)[off] ** 2).mean()), np.corrcoef(one[off], other[off])[0, 1]
+            return f"{apart:.3f} (r = {r:.2f})"
 
         missed = np.linalg.norm(w @ found.mean - mu) / np.linalg.norm(mu)
         assert np.abs(reached.diagonal() / variances - 1).max() < 1e-3, name

@@ -1,4 +1,4 @@
-"""The surrogate of a whole layer: its constraints, that nothing is better, and the pairwise form as its case."""
+"""The surrogate of a whole layer: its constraints, that nothing is better, and that of two filters."""
 
 from __future__ import annotations
 

@@ -121,10 +121,10 @@ class Paper(Method):
     def branch(self, block: Block, known: Known, states: Sequence[State]) -> Branch | Reason:
         """A residual block beside an identity, held against E_identity, what its skip carries.
 
-        E_identity is Σ_k √E x_k². The paper has it for a tensor that a BN wrote last: E x_k² = γ_k² + β_k². In
-        a pre-activation network no BN writes into what the skip carries, but the branch's first one reads it
-        and remembers its mean and variance: E x_k² = μ_k² + σ_k². Where neither is there, each layer is held
-        against its own E_init, as the paper does for blocks without a skip.
+        E_identity is Σ_k √E x_k². The paper has it for a tensor that a BN wrote last: E x_k² = γ_k² + β_k².
+        In a pre-activation network no BN writes into what the skip carries, but the branch's first one reads
+        it and remembers its mean and variance: E x_k² = μ_k² + σ_k². Where neither is there, each layer is
+        held against its own E_init, as the paper does for blocks without a skip.
         """
         if block.skip != "identity":
             return Cause.PROJECTION.at()
