@@ -7,7 +7,8 @@
 
 Nothing is written to the sources: a wrong module is compiled in memory, in a process of its own. It meets the
 tests that run its line, quickest first, for about `--seconds`; the first that fails ends it. Results are kept
-in results.json after every mutant, so that a run can be stopped and goes on.
+in results.json after every mutant, so that a run can be stopped and goes on. A survivor that does not matter
+is given its reason there by hand, as "why".
 """
 
 from __future__ import annotations
@@ -61,8 +62,9 @@ class Tracer:
 
     def __init__(self) -> None:
         self.seconds: dict[str, float] = {}
-        self.lines: dict[str, dict[int, list[int]]] = {}
+        self.lines: dict[str, dict[str, list[int]]] = {}
         self.names: list[str] = []
+        self._failed: set[str] = set()
         self._here: set[tuple[str, int]] = set()
 
     def _local(self, frame: FrameType, event: str, _: object) -> Any:
@@ -73,28 +75,37 @@ class Tracer:
     def _enter(self, frame: FrameType, event: str, _: object) -> Any:
         return self._local if frame.f_code.co_filename.startswith(str(SOURCE)) else None
 
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        if not report.passed:
+            self._failed.add(report.nodeid)
+
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_protocol(self, item: pytest.Item) -> Iterator[Any]:
         self._here = set()
-        started = time.perf_counter()
+        started = time.process_time()
         sys.settrace(self._enter)
         try:
-            return (yield)
+            result = yield
         finally:
             sys.settrace(None)
-            self.seconds[item.nodeid] = time.perf_counter() - started
+        if item.nodeid not in self._failed:
+            self.seconds[item.nodeid] = time.process_time() - started
             self.names.append(item.nodeid)
             for file, line in self._here:
                 own = str(Path(file).relative_to(SOURCE))
-                self.lines.setdefault(own, {}).setdefault(line, []).append(len(self.names) - 1)
+                self.lines.setdefault(own, {}).setdefault(str(line), []).append(len(self.names) - 1)
+        return result
 
 
-def draw_map(path: Path) -> None:
-    """Run the tests once under a tracer."""
+def draw_map(path: Path, tests: Sequence[str]) -> None:
+    """Run tests once under a tracer: some, which are added to the map, or all of `TESTS` and the doctests."""
     tracer = Tracer()
-    folders = [str(ROOT / "tests" / name) for name in TESTS]
-    doctests = [str(SOURCE / name) for name in PACKAGES]
-    pytest.main(["-q", "-p", "no:cacheprovider", *folders, *doctests], plugins=[tracer])
+    if tests:
+        known = json.loads(path.read_text())
+        tracer.names, tracer.seconds, tracer.lines = known["tests"], known["seconds"], known["lines"]
+    folders = [str(ROOT / "tests" / name) for name in TESTS] + [str(SOURCE / name) for name in PACKAGES]
+    pytest.main(["-q", "-p", "no:cacheprovider", *(tests or folders)], plugins=[tracer])
+    path.parent.mkdir(exist_ok=True)
     path.write_text(json.dumps({"tests": tracer.names, "seconds": tracer.seconds, "lines": tracer.lines}))
 
 
@@ -223,15 +234,14 @@ def main() -> None:
     parser.add_argument("--sample", type=int, default=0, help="so many mutants of each package; all without")
     parser.add_argument("--seed", type=int, default=0, help="of the sample")
     parser.add_argument("--seconds", type=float, default=8, help="of tests for a mutant, as the map has them")
-    parser.add_argument("--map", action="store_true", help="find out which test runs which line")
+    parser.add_argument("--map", nargs="*", metavar="TESTS", help="find out which line is run by which test")
     parser.add_argument("--again", action="store_true", help="those that survived, once more")
     parser.add_argument("--page", action="store_true", help="write docs/mutation.md")
     parser.add_argument("--lines", type=Path, default=ROOT / "build" / "mutation.json", help="the map's file")
     asked = parser.parse_args()
     kept = load()
-    if asked.map:
-        asked.lines.parent.mkdir(exist_ok=True)
-        draw_map(asked.lines)
+    if asked.map is not None:
+        draw_map(asked.lines, asked.map)
     if asked.packages or asked.again:
         known = json.loads(asked.lines.read_text())
         warm()
