@@ -16,6 +16,7 @@ import hope
 from hope.geometry.pairwise import warped_correlation
 from hope.methods.pairs import PairPath
 from hope.methods.paper import AnchoredBranch
+from hope.reasons import Cause
 from hope.run.plan import Plan
 from tests.methods.layers import IMAGES, VECTORS, conv, linear, outgoing, state_of
 from tests.support import assert_same, randomise, run
@@ -310,3 +311,33 @@ def test_a_skip_that_no_bn_tells_of_leaves_each_layer_its_initial_capacity() -> 
     capacity = {state.name: state.capacity for state in plan.states}
     assert first.anchors == tuple(capacity[name] for name in first.layers)
     assert first.cost([4], first.anchors) == 4  # as many as there are: E_active = E_init
+
+
+class Odd(nn.Module):
+    """A block beside a projection, and one of which nothing is known: its branch has no BN."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem, self.bn = nn.Conv2d(3, 8, 3, padding=1), nn.BatchNorm2d(8)
+        self.projected = nn.Sequential(
+            nn.Conv2d(8, 5, 1), nn.BatchNorm2d(5), nn.ReLU(), nn.Conv2d(5, 6, 1), nn.BatchNorm2d(6)
+        )
+        self.skip = nn.Sequential(nn.Conv2d(8, 6, 1), nn.BatchNorm2d(6))
+        self.bare = nn.Sequential(nn.Conv2d(6, 7, 1), nn.ReLU(), nn.Conv2d(7, 6, 1))
+        self.head = nn.Conv2d(6, 2, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = torch.relu(self.bn(self.stem(x)))
+        x = torch.relu(self.projected(x) + self.skip(x))
+        return self.head(x + self.bare(x))
+
+
+def test_blocks_beside_a_projection_or_without_capacities_have_no_price() -> None:
+    net = randomise(Odd().double()).eval()
+    plan = Plan(net, IMAGES, hope.inspect(net, IMAGES), hope.Paper())
+    projected, bare = plan.anatomy.blocks
+    assert (projected.skip, bare.skip) == ("projection", "identity")
+    known = hope.Paper().study(net, IMAGES, plan.anatomy)
+    found = [hope.Paper().branch(block, known, plan.states) for block in (projected, bare)]
+    assert [getattr(one, "cause", None) for one in found] == [Cause.PROJECTION, Cause.NO_CAPACITY]
+    assert plan.branches == []
