@@ -164,7 +164,7 @@ class AnchoredBranch(Branch):
 
 
 def _carried(block: Block, numbers: Numbers) -> float | None:
-    """E_identity of what a block's skip carries, as inputs showed it or as a BN that wrote or reads it says."""
+    """E_identity of what a block's skip carries, as inputs showed it or a BN that wrote or reads it tells."""
     if numbers.measured is not None:
         heard = numbers.measured.get((block.name, ""))
         return None if heard is None else costs.identity_capacity(heard.spread.numpy(), heard.mean.numpy())
