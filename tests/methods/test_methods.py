@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import pickle
 from typing import Any
@@ -202,6 +203,17 @@ def test_without_share_every_layer_counts_in_full(net: nn.Module, anatomy: hope.
         assert all(torch.equal(a, b) for a, b in zip(one.outer, other.outer, strict=True))
     plan = Plan(net, EXAMPLE, anatomy, hope.Absorb(share=False))
     assert [branch.worth for branch in plan.branches] == [1.0, 1.0]
+
+
+def test_a_layer_has_the_share_of_its_own_block(net: nn.Module, anatomy: hope.Anatomy) -> None:
+    """Of two blocks, the one that writes nothing has no share, and the other keeps its own."""
+    silent = copy.deepcopy(net)
+    with torch.no_grad():
+        silent[2].bn2.weight.zero_()
+    whole = {state.name: state.share for state in states(net, anatomy)}
+    found = {state.name: state.share for state in states(silent, anatomy)}
+    assert found["2.conv1"] == pytest.approx(0, abs=1e-9) != pytest.approx(whole["2.conv1"], abs=1e-3)
+    assert found["1.conv1"] == pytest.approx(whole["1.conv1"], rel=1e-9)
 
 
 def test_linear_costs_are_what_is_lost(net: nn.Module, anatomy: hope.Anatomy) -> None:

@@ -31,6 +31,7 @@ class Wanted(NamedTuple):
     capacity: float
     alive: list[int]
     layer: Layer
+    distortion: float
 
 
 def best_scale(a: float, b: float, rest: float) -> float:
@@ -45,8 +46,8 @@ def naive_path(layer: Layer, merge: str | None, kernel: str) -> Iterator[Wanted]
         size = layer.capacities()
         total = sum(size[k] for k in alive)
         n = len(alive)
-        found: list[tuple[float, int, int, int, Parent | None, float]] = [
-            (n * size[k] / (total - size[k]), 0, k, -1, None, 0.0) for k in alive
+        found: list[tuple[float, int, int, int, Parent | None, float, float]] = [
+            (n * size[k] / (total - size[k]), 0, k, -1, None, 0.0, 0.0) for k in alive
         ]
         for at, i in enumerate(alive if merge else []):
             for j in alive[at + 1 :]:
@@ -61,9 +62,9 @@ def naive_path(layer: Layer, merge: str | None, kernel: str) -> Iterator[Wanted]
                 else:
                     scale = best_scale(a, b, rest)
                     square = a - 2 * scale * b + 2 * scale**2
-                cost = n * math.sqrt(max(square, 0.0)) / (rest + scale)
-                found.append((cost, 1, i, j, parent, scale))
-        cost, _, i, j, parent, scale = min(found, key=lambda move: move[:4])
+                lost = math.sqrt(max(square, 0.0))
+                found.append((n * lost / (rest + scale), 1, i, j, parent, scale, lost))
+        cost, _, i, j, parent, scale, lost = min(found, key=lambda move: move[:4])
         alive.remove(i if parent is None else j)
         if parent is not None:
             write_parent(layer, i, j, parent, scale)
@@ -76,6 +77,7 @@ def naive_path(layer: Layer, merge: str | None, kernel: str) -> Iterator[Wanted]
             total,
             list(alive),
             layer.take(list(range(len(layer)))),
+            lost,
         )
 
 
@@ -124,6 +126,8 @@ def test_path_is_that_of_a_naive_rescan(
         assert np.flatnonzero(path.alive).tolist() == wanted.alive
         assert_same_state(path.state, path.capacities, wanted.layer, wanted.alive)
         merges += isinstance(move, Merge)
+        if isinstance(move, Merge):
+            assert move.distortion == pytest.approx(wanted.distortion, rel=1e-6)
     assert path.neurons == 1
     assert merges > 0 or merge is None
 
@@ -225,6 +229,15 @@ def test_opposite_twins_are_no_candidates_whatever_their_scale(merge: str, error
             assert moves[0].neurons != (2, 5)
             told.append([m.neurons for m in moves])
         assert told[0] == told[1] or error > 1e-15  # their sizes differ then, and with them the order
+
+
+@pytest.mark.parametrize("merge", [None, "pair", "sum"])
+def test_a_layer_that_says_nothing_goes_by_number_at_no_cost(merge: str | None) -> None:
+    """E = 0: nothing is divided by it."""
+    layer = random_layer(4, 5)
+    layer.outs[:] = 0
+    moves = walk(layer, merge, "zero-bias")
+    assert [(m.kind, m.neurons, m.cost, m.left) for m in moves] == [("prune", (k,), 0, 0) for k in range(4)]
 
 
 def test_equal_costs_go_by_number() -> None:

@@ -16,6 +16,7 @@ import hope
 from hope.geometry.pairwise import warped_correlation
 from hope.methods.pairs import PairPath
 from hope.methods.paper import AnchoredBranch
+from hope.reasons import Cause
 from hope.run.plan import Plan
 from tests.methods.layers import IMAGES, VECTORS, conv, linear, outgoing, state_of
 from tests.support import assert_same, randomise, run
@@ -86,6 +87,30 @@ def test_only_single_filters_behind_one_bn_are_merged() -> None:
     assert state_of(linear(nn.LeakyReLU(0.1))).mergeable
     assert not state_of(conv(nn.SiLU())).mergeable
     assert not state_of(conv(affine=False)).mergeable
+
+
+class TwoReaders(nn.Module):
+    """One layer, read by a convolution and, through a depthwise one, by another."""
+
+    def __init__(self, between: nn.Module) -> None:
+        super().__init__()
+        self.conv, self.bn, self.between = nn.Conv2d(3, 6, 3), nn.BatchNorm2d(6), between
+        self.one, self.other = nn.Conv2d(6, 2, 1), nn.Conv2d(6, 4, 1)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        x = torch.relu(self.bn(self.conv(x)))
+        return self.one(x), self.other(self.between(x))
+
+
+def test_a_layer_is_merged_only_if_all_its_readers_see_plain_signals() -> None:
+    plain, through = (
+        randomise(TwoReaders(between).double()).eval()
+        for between in (nn.AvgPool2d(2), nn.Conv2d(6, 6, 3, groups=6))
+    )
+    assert state_of(plain, "conv", IMAGES).mergeable
+    both = hope.inspect(through, IMAGES).unit("conv")
+    assert len(both.readers) == 2
+    assert not state_of(through, "conv", IMAGES).mergeable
 
 
 # ---- releases ------------------------------------------------------------------------------------------
@@ -225,3 +250,94 @@ def test_blocks_are_held_against_the_bn_that_wrote_what_their_skip_carries() -> 
         assert branch.anchors == pytest.approx([identity, identity], rel=1e-12)
         assert branch.layers == tuple(f"blocks.{number}.branch.{k}" for k in (0, 3))
         assert branch.release == 8 * 4 + 4 * 6 * 9 + 4 * (4 + 6 + 8)  # W₁, W₂, all BN numbers; not W₃
+
+
+class PreActivation(nn.Module):
+    """A stem without a BN and two pre-activation blocks: BN, ReLU, convolution, twice; a BN at the end."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem = nn.Conv2d(3, 8, 3, padding=1)
+        self.blocks = nn.ModuleList(
+            nn.Sequential(
+                nn.BatchNorm2d(8), nn.ReLU(), nn.Conv2d(8, 4, 3, padding=1, bias=False),
+                nn.BatchNorm2d(4), nn.ReLU(), nn.Conv2d(4, 8, 3, padding=1, bias=False),
+            )
+            for _ in range(2)
+        )  # fmt: skip
+        self.norm, self.head = nn.BatchNorm2d(8), nn.Conv2d(8, 2, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.stem(x)
+        for block in self.blocks:
+            x = x + block(x)
+        return self.head(torch.relu(self.norm(x)))
+
+
+def test_pre_activation_blocks_are_held_against_what_their_first_bn_remembers_of_the_skip() -> None:
+    """E_identity is the RMS of what the skip carries, on real inputs too, once the BNs have seen them."""
+    net = randomise(PreActivation().double())
+    inputs = torch.randn(64, 3, 6, 6, dtype=torch.float64, generator=torch.Generator().manual_seed(3))
+    for module in net.modules():
+        if isinstance(module, nn.BatchNorm2d):
+            module.momentum = None  # averages, here of one batch
+            module.reset_running_stats()
+    seen: list[Tensor] = []
+    hooks = [block.register_forward_pre_hook(lambda _, x: seen.append(x[0])) for block in net.blocks]
+    with torch.no_grad():
+        net.train()(inputs)
+    for hook in hooks:
+        hook.remove()
+    net.eval()
+    plan = Plan(net, IMAGES, hope.inspect(net, IMAGES), hope.Paper())
+    for number, (branch, carried) in enumerate(zip(plan.branches, seen, strict=True)):
+        assert isinstance(branch, AnchoredBranch)
+        block = plan.anatomy.block(branch.name)
+        assert (block.skip_bn, block.read_bn) == (None, f"blocks.{number}.0")
+        rms = carried.square().mean(dim=(0, 2, 3)).sqrt().sum().item()
+        assert branch.anchors == pytest.approx([rms], rel=1e-3)  # σ² is the unbiased one
+        state = next(state for state in plan.states if state.name == branch.layers[0])
+        assert branch.cost([4], [state.capacity]) == pytest.approx(4 * state.capacity / rms, rel=1e-3)
+
+
+def test_a_skip_that_no_bn_tells_of_leaves_each_layer_its_initial_capacity() -> None:
+    net = randomise(PreActivation().double()).eval()
+    for block in net.blocks:
+        block[0] = nn.Identity()
+    plan = Plan(net, IMAGES, hope.inspect(net, IMAGES), hope.Paper())
+    first = plan.branches[0]
+    assert isinstance(first, AnchoredBranch)
+    assert plan.anatomy.block(first.name).read_bn is None
+    capacity = {state.name: state.capacity for state in plan.states}
+    assert first.anchors == tuple(capacity[name] for name in first.layers)
+    assert first.cost([4], first.anchors) == 4  # as many as there are: E_active = E_init
+
+
+class Odd(nn.Module):
+    """A block beside a projection, and one of which nothing is known: its branch has no BN."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem, self.bn = nn.Conv2d(3, 8, 3, padding=1), nn.BatchNorm2d(8)
+        self.projected = nn.Sequential(
+            nn.Conv2d(8, 5, 1), nn.BatchNorm2d(5), nn.ReLU(), nn.Conv2d(5, 6, 1), nn.BatchNorm2d(6)
+        )
+        self.skip = nn.Sequential(nn.Conv2d(8, 6, 1), nn.BatchNorm2d(6))
+        self.bare = nn.Sequential(nn.Conv2d(6, 7, 1), nn.ReLU(), nn.Conv2d(7, 6, 1))
+        self.head = nn.Conv2d(6, 2, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = torch.relu(self.bn(self.stem(x)))
+        x = torch.relu(self.projected(x) + self.skip(x))
+        return self.head(x + self.bare(x))
+
+
+def test_blocks_beside_a_projection_or_without_capacities_have_no_price() -> None:
+    net = randomise(Odd().double()).eval()
+    plan = Plan(net, IMAGES, hope.inspect(net, IMAGES), hope.Paper())
+    projected, bare = plan.anatomy.blocks
+    assert (projected.skip, bare.skip) == ("projection", "identity")
+    known = hope.Paper().study(net, IMAGES, plan.anatomy)
+    found = [hope.Paper().branch(block, known, plan.states) for block in (projected, bare)]
+    assert [getattr(one, "cause", None) for one in found] == [Cause.PROJECTION, Cause.NO_CAPACITY]
+    assert plan.branches == []

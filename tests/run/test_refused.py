@@ -195,3 +195,10 @@ def test_a_pattern_that_fits_nothing_is_refused() -> None:
     for multiple in (0, 1.5, "8"):
         with pytest.raises(hope.UnknownMethod, match="makes no sense"):
             hope.encode(network(), EXAMPLE, density=0.5, multiple_of=multiple)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_a_run_has_as_many_steps_as_there_are_neurons_but_one_of_each_layer(method: str) -> None:
+    assert len(hope.encode(network(), EXAMPLE, steps=7, method=method).trajectory) == 7
+    with pytest.raises(hope.InfeasibleBudget, match="steps=8 cannot be met: the run has 7 steps at most"):
+        hope.encode(network(), EXAMPLE, steps=8, method=method)

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, nn
 
 import hope
+from hope.surgery.merge import write_parent
 from tests.support import assert_same, randomise, run
 
 EXAMPLE = torch.linspace(-1, 1, 2 * 3 * 5 * 5, dtype=torch.float64).reshape(2, 3, 5, 5)
@@ -111,3 +112,23 @@ def test_a_bn_behind_the_activation_is_not_merged_through() -> None:
     anatomy = hope.inspect(model, torch.zeros(2, 4, dtype=torch.float64))
     with pytest.raises(hope.InvalidAction, match="directly behind the filter"):
         hope.cut(model, anatomy, [hope.Merge("0", 0, 1, (1.0, 0.0), (1.0, 1.0), 1.0)])
+
+
+@pytest.mark.parametrize("missing", ["affine", "track_running_stats"])
+def test_a_bn_without_scale_or_statistics_takes_no_parent(missing: str) -> None:
+    model = nn.Sequential(
+        nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4, **{missing: False}), nn.ReLU(), nn.Conv2d(4, 5, 2)
+    )
+    model = model.double().eval()
+    anatomy = hope.inspect(model, EXAMPLE)
+    with pytest.raises(hope.InvalidAction, match="1 has no scale or statistics to write the parent into"):
+        hope.cut(model, anatomy, [hope.Merge("0", 1, 3, (1.0, 1.0), (1.0, 1.0), 0.5)])
+
+
+def test_a_parent_is_written_without_the_clamp_unless_asked_for() -> None:
+    model = network(bn=True)
+    write_parent(
+        model, hope.inspect(model, EXAMPLE).unit("0"), hope.Merge("0", 1, 3, (1.0, 1.0), (1.0, 1.0), 0.02)
+    )
+    assert model[1].running_var[1].item() == pytest.approx(0.02**2, rel=1e-12)  # s² < ε: 0 with it
+    assert model[1].weight[1].item() == pytest.approx((0.02**2 + 1e-3) ** 0.5, rel=1e-12)

@@ -17,7 +17,7 @@ from hope.anatomy.grouping import read
 from hope.anatomy.skipless import skipless
 from hope.anatomy.taps import find_taps
 from hope.anatomy.units import Skipped, Unit
-from hope.anatomy.ways import ending_bn, leaves_bias, preceding_bn, ways
+from hope.anatomy.ways import ending_bn, leaves_bias, preceding_bn, reading_bn, ways
 from hope.errors import UnsupportedModel
 from hope.graph.blocks import Block, Found, Layout, Replace, Silence
 from hope.graph.capture import capture, check_readable
@@ -139,6 +139,7 @@ def _candidates(layout: Layout, found: list[Found], anatomy: Anatomy, flow: Flow
                     if others <= ends.keys()
                 ),
                 before=one.before,
+                read_bn=reading_bn(layout, one) if one.residual else None,
             )
             for way in options[one]
         )

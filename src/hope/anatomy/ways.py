@@ -147,6 +147,18 @@ def preceding_bn(layout: Layout, found: Found, everything: list[Found]) -> str |
     return _bn(layout.program[position]) if position is not None else None
 
 
+def reading_bn(layout: Layout, found: Found) -> str | None:
+    """A BN that reads the tensor that the skip carries: it remembers that tensor's mean and variance."""
+    open_ = [found.fork]
+    while open_:
+        readers = layout.below[open_.pop(0)]
+        for position in readers:
+            if (name := _bn(layout.program[position])) is not None:
+                return name
+        open_ += [position for position in readers if _does_nothing(layout.program[position])]
+    return None
+
+
 def _bn(operation: Operation) -> str | None:
     names = list(operation.tensors.values())
     return names[0].rpartition(".")[0] if names and isinstance(ops.find(operation), BatchNorm) else None

@@ -70,6 +70,10 @@ def evict(neurons: Sequence[int], capacities: Sequence[float], anchors: Sequence
     return sum(n * e / a if a > 0 else math.inf for n, e, a in zip(neurons, capacities, anchors, strict=True))
 
 
-def identity_capacity(scale: Array, shift: Array) -> float:
-    """E_identity: the RMS energies of the channels that a skip carries, added up."""
-    return float(np.sqrt(scale**2 + shift**2).sum())
+def identity_capacity(spread: Array, mean: Array) -> float:
+    """E_identity = Σ_k √E x_k²: the RMS energies of the channels that a skip carries, added up.
+
+    Args:
+        spread, mean: of the channels: γ and β of the BN that wrote them, or σ and μ of one that reads them.
+    """
+    return float(np.sqrt(spread**2 + mean**2).sum())

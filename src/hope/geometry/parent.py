@@ -9,7 +9,7 @@ z₂y_j exactly, so all kernels of the parent follow by bilinearity.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import torch
@@ -17,6 +17,7 @@ from torch import Tensor
 
 from hope.geometry import kernels
 from hope.geometry.gaussian import energy
+from hope.geometry.matrices import semidefinite
 from hope.geometry.pairwise import warp
 
 PARALLEL = (
@@ -59,8 +60,8 @@ class Parents:
     """
 
     alignment: Tensor
-    rows: tuple[Tensor, Tensor]
-    reach: tuple[Tensor, Tensor]
+    rows: tuple[Tensor, ...]
+    reach: tuple[Tensor, ...]
     energy: Tensor
     spread: Tensor
     correlation: Tensor
@@ -98,6 +99,52 @@ def parents(i: Side, j: Side, inner: Tensor, outer: Tensor, *, kernel: str) -> P
     alignment, z1, z2, reach_i, reach_j, own = best
     alignment = torch.where(i.slope == j.slope, alignment, torch.zeros_like(alignment))
     return Parents(alignment, (z1, z2), (reach_i, reach_j), own, spread, rho)
+
+
+def parent_of_many(some: Side, inner: Tensor, outer: Tensor, *, kernel: str) -> Parents:
+    """The optimal parent direction of M neurons at once (paper, Proposition "Bounded Distortion of Merging").
+
+    As for two: û = W̃z maximises ‖Au‖ for A = Σ_m o_m w̃_mᵀ, (HG)z = λz with zᵀGz = 1, and y_u = Σ_m z_m y_m.
+    The correlations of the children are those of their pairs, moved to the nearest matrix that can be one.
+    With a = Σ_m ‖f_m‖² and b = ⟨ψ*, Σ_m f_m⟩, the parent f_p = (b/M)·ψ* has the least distortion
+    Σ_m ‖f_m − f_p‖² = a − b²/M, and f_p = b·ψ* the least ‖Σ_m f_m − f_p‖² = ‖Σ_m f_m‖² − b².
+
+    Merges are pairs; this is what several of them in a row are held against.
+
+    Args:
+        some: M neurons.
+        inner, outer: (M, M) Gram matrices G and H.
+        kernel: as for `parents`; "zero-bias" is exact where any two of them are nearly parallel or one does
+            not move.
+
+    Returns:
+        One parent, with M rows and M reaches; its correlation is (M, M).
+    """
+    i, j = (Side(*(tensor[at] for tensor in some)) for at in ((..., None), (None, ...)))
+    rho, hard = _correlation(i, j, inner, kernel)
+    off = ~torch.eye(len(inner), dtype=torch.bool)
+    exact = (hard & off).any().expand(len(inner)) if len(inner) > 1 else torch.full((1,), kernel == "exact")
+    rho = semidefinite(torch.where(off, rho, torch.ones_like(rho)))
+    values, vectors = torch.linalg.eigh(outer)
+    root = (vectors * values.clamp(min=0).sqrt()) @ vectors.T  # H^½: eigenvectors of H^½GH^½ give those of HG
+    largest, found = torch.linalg.eigh(root @ inner @ root)
+    none = largest[-1] <= 1e-12 * (some.inner * some.outer).sum()
+    z = torch.where(none, 0.0, root @ found[:, -1] / torch.sqrt(largest[-1].clamp(min=1e-300)))
+    toward = (rho * some.spread[:, None] * some.spread) @ z
+    spread = torch.sqrt((z @ toward).clamp(min=0)).expand(len(z))
+    best: Parents | None = None
+    for sign in (1.0, -1.0):
+        mean = (sign * z @ some.mean).expand(len(z))
+        own = energy(mean, spread, some.slope)
+        u = Side(mean, spread, some.slope, own, some.bias, some.inner, some.outer)
+        reach = _kernel(u, some, sign * _ratio(toward, spread * some.spread), exact)
+        square = _cleared(reach @ outer @ reach, (reach**2 * some.outer).sum())
+        alignment = torch.sqrt(_ratio(square, own[0]))
+        if best is None or alignment > best.alignment * (1 + 1e-12):
+            best = Parents(alignment, tuple(sign * z), tuple(reach), own[0], spread[0], rho)
+    assert best is not None
+    same = (some.slope == some.slope[0]).all()
+    return best if same else replace(best, alignment=torch.zeros_like(best.alignment))
 
 
 def alignments(i: Side, j: Side, inner: Tensor, outer: Tensor, *, kernel: str) -> Tensor:

@@ -97,6 +97,7 @@ class Block:
             one of each must stay.
         before: of a segment of a chain: the unit in front of it. Once the segment is gone, neuron k of that
             unit is read by whoever read neuron k of the segment; it is there as long as both were.
+        read_bn: a BN that reads what the skip carries, as the first of a pre-activation branch does.
     """
 
     name: str
@@ -113,6 +114,7 @@ class Block:
     skip_bn: str | None
     tensors: tuple[str, ...]
     branch_output: str
+    read_bn: str | None = None
     besides: tuple[tuple[str, ...], ...] = ()
     before: str | None = None
 

@@ -122,8 +122,13 @@ class Paper(Method):
         return partial(PairPath, merge=self.merge, kernel=kernel)
 
     def branch(self, block: Block, known: Known, states: Sequence[State]) -> Branch | Reason:
-        """A block held against what its skip carries, if that is an identity, or without a skip against what
-        its layers had at first.
+        """A block held against E_identity, what its skip carries if that is an identity, or without a skip
+        against what its layers had at first, E_init.
+
+        E_identity is Σ_k √E x_k². The paper has it for a tensor that a BN wrote last: E x_k² = γ_k² + β_k².
+        In a pre-activation network no BN writes into what the skip carries, but the branch's first one reads
+        it and remembers its mean and variance: E x_k² = μ_k² + σ_k². Where neither is there, each layer is
+        held against its own E_init, as the paper does for blocks without a skip.
         """
         if block.skip == "projection":
             return Cause.PROJECTION.at()
@@ -165,12 +170,15 @@ class AnchoredBranch(Branch):
 
 
 def _carried(block: Block, numbers: Numbers) -> float | None:
-    """E_identity of what a block's skip carries, as inputs showed it or as the BN that wrote it says."""
+    """E_identity of what a block's skip carries, as inputs showed it or a BN that wrote or reads it tells."""
     if numbers.measured is not None:
         heard = numbers.measured.get((block.name, ""))
         return None if heard is None else costs.identity_capacity(heard.spread.numpy(), heard.mean.numpy())
-    bn = numbers.bn(block.skip_bn)
-    return None if bn is None else costs.identity_capacity(bn.scale.numpy(), bn.shift.numpy())
+    if (written := numbers.bn(block.skip_bn)) is not None:
+        return costs.identity_capacity(written.scale.numpy(), written.shift.numpy())
+    if (read := numbers.bn(block.read_bn)) is not None:
+        return costs.identity_capacity(torch.sqrt(read.variance).numpy(), read.mean.numpy())
+    return None
 
 
 def _pruned_only(anatomy: Anatomy) -> tuple[str, ...]:
