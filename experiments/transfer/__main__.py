@@ -32,7 +32,7 @@ def parser() -> argparse.ArgumentParser:
         epilog="example: python -m experiments.transfer --data data/ --workers 2 --out runs/transfer",
     )
     top.add_argument(
-        "--scale", choices=["small", "full"], default="small", help="full is the paper's protocol"
+        "--scale", choices=["small", "medium", "full"], default="small", help="full is the paper's protocol"
     )
     top.add_argument(
         "--out", metavar="FOLDER", default="runs/transfer", help="where the pieces go; resumes from them"
@@ -40,6 +40,9 @@ def parser() -> argparse.ArgumentParser:
     top.add_argument("--data", metavar="FOLDER", help="where the images are (default: $HOPE_DATA)")
     top.add_argument("--methods", nargs="+", metavar="METHOD", help="default: all")
     top.add_argument("--penalty", type=float, help="L2 penalty instead of the scale's")
+    top.add_argument(
+        "--ablate", action="store_true", help="after a run: change one of its limits at a time, on one task"
+    )
     top.add_argument("--workers", type=int, default=1, help="processes")
     readme.add_arguments(top)
     return top
@@ -59,7 +62,7 @@ def run(options: argparse.Namespace) -> None:
     if options.workers > 1:
         executor = ProcessPoolExecutor(options.workers, initializer=torch.set_num_threads, initargs=(1,))
     try:
-        found = jobs.run(
+        found = (jobs.ablate if options.ablate else jobs.run)(
             Path(options.out),
             data,
             scale,
@@ -71,7 +74,11 @@ def run(options: argparse.Namespace) -> None:
         if executor is not None:
             executor.shutdown(cancel_futures=True)
     for best in ("best by target", "best by h"):
-        print(text(_table(found, best), ""))
+        if options.ablate:
+            flat = {f"{change}: {name}": row for change, rows in found.items() for name, row in rows.items()}
+            print(text(_table(flat, best), ""))
+        else:
+            print(text(_table(found, best), ""))
 
 
 def _table(found: dict[str, Any], best: str) -> object:

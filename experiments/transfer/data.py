@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import combinations
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -11,6 +12,7 @@ import torch
 from torch import Tensor
 
 from experiments.data import colours
+from experiments.transfer.streams import seed
 from hope.bench.images import UnusableImages, arrays, check_classes, check_labels
 from hope.errors import MissingData
 
@@ -61,15 +63,27 @@ def _split(x: Tensor, y: Tensor, seed: int, most: int | None) -> tuple[Pair, Pai
     return (x[train], y[train]), (x[order[cut:]], y[order[cut:]])
 
 
-def source_task(path: Path, trial: int, task: int, most: int | None) -> Images:
-    """Twenty classes of CIFAR-100: four superclasses drawn at random, all five classes of each."""
+def source_task(path: Path, trial: int, task: int, most: int | None, *, tasks: int = 1) -> Images:
+    """Twenty classes of CIFAR-100: four superclasses, all five classes of each.
+
+    The paper has each task "randomly sampling 4 superclasses", and all tasks of all trials distinct. So they
+    are drawn, task by task, until one comes that was not there before; five tasks of a trial may share
+    superclasses, where a partition of the twenty into five times four could not.
+
+    Args:
+        path: the images.
+        trial, task: which.
+        most: images to train on.
+        tasks: of a trial.
+    """
     images = colours(path, *IMAGES)
     coarse = arrays(path, "coarse_train", "coarse_test")
-    rng = np.random.default_rng([trial, task])
     superclasses = np.unique(coarse[0])
     if len(superclasses) < 4:
         raise UnusableImages(f"{path} has {len(superclasses)} superclasses: a source task takes four")
-    chosen = rng.choice(superclasses, 4, replace=False)
+    fours = list(combinations(superclasses, 4))
+    order = np.random.default_rng(seed("superclasses")).permutation(len(fours))
+    chosen = fours[order[(trial * tasks + task) % len(fours)]]
     parts = []
     for pixels, fine, over in zip(images[::2], images[1::2], coarse, strict=True):
         check_labels(over, pixels, "a coarse array", path)
@@ -79,7 +93,7 @@ def source_task(path: Path, trial: int, task: int, most: int | None) -> Images:
     (x, y), (x_test, y_test) = (
         (_pixels(some), torch.from_numpy(np.searchsorted(classes, labels)).long()) for some, labels in parts
     )
-    return Images(*_split(x, y, 1000 * trial + task, most), (x_test, y_test))
+    return Images(*_split(x, y, seed("source split", trial, task), most), (x_test, y_test))
 
 
 def target_task(path: Path, trial: int, task: int, most: int | None) -> Images:
@@ -88,4 +102,5 @@ def target_task(path: Path, trial: int, task: int, most: int | None) -> Images:
     for labels in (y, y_test):
         check_classes(labels, 10, path)
     test = _pixels(x_test), torch.from_numpy(y_test).long()
-    return Images(*_split(_pixels(x), torch.from_numpy(y).long(), 1000 * trial + task + 500, most), test)
+    start = seed("target split", trial, task)
+    return Images(*_split(_pixels(x), torch.from_numpy(y).long(), start, most), test)

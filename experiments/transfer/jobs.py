@@ -9,19 +9,24 @@ from __future__ import annotations
 import hashlib
 import json
 import statistics
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Executor
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from safetensors.torch import load_file, save
+from torch import Tensor
 
 from experiments.transfer.data import data_files, source_task, target_task
-from experiments.transfer.scale import Point, Scale, grid_points
-from experiments.transfer.training import Vgg8, pretrain, sweep, tune_and_test
+from experiments.transfer.scale import Point, Scale, ablations, grid_points
+from experiments.transfer.streams import seed
+from experiments.transfer.training import Vgg8, importance_of, pretrain, sweep, tune_and_test, tuning_of
 from hope._util.files import write_file
+from hope.bench.accuracy import accuracy
 from hope.errors import HopeError, MissingData
+
+ABLATED = ("deft", "deft, absorbed")
 
 
 class UnknownMethod(HopeError, ValueError):
@@ -54,18 +59,32 @@ def work(job: Job) -> str:
     if job.path.is_file():
         return str(job.path)
     scale, data = job.scale, data_files(Path(job.data), job.scale.partial)
-    source = source_task(data["source"], job.trial, job.task, scale.source)
+    source = source_task(data["source"], job.trial, job.task, scale.source, tasks=scale.tasks)
     if job.point is None:
-        model = pretrain(source, scale, seed=100 * job.trial + job.task)
-        write_file(job.path, save({name: value.contiguous() for name, value in model.state_dict().items()}))
+        model = pretrain(source, scale, seed("pre-training", job.trial, job.task))
+        _write(job.path, model.state_dict())
         return str(job.path)
     model = Vgg8(20, scale.width)
     model.load_state_dict(load_file(replace(job, point=None).path))
+    importance = None
+    if job.point.method == "ewc":
+        kept = Path(job.folder) / f"fisher-{job.trial}-{job.task}.safetensors"
+        if not kept.is_file():
+            _write(kept, importance_of(model, source))
+        importance = load_file(kept)
     most = scale.capped if job.sweep else scale.target
     target = target_task(data["target"], job.trial, job.task, most)
-    done = (sweep if job.sweep else tune_and_test)(model.eval(), job.point, source, target, scale)
+    start = seed("fine-tuning", job.trial, job.task)
+    tuning = tuning_of(model.eval(), job.point, source, start, importance)
+    done = (sweep if job.sweep else tune_and_test)(tuning, job.point, source, target, scale)
+    if not job.sweep:
+        done["before"] = accuracy(model, *source.test)
     write_file(job.path, json.dumps(done).encode())
     return str(job.path)
+
+
+def _write(path: Path, tensors: Mapping[str, Tensor]) -> None:
+    write_file(path, save({name: value.contiguous() for name, value in tensors.items()}))
 
 
 def _all(jobs: Sequence[Job], executor: Executor | None, note: Callable[[str], None]) -> list[dict[str, Any]]:
@@ -88,6 +107,8 @@ def run(
     note: Callable[[str], None] = lambda text: None,
 ) -> dict[str, Any]:
     """Pre-train, sweep on the first task, fine-tune every task with what the sweep found; resumable.
+
+    Trials come one after the other, and `results.json` is written after each of them.
 
     Args:
         folder: where the pieces go.
@@ -114,23 +135,78 @@ def run(
         raise MissingData(f"{folder} holds a run of another scale or other data: choose another with --out")
     write_file(stamp, words.encode())
     base = Job(str(folder), str(data), scale, 0, 0)
-    where = [(trial, task) for trial in range(scale.trials) for task in range(scale.tasks)]
-    _all([replace(base, trial=trial, task=task) for trial, task in where], executor, note)
-    points = [point for name in names for point in grid_points(scale, name)]
-    swept = _all([replace(base, point=point, sweep=True) for point in points], executor, note)
     chosen: dict[str, Point] = {}
-    for name in names:
-        mine = [one for one in swept if one["point"]["method"] == name]
-        chosen[name] = Point(**max(mine, key=lambda one: float(one["best by h"]["h"]))["point"])
-    jobs = [replace(base, trial=r, task=k, point=chosen[name]) for name in names for r, k in where]
-    final = _all(jobs, executor, note)
+    finals: dict[str, list[dict[str, Any]]] = {name: [] for name in names}
     table: dict[str, Any] = {}
-    for position, name in enumerate(names):
-        rows = final[position * len(where) : (position + 1) * len(where)]
-        table[name] = {"point": asdict(chosen[name]), **_summary(rows, scale.tasks)}
-    results = {"scale": asdict(scale), "data": used, "methods": table}
-    write_file(folder / "results.json", (json.dumps(results, indent=1) + "\n").encode())
+    for trial in range(scale.trials):
+        tasks = [replace(base, trial=trial, task=task) for task in range(scale.tasks)]
+        _all(tasks, executor, note)
+        if trial == 0:
+            points = [point for name in names for point in grid_points(scale, name)]
+            chosen = choose(_all([replace(base, point=p, sweep=True) for p in points], executor, note))
+        jobs = [replace(one, point=chosen[name]) for name in names for one in tasks]
+        for row in _all(jobs, executor, note):
+            finals[row["point"]["method"]].append(row)
+        table = {n: {"point": asdict(chosen[n]), **_summary(finals[n], scale.tasks)} for n in names}
+        results = {"scale": asdict(scale), "data": used, "trials": trial + 1, "methods": table}
+        write_file(folder / "results.json", (json.dumps(results, indent=1) + "\n").encode())
     return table
+
+
+def choose(swept: Sequence[dict[str, Any]]) -> dict[str, Point]:
+    """Of each method, the point with the highest validation H-score of any epoch."""
+    best: dict[str, dict[str, Any]] = {}
+    for one in swept:
+        name = one["point"]["method"]
+        if name not in best or one["best by h"]["h"] > best[name]["best by h"]["h"]:
+            best[name] = one
+    return {name: Point(**one["point"]) for name, one in best.items()}
+
+
+def ablate(
+    folder: Path,
+    data: Path,
+    scale: Scale,
+    *,
+    methods: Sequence[str] | None = None,
+    executor: Executor | None = None,
+    note: Callable[[str], None] = lambda text: None,
+) -> dict[str, Any]:
+    """What each of a run's limits is worth: its first task again, with one thing changed at a time.
+
+    Methods keep what the run's sweep chose. Every change has a folder of its own in the run's; its source
+    model is the run's where the change is not in pre-training.
+
+    Returns:
+        Figures by change and method; `results.json` holds them as "ablation".
+    """
+    path = folder / "results.json"
+    if not path.is_file():
+        raise MissingData(f"there is no run in {folder} to ablate: start it without --ablate first")
+    results = json.loads(path.read_text())
+    chosen = [Point(**results["methods"][name]["point"]) for name in methods or ABLATED]
+    base = Job(str(folder), str(data), scale, 0, 0)
+    files = data_files(data, scale.partial)
+    source = source_task(files["source"], 0, 0, scale.source, tasks=scale.tasks)
+    target = target_task(files["target"], 0, 0, scale.target)
+    changed = ablations(scale, len(source.train[0]), len(target.train[0]))
+    found = results["ablation"] = {}
+    for name, other in {"as it is": scale, **changed}.items():
+        there = folder if other is scale else folder / "ablation" / name.replace(" ", "-").replace("'", "")
+        there.mkdir(parents=True, exist_ok=True)
+        job = replace(base, folder=str(there), scale=other)
+        if _pretrains_alike(scale, other) and not job.path.is_file():
+            write_file(job.path, base.path.read_bytes())
+        _all([job], executor, note)
+        rows = _all([replace(job, point=point) for point in chosen], executor, note)
+        found[name] = {row["point"]["method"]: _summary([row], 1) for row in rows}
+        write_file(path, (json.dumps(results, indent=1) + "\n").encode())
+    return found
+
+
+def _pretrains_alike(one: Scale, other: Scale) -> bool:
+    keys = ("width", "pretraining", "batch", "penalty", "source", "half")
+    return all(getattr(one, key) == getattr(other, key) for key in keys)
 
 
 def _summary(rows: Sequence[dict[str, Any]], tasks: int) -> dict[str, Any]:

@@ -1,16 +1,18 @@
 """How large a run of the transfer experiment is, and what it tries.
 
-`SCALES["full"]` is the paper's protocol; "small" has the same shape on a narrower network, with fewer epochs
-and images and a sparser grid. It pre-trains in a tenth of the paper's steps with ten times its L2 penalty:
-the penalty is there to empty the slack, and what it takes from a weight is rate × penalty × steps. (With the
-paper's penalty and so few steps there is no slack: severing a fifth of the neurons costs most of the source.)
-Fine-tuning has the same penalty as pre-training, as in the paper.
+`SCALES["full"]` is the paper's protocol; the others have the same shape on a narrower network, with fewer
+epochs and images and a sparser grid. "small" pre-trains in a tenth of the paper's steps with ten times its L2
+penalty, "medium" in a fifth with five times: the penalty is there to empty the slack, and what it takes from
+a weight is rate × penalty × steps. (With the paper's penalty and so few steps there is no slack: severing a
+fifth of the neurons costs most of the source.) Fine-tuning has the same penalty as pre-training, as in the
+paper. "medium" is what one core does in an hour: it trains with convolutions in bfloat16, all else float32.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import product
+from typing import Any
 
 
 @dataclass(frozen=True)
@@ -27,6 +29,7 @@ class Scale:
         source, target: training images at most; None for all.
         partial: files with part of the data sets will do.
         percentiles, rates, strengths: the grids; rates by method.
+        half: convolutions and products of training and validation in bfloat16; tests never.
     """
 
     width: float
@@ -44,6 +47,7 @@ class Scale:
     percentiles: tuple[float, ...]
     strengths: tuple[float, ...]
     rates: dict[str, tuple[float, ...]]
+    half: bool = False
 
 
 _DEFT = (0.04, 0.02, 0.01, 0.005, 0.001)
@@ -61,6 +65,15 @@ SCALES = {
             "ewc": (0.01, 0.005, 0.001, 0.0005, 0.0001), "l2-sp": _FULL,
         },
     ),
+    "medium": Scale(
+        0.25, 3, 1, 20, 5, 4, 16, 2.5e-3, 1000, None, None, True,
+        (40, 30, 20), (1.0, 50.0),
+        {
+            "deft": _SOME, "deft, absorbed": _SOME, "head-only": (0.04, 0.01), "full": (0.02, 0.001),
+            "bn-tuning": (0.01, 0.001), "ewc": (0.01, 0.001), "l2-sp": (0.01, 0.001),
+        },
+        half=True,
+    ),
     "small": Scale(
         0.125, 4, 1, 20, 8, 8, 32, 5e-3, 1000, None, None, True,
         (40, 30, 20), (1.0, 50.0),
@@ -72,6 +85,25 @@ SCALES = {
         },
     ),
 }  # fmt: skip
+
+
+def ablations(scale: Scale, source: int, target: int) -> dict[str, Scale]:
+    """The scale with one thing changed, cheaper ones first; one task each.
+
+    Args:
+        scale: what is changed.
+        source, target: how many images it trains on.
+    """
+    changes: dict[str, dict[str, Any]] = {
+        "half the width": {"width": scale.width / 2},
+        "half the target images": {"target": target // 2},
+        "half the fine-tuning": {"tuning": scale.tuning // 2},
+        "half the pre-training": {"pretraining": scale.pretraining // 2},
+        "half the source images": {"source": source // 2},
+        "three times the fine-tuning": {"tuning": 3 * scale.tuning},
+        "the paper's penalty": {"penalty": SCALES["full"].penalty},
+    }
+    return {name: replace(scale, trials=1, tasks=1, **change) for name, change in changes.items()}
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,17 @@
 """Training in the transfer experiment: the source model, and every way to fine-tune it.
 
-Readings: an L2 penalty of λ = 5·10⁻⁴ is λ‖w‖², so a weight decay of 2λ; the cosine ends at α times the first
-rate. Channels come last in memory, which is faster on a CPU.
+The paper names its layers, its loss and its schedule as Keras does and says nothing of their options, so
+they are Keras' defaults:
+
+- an L2 penalty of λ = 5·10⁻⁴ is λ‖w‖², so a weight decay of 2λ; the cosine ends at α times the first rate;
+- kernels start from Glorot's uniform distribution, biases at 0, the new head, too;
+- BN has ε = 10⁻³, and running statistics keep 0.99 of what they were at every step;
+- the last batch of an epoch is smaller, not left out.
+
+Not as in Keras: convolutions are padded (Keras' default is not to, but four blocks of unpadded 3×3 do not fit
+into 32×32 pixels); a running variance is the unbiased one, as always in PyTorch, where that of a dense layer
+is not in Keras (a batch of 16: 3% of a deviation); momentum holds gradients and not steps, which is the same
+as long as the rate hardly changes from step to step. Channels come last in memory, which is faster on a CPU.
 """
 
 from __future__ import annotations
@@ -25,9 +35,18 @@ from hope.deft.prepare import prepare
 from hope.deft.tuning import Tuning
 
 MOMENTUM = 0.9
+KEEPS, EPSILON = 0.99, 1e-3  # of BN
 LAST = 1e-3  # α of the cosine
 
 State: TypeAlias = dict[str, Tensor]
+
+
+def keras(layer: nn.Module) -> nn.Module:
+    """A convolution or dense layer as Keras starts it: Glorot's uniform kernel, no bias."""
+    nn.init.xavier_uniform_(layer.get_parameter("weight"))
+    if layer.bias is not None:
+        nn.init.zeros_(layer.get_parameter("bias"))
+    return layer
 
 
 class Vgg8(nn.Sequential):
@@ -46,13 +65,14 @@ class Vgg8(nn.Sequential):
         parts: list[nn.Module] = []
         before = 3
         for position, size in enumerate(sizes[:6]):
-            parts += [nn.Conv2d(before, size, 3, padding=1, bias=False), nn.BatchNorm2d(size), nn.ReLU()]
+            parts += [keras(nn.Conv2d(before, size, 3, padding=1, bias=False))]
+            parts += [nn.BatchNorm2d(size, EPSILON, 1 - KEEPS), nn.ReLU()]
             if position in (0, 1, 3, 5):
                 parts.append(nn.MaxPool2d(2))
             before = size
-        parts += [nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(before, sizes[6], bias=False)]
-        parts += [nn.BatchNorm1d(sizes[6]), nn.ReLU()]
-        super().__init__(*parts, nn.Linear(sizes[6], classes))
+        parts += [nn.AdaptiveAvgPool2d(1), nn.Flatten(), keras(nn.Linear(before, sizes[6], bias=False))]
+        parts += [nn.BatchNorm1d(sizes[6], EPSILON, 1 - KEEPS), nn.ReLU()]
+        super().__init__(*parts, keras(nn.Linear(sizes[6], classes)))
         self.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
 
 
@@ -65,22 +85,28 @@ def h_score(target: float, source: float) -> float:
     return 2 * target * source / (target + source) if target + source > 0 else 0.0
 
 
+def _precision(scale: Scale) -> torch.autocast:
+    return torch.autocast("cpu", torch.bfloat16, enabled=scale.half)
+
+
 def _epoch(
     model: nn.Module,
     data: tuple[Tensor, Tensor],
     optimizer: torch.optim.Optimizer,
-    batch: int,
+    scale: Scale,
     penalty: Callable[[], Tensor] | None = None,
     before_step: Callable[[], None] | None = None,
 ) -> None:
     model.train()
     x, y = data
     order = torch.randperm(len(x))
-    for start in range(0, len(x) - 1, batch):
-        some = order[start : start + batch]
+    for start in range(0, len(x) - 1, scale.batch):
+        some = order[start : start + scale.batch]
         if len(some) < 2:  # BN needs two
             continue
-        loss = functional.cross_entropy(model(x[some]), y[some])
+        with _precision(scale):
+            answers = model(x[some])
+        loss = functional.cross_entropy(answers.float(), y[some])
         if penalty is not None:
             loss = loss + penalty()
         optimizer.zero_grad()
@@ -122,32 +148,50 @@ def pretrain(images: Images, scale: Scale, seed: int) -> nn.Module:
         done += 1
 
     for _ in range(scale.pretraining):
-        _epoch(model, images.train, optimizer, scale.batch, before_step=anneal)
+        _epoch(model, images.train, optimizer, scale, before_step=anneal)
     return model.eval()
 
 
-def tuning_of(model: nn.Module, point: Point, source: Images) -> Tuning:
+def importance_of(model: nn.Module, source: Images) -> State:
+    """The Fisher information that EWC holds on to: of the source's training images, none else."""
+    return fisher(model, [source.train])
+
+
+def tuning_of(
+    model: nn.Module, point: Point, source: Images, seed: int, importance: State | None = None
+) -> Tuning:
     """The source model made ready by a method, with a head for ten digits.
 
     Merges are the paper's, of pairs, unless the method says otherwise. Baselines do not merge: their
     partition only tells what a masked source head does not hear.
+
+    Args:
+        model: the source model.
+        point: the method.
+        source: its images.
+        seed: of the head, the order of images and vessels.
+        importance: what `importance_of` said, where it is at hand.
     """
-    torch.manual_seed(0)
+    torch.manual_seed(seed)
+    *_, weight, _ = model.parameters()  # of the source's head
+    head = keras(nn.Linear(weight.shape[1], 10))
     by = "capacity" if "capacity" in point.method else "prune-cost"
     merge: bool | str = "sum" if "sum merges" in point.method else "pair"
     merge = merge if point.method.startswith("deft") else False
     example = source.train[0][:2]
-    part = partition(model, example, percentile=point.percentile, by=by, merge=merge, progress=False)
+    part = partition(
+        model, example, percentile=point.percentile, by=by, merge=merge, seed=seed, progress=False
+    )
     if point.method.startswith("deft"):
         sever = "absorb" if "absorbed" in point.method else "mask"
-        return prepare(model, part, head=10, freeze_statistics="frozen" in point.method, sever=sever)
+        return prepare(model, part, head=head, freeze_statistics="frozen" in point.method, sever=sever)
     if point.method == "ewc":
-        importance = fisher(model, [source.train])
-        return baselines.ewc(model, part, importance=importance, strength=point.strength, head=10)
+        importance = importance_of(model, source) if importance is None else importance
+        return baselines.ewc(model, part, importance=importance, strength=point.strength, head=head)
     if point.method == "l2-sp":
-        return baselines.l2_sp(model, part, strength=point.strength, head=10)
+        return baselines.l2_sp(model, part, strength=point.strength, head=head)
     kinds = {"full": baselines.full, "head-only": baselines.head_only, "bn-tuning": baselines.bn_tuning}
-    return kinds[point.method](model, part, head=10)
+    return kinds[point.method](model, part, head=head)
 
 
 def tune(
@@ -165,10 +209,11 @@ def tune(
     best: dict[str, dict[str, float]] = {}
     states: dict[str, State] = {}
     for epoch in range(epochs):
-        _epoch(tuning.model, target.train, optimizer, scale.batch, penalty)
+        _epoch(tuning.model, target.train, optimizer, scale, penalty)
         tuning.model.eval()
-        seen = {"epoch": float(epoch), "target": accuracy(tuning.model, *target.valid)}
-        with tuning.source() as back:
+        with _precision(scale):
+            seen = {"epoch": float(epoch), "target": accuracy(tuning.model, *target.valid)}
+        with tuning.source() as back, _precision(scale):
             seen["source"] = accuracy(back, *source.valid)
         seen["h"] = h_score(seen["target"], seen["source"])
         history.append(seen)
@@ -179,21 +224,20 @@ def tune(
     return {"point": asdict(point), **best, "history": history}, states
 
 
-def sweep(model: nn.Module, point: Point, source: Images, target: Images, scale: Scale) -> dict[str, Any]:
+def sweep(tuning: Tuning, point: Point, source: Images, target: Images, scale: Scale) -> dict[str, Any]:
     """Fine-tune on few images; what to choose by is of validation alone."""
-    return tune(tuning_of(model, point, source), point, source, target, scale, scale.sweep)[0]
+    return tune(tuning, point, source, target, scale, scale.sweep)[0]
 
 
 def tune_and_test(
-    model: nn.Module, point: Point, source: Images, target: Images, scale: Scale
+    tuning: Tuning, point: Point, source: Images, target: Images, scale: Scale
 ) -> dict[str, Any]:
     """Fine-tune, and test what the best epochs came to.
 
-    "before" is the source model's test accuracy, "prepared" that of its source task before the first step.
+    "prepared" is the test accuracy of the source task before the first step.
     """
-    tuning = tuning_of(model, point, source)
     with tuning.source() as back:
-        first = {"before": accuracy(model.eval(), *source.test), "prepared": accuracy(back, *source.test)}
+        first = {"prepared": accuracy(back, *source.test)}
     found, states = tune(tuning, point, source, target, scale, scale.tuning)
     tested: dict[float, dict[str, float]] = {}
     for best, state in states.items():

@@ -166,7 +166,7 @@ def test_both_best_epochs_are_told(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     files = data_files(tmp_path, partial=True)
     source, target = source_task(files["source"], 0, 0, 48), target_task(files["target"], 0, 0, 48)
     point = Point("head-only", 0.01)
-    tuning = transfer_training.tuning_of(transfer_training.Vgg8(20, 0.04).eval(), point, source)
+    tuning = transfer_training.tuning_of(transfer_training.Vgg8(20, 0.04).eval(), point, source, 0)
     scripted = iter([0.2, 0.6, 0.8, 0.05, 0.5, 0.5])  # target and source, epoch by epoch
     monkeypatch.setattr(transfer_training, "accuracy", lambda *images: next(scripted))
     found, states = transfer_training.tune(tuning, point, source, target, TINY, 3)
