@@ -55,6 +55,10 @@ class InvalidPartition(HopeError, ValueError):
     """A partition was asked for in a way that there is none."""
 
 
+class LostSource(UserWarning):
+    """DEFT's cut leaves little of the source task."""
+
+
 class NotSeparable(HopeError):
     """Slack cannot be kept apart from core in this network; the message names the place."""
 

@@ -13,17 +13,43 @@ from hope.errors import CheckpointMismatch, InvalidPartition
 from hope.storage.run import fingerprint
 
 BY = ("prune-cost", "capacity")
+SEVER = ("mask", "absorb")
+PERCENTILE = 20.0
 MERGES: dict[bool | str, str | None] = {True: "sum", "sum": "sum", "pair": "pair", False: None}
 
 
-def check_options(percentile: float, by: str, merge: bool | str) -> None:
-    """A number from 0 to 100, a partition that there is, a merge that there is."""
+def check_options(
+    percentile: float | None, fidelity: float | None, example: object, by: str, merge: bool | str
+) -> float:
+    """A number from 0 to 100, or a fidelity that can be asked for; a partition and a merge that there are.
+
+    Returns:
+        The percentile.
+    """
+    if percentile is not None and fidelity is not None:
+        raise InvalidPartition("percentile= and fidelity= are two ways to say how much is slack: give one")
+    percentile = PERCENTILE if percentile is None else percentile
     if isinstance(percentile, bool) or not isinstance(percentile, Real) or not 0 <= percentile <= 100:
         raise InvalidPartition(f"percentile={percentile!r} is none: give a number from 0 to 100")
+    if fidelity is not None:
+        if isinstance(fidelity, bool) or not isinstance(fidelity, Real) or not 0 < fidelity <= 1:
+            raise InvalidPartition(f"fidelity={fidelity!r} is none: give a number above 0, at most 1")
+        if example is None:
+            raise InvalidPartition(
+                f"fidelity={fidelity!r} needs an example, for inputs of its shape: give one"
+            )
     if by not in BY:
         raise InvalidPartition(f"there is no partition by {by!r}: choose from {', '.join(BY)}")
     if merge not in MERGES:
         raise InvalidPartition(f"there is no merge {merge!r}: choose True, 'sum', 'pair' or False")
+    return percentile
+
+
+def check_sever(sever: str) -> str:
+    """A way to sever that there is."""
+    if sever not in SEVER:
+        raise InvalidPartition(f"there is no sever={sever!r}: choose from {', '.join(SEVER)}")
+    return sever
 
 
 def check_same(anatomy: Anatomy, tensors: Mapping[str, Tensor]) -> None:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import dataclass, field
 from functools import cached_property
 from os import PathLike
 from pathlib import Path
@@ -16,17 +17,19 @@ from hope._util.calls import Example, duplicate, unlabelled
 from hope._util.finite import check_finite
 from hope.anatomy.anatomy import Anatomy
 from hope.anatomy.read import read_model
-from hope.anatomy.steps import Merge
+from hope.anatomy.steps import Merge, Step
 from hope.anatomy.units import Unit
 from hope.deft import masks
 from hope.deft.bounds import Bounds, Split, find_bounds
 from hope.deft.capacities import Energies, unit_state
-from hope.deft.checks import MERGES, check_options, check_patterns, check_same
+from hope.deft.checks import MERGES, check_options, check_patterns, check_same, check_sever
 from hope.deft.elasticity import Fate, Lock, by_capacity, by_prune_cost, lock_threshold, prune_costs, walk
 from hope.deft.separable import check_separable, find_head, find_units, matches
 from hope.deft.vessels import consolidate
-from hope.errors import InvalidPartition
+from hope.errors import InvalidExample, InvalidPartition
+from hope.judge.fidelity import Judge, images_for
 from hope.methods.calibration import batches_of
+from hope.methods.pairs import PaperState
 from hope.reasons import Cause, Reason
 from hope.signals.bn import Numbers
 from hope.signals.marginals import measured_marginals
@@ -55,6 +58,8 @@ class Partition:
         left_alone: what has no elasticity of its own and is core as a whole, with the reason.
         original: fingerprint of the checkpoint.
         seed: of the fresh weights of freed vessels.
+        sever: how `prepare` severs by default.
+        example: an input of the network, for inputs of its shape.
 
     Example:
         >>> import torch, hope
@@ -83,6 +88,22 @@ class Partition:
     left_alone: Mapping[str, Reason]
     original: str
     seed: int = 0
+    sever: str = "mask"
+    example: Example | None = None
+    _judges: list[Judge] = field(default_factory=list)
+
+    def judge(self, model: nn.Module) -> Judge | None:
+        """What compares networks with the source, on made-up inputs; made once. None without an example, or
+        where the network gives no tensor to compare.
+
+        Args:
+            model: the model that was partitioned.
+        """
+        if not self._judges and self.example is not None:
+            count = images_for(self.anatomy.size().macs)
+            with suppress(InvalidExample):
+                self._judges.append(Judge(model, self.example, self.anatomy.program, count))
+        return self._judges[0] if self._judges else None
 
     @cached_property
     def units(self) -> list[Unit]:
@@ -147,13 +168,15 @@ def partition(
     model: nn.Module,
     example: Example | None = None,
     *,
-    percentile: float = 20,
+    percentile: float | None = None,
+    fidelity: float | None = None,
     by: str = "prune-cost",
     merge: bool | str = True,
     head: str | None = None,
     core: str | Sequence[str] = (),
     anatomy: Anatomy | None = None,
     seed: int = 0,
+    sever: str = "mask",
     calibration: Iterable[Any] | str | None = None,
     progress: bool | None = None,
 ) -> Partition:
@@ -168,7 +191,10 @@ def partition(
     Args:
         model: a trained model, with BN or with `calibration`.
         example: an input it can run on.
-        percentile: P, of costs or capacities: more slack to learn with, less of the source kept.
+        percentile: P, of costs or capacities: more slack to learn with, less of the source kept. 20 unless
+            given.
+        fidelity: instead of a percentile, the least predicted fidelity (see `hope.fidelity`) of the source
+            after the cut: the highest whole percentile that keeps it, found by bisection.
         by: "prune-cost" or "capacity".
         merge: merge redundant neurons of the core, at a cost below J_lock, and release their vessels to the
             slack: True or "sum" for parents that stand for the sum of two neurons, "pair" for the paper's,
@@ -179,6 +205,8 @@ def partition(
         seed: of the fresh weights of freed vessels.
         calibration: a few unlabelled batches: signals are measured on them, in place of what BNs say (see
             `hope.Paper`). What has no BN needs that.
+        sever: how the cut will be made, "mask" or "absorb" (see `prepare`): it matters to `fidelity`, and is
+            what `prepare` does by default.
         progress: show what is being done; by default on a terminal only.
 
     Raises:
@@ -197,43 +225,63 @@ def partition(
         ('8', {'0': 8, '3': 8})
         >>> 0 < sum(int(mask.sum()) for mask in part.core.values()) < 16
         True
+        >>> some = hope.deft.partition(net, torch.zeros(1, 3, 8, 8), fidelity=0.95, sever="absorb")
+        >>> tuning = hope.deft.prepare(net, some, head=3)
+        >>> tuning.cost.fidelity >= 0.95
+        True
     """
-    check_options(percentile, by, merge)
+    percentile = check_options(percentile, fidelity, example, by, merge)
+    check_sever(sever)
     patterns = [core] if isinstance(core, str) else core
     anatomy = _read(model, example, anatomy, progress)
     subject = _subject(anatomy, head, patterns)
-    mode = MERGES[merge]
     batches = _batches(calibration, model, example, anatomy, progress)
-    lock, fates = _fates(subject.free, _energies(model, anatomy, batches, progress), percentile, mode)
-    threshold, locks = lock.threshold, {name: fate.core for name, fate in fates.items()}
-    merges = tuple(one for fate in fates.values() for one in fate.merges)
-    freed = {name: fate.freed for name, fate in fates.items() if fate.freed}
-    merged = duplicate(model)  # what freed vessels will listen to is not settled, so they are deaf
-    consolidate(merged, anatomy, merges, freed, None)
-    energies = _energies(merged, anatomy, batches, progress)
-    states = {unit.name: unit_state(unit, energies) for unit in subject.free}
-    after = {name: state.capacities for name, state in states.items()}
-    if by == "capacity":
-        threshold, locks = by_capacity(after, freed, percentile)
-    split = Split(anatomy, subject.head, subject.units, subject.masks(locks), merges, freed, energies, states)
-    return Partition(
-        anatomy=anatomy,
-        head=subject.head,
-        by=by,
-        percentile=percentile,
-        threshold=threshold,
-        lock=lock,
-        merge=mode,
-        core=split.core,
-        merges=merges,
-        freed=freed,
-        costs={name: fate.costs for name, fate in fates.items()},
-        capacities=after,
-        bounds=find_bounds(split, threshold if by == "capacity" else None, mode != "pair" or not merges),
-        left_alone=subject.left_alone,
-        original=fingerprint(model),
-        seed=seed,
-    )
+    known = _energies(model, anatomy, batches, progress)
+    states = [unit_state(unit, known) for unit in subject.free]
+    paths = [walk(state) for state in states]
+    original, judges, mode = fingerprint(model), list[Judge](), MERGES[merge]
+
+    def make(percentile: float) -> Partition:
+        lock, fates = _fates(states, paths, percentile, mode)
+        threshold, locks = lock.threshold, {name: fate.core for name, fate in fates.items()}
+        merges = tuple(one for fate in fates.values() for one in fate.merges)
+        freed = {name: fate.freed for name, fate in fates.items() if fate.freed}
+        merged = duplicate(model)  # what freed vessels will listen to is not settled, so they are deaf
+        consolidate(merged, anatomy, merges, freed, None)
+        energies = _energies(merged, anatomy, batches, progress)
+        left = {unit.name: unit_state(unit, energies) for unit in subject.free}
+        after = {name: state.capacities for name, state in left.items()}
+        if by == "capacity":
+            threshold, locks = by_capacity(after, freed, percentile)
+        masks = subject.masks(locks)
+        split = Split(anatomy, subject.head, subject.units, masks, merges, freed, energies, left)
+        return Partition(
+            anatomy=anatomy,
+            head=subject.head,
+            by=by,
+            percentile=percentile,
+            threshold=threshold,
+            lock=lock,
+            merge=mode,
+            core=split.core,
+            merges=merges,
+            freed=freed,
+            costs={name: fate.costs for name, fate in fates.items()},
+            capacities=after,
+            bounds=find_bounds(split, threshold if by == "capacity" else None, mode != "pair" or not merges),
+            left_alone=subject.left_alone,
+            original=original,
+            seed=seed,
+            sever=sever,
+            example=example,
+            _judges=judges,
+        )
+
+    if fidelity is None:
+        return make(percentile)
+    from hope.deft.search import widest
+
+    return widest(model, make, fidelity, batches)
 
 
 def _read(
@@ -288,11 +336,9 @@ def _subject(anatomy: Anatomy, head: str | None, patterns: Sequence[str]) -> _Su
 
 
 def _fates(
-    units: Sequence[Unit], energies: Energies, percentile: float, merge: str | None
+    states: Sequence[PaperState], paths: Sequence[Sequence[Step]], percentile: float, merge: str | None
 ) -> tuple[Lock, dict[str, Fate]]:
     """J_lock over the paths of all units, and what becomes of each by it."""
-    states = [unit_state(unit, energies) for unit in units]
-    paths = [walk(state) for state in states]
     lock = lock_threshold([cost for steps in paths for cost in prune_costs(steps)], percentile)
     return lock, {
         state.name: by_prune_cost(state, steps, lock.threshold, merge)

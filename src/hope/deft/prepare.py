@@ -9,14 +9,13 @@ import torch
 from torch import Tensor, nn
 
 from hope.deft.absorb import Absorbed, absorb
-from hope.deft.checks import check_weights
+from hope.deft.checks import check_sever, check_weights
+from hope.deft.cost import cost_of, tell
 from hope.deft.heads import new_head
 from hope.deft.partition import Partition
 from hope.deft.tuning import Tuning
 from hope.errors import InvalidPartition
 from hope.surgery.resize import get
-
-SEVER = ("mask", "absorb")
 
 
 def prepare(
@@ -25,8 +24,9 @@ def prepare(
     *,
     head: int | nn.Module | None = None,
     freeze_statistics: bool = False,
-    sever: str = "mask",
+    sever: str | None = None,
     calibration: Iterable[Any] | None = None,
+    batches: Iterable[tuple[Tensor, Tensor]] | None = None,
 ) -> Tuning:
     """A copy of the model that learns with its slack and keeps its core. The model itself is not changed.
 
@@ -43,6 +43,10 @@ def prepare(
     the source's back. With `freeze_statistics=True` core channels are normalised by the source's statistics
     in training, too: then the core computes for the target exactly what it does for the source.
 
+    What the cut takes from the source task is `tuning.cost`: its predicted fidelity (see `hope.fidelity`),
+    and its accuracy, given labelled inputs. A line on standard error tells it, or a warning if less than half
+    is left.
+
     Args:
         model: the model that was partitioned.
         partition: what `hope.deft.partition` returned for it.
@@ -51,12 +55,17 @@ def prepare(
         freeze_statistics: hold the running statistics of core channels. This hangs on the model's BN modules:
             convert them with `SyncBatchNorm.convert_sync_batchnorm` before and not after.
         sever: "mask" as in the paper, or "absorb"; where the moments for that are not known a mask has to do,
-            and `tuning.notes` says so.
+            and `tuning.notes` says so. By default what the partition was made for.
         calibration: a few unlabelled batches, to measure what is absorbed on; what has no BN needs that.
+        batches: labelled inputs of the source task, pairs (x, y).
 
     Raises:
         InvalidPartition: there is no such way to sever, or `calibration` has nothing to do.
         CheckpointMismatch: the partition was made for other weights.
+        InvalidExample: `batches` are not pairs of inputs and labels.
+
+    Warns:
+        LostSource: less than half of the source is left.
 
     Example:
         >>> import torch, hope
@@ -74,11 +83,28 @@ def prepare(
         >>> torch.equal(tuning.model[1].weight[core], net[1].weight[core]) or len(part.merges) > 0
         True
     """
-    if sever not in SEVER:
-        raise InvalidPartition(f"there is no sever={sever!r}: choose from {', '.join(SEVER)}")
+    check_weights(model, partition.original)
+    tuning = ready(
+        model, partition, head=head, freeze_statistics=freeze_statistics, sever=sever, calibration=calibration
+    )
+    tuning.cost = cost_of(model, partition, tuning, batches)
+    tell(tuning.cost)
+    return tuning
+
+
+def ready(
+    model: nn.Module,
+    partition: Partition,
+    *,
+    head: int | nn.Module | None = None,
+    freeze_statistics: bool = False,
+    sever: str | None = None,
+    calibration: Iterable[Any] | None = None,
+) -> Tuning:
+    """The same without a look at what it costs."""
+    sever = check_sever(partition.sever if sever is None else sever)
     if calibration is not None and sever != "absorb":
         raise InvalidPartition('calibration is for sever="absorb": a mask needs no inputs, leave it out')
-    check_weights(model, partition.original)
     tuned = partition.consolidated(model)
     absorbed = absorb(tuned, partition, calibration) if sever == "absorb" else Absorbed({}, ())
     cut(tuned, partition)

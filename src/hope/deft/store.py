@@ -60,6 +60,7 @@ def save(tuning: Tuning, folder: str | PathLike[str]) -> Path:
         holds_statistics=tuning.holds_statistics,
         anchored=sorted(penalty.anchors) if penalty is not None else [],
         notes=list(tuning.notes),
+        cost=tuning.cost,
     )
     return folder
 
@@ -189,6 +190,7 @@ def _rebuild(
         penalty=penalty,
         absorbed_head=_under(arrays, "absorbed head"),
         notes=record.notes,
+        cost=record.cost,
     )
     with torch.no_grad():
         for name, value in _under(arrays, "head").items():

@@ -14,6 +14,7 @@ from hope.deft.gate import Gate
 from hope.deft.masks import in_head
 from hope.deft.source import source
 from hope.deft.statistics import hold, snapshot
+from hope.storage.adapter import Cost
 
 
 class Penalty:
@@ -63,6 +64,7 @@ class Tuning:
         absorbed_head: the source head's parameters (names within it) when it is deaf to slack, where they
             took over what slack said; empty after masking.
         notes: what else a user should know.
+        cost: what the cut took from the source task; None for a baseline, which cuts nothing.
 
     Example:
         >>> import torch, hope
@@ -94,6 +96,7 @@ class Tuning:
         penalty: Penalty | None = None,
         absorbed_head: Mapping[str, Tensor] | None = None,
         notes: Sequence[str] = (),
+        cost: Cost | None = None,
     ) -> None:
         """Replace the head, gate the parameters, note the statistics; all in place on `model`.
 
@@ -105,7 +108,7 @@ class Tuning:
             masks_source: whether `source()` masks the head by default.
             rewritten: where the model already differs from the source checkpoint.
             penalty: what to add to the loss.
-            absorbed_head, notes: as attributes.
+            absorbed_head, notes, cost: as attributes.
         """
         self.model, self.method, self.head, self.original = model, method, head, original
         self.source_head = model.get_submodule(head).requires_grad_(False)
@@ -116,6 +119,7 @@ class Tuning:
         self._penalty = penalty
         self.absorbed_head = dict(absorbed_head or {})
         self.notes = tuple(notes)
+        self.cost = cost
         model.set_submodule(head, new_head)
         self.frozen = {
             name: mask
@@ -219,6 +223,8 @@ class Tuning:
             f"source: {old}, which {heard}; `with tuning.source() as model:` runs it",
             f"running statistics of frozen channels: {'held' if self.holds_statistics else 'free'}",
         ]
+        if self.cost is not None:
+            lines.append(f"source after the cut: {self.cost}")
         if self._penalty is not None:
             lines.append("the loss needs tuning.penalty() added to it")
         return "\n".join([*lines, *(f"note: {note}" for note in self.notes)])

@@ -32,6 +32,42 @@ class Head(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     shapes: dict[str, list[int]] | None
 
 
+class Cost(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What the cut took from the source task.
+
+    Attributes:
+        fidelity: the source's predicted fidelity after it (see `hope.fidelity`); None if that is not known.
+        before, after: the source's accuracy on labelled inputs; None if there were none.
+        inputs: how many they were.
+
+    Example:
+        >>> Cost(fidelity=0.4, before=0.9, after=0.6, inputs=100).kept
+        0.6666666666666667
+        >>> print(Cost(fidelity=0.4, before=0.9, after=0.6, inputs=100))
+        predicted fidelity 0.40; 60.0% of 100 labelled inputs right, 90.0% before
+    """
+
+    fidelity: float | None = None
+    before: float | None = None
+    after: float | None = None
+    inputs: int = 0
+
+    @property
+    def kept(self) -> float | None:
+        """The share of the source that is left: of its accuracy where that is known, or the fidelity."""
+        if self.before is not None and self.after is not None:
+            return self.after / self.before if self.before > 0 else 1.0
+        return self.fidelity
+
+    def __str__(self) -> str:
+        words = [] if self.fidelity is None else [f"predicted fidelity {self.fidelity:.2f}"]
+        if self.before is not None and self.after is not None:
+            words.append(
+                f"{self.after:.1%} of {self.inputs:,} labelled inputs right, {self.before:.1%} before"
+            )
+        return "; ".join(words) or "not known: the partition was made without an example"
+
+
 class AdapterRecord(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What `adapter.json` says.
 
@@ -46,6 +82,7 @@ class AdapterRecord(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
         holds_statistics: whether the running statistics of frozen channels stay.
         anchored: the parameters that a penalty draws to where they were.
         notes: what else a user should know.
+        cost: what the cut took from the source task.
     """
 
     method: str
@@ -58,6 +95,7 @@ class AdapterRecord(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     holds_statistics: bool
     anchored: list[str] = msgspec.field(default_factory=list)
     notes: list[str] = msgspec.field(default_factory=list)
+    cost: Cost | None = None
 
 
 ADAPTER = Form("hope-deft", "tuning", AdapterRecord, (adapter_to_2,))
