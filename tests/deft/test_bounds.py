@@ -151,3 +151,35 @@ def test_what_only_the_head_reads_has_no_core_behind_it() -> None:
     assert last.share == 0
     assert last.directed == 0
     assert last.head > 0
+
+
+@pytest.mark.parametrize("by", ["prune-cost", "capacity"])
+def test_the_cumulative_bound_is_the_definition_worked_out_by_hand(by: str) -> None:
+    net = made(chain())
+    part = hope.deft.partition(net, images(2), percentile=60, by=by, merge=False)
+    norms = {}
+    for layer, bn, reader in (("0", "1", "4"), ("4", "5", "9"), ("9", "10", "12")):
+        energy = torch.relu(_sampled(net, bn)).square().mean(dim=0)
+        weight = net.get_parameter(f"{reader}.weight").detach().double()
+        norms[layer] = weight.movedim(1, 0).flatten(1).norm(dim=1) * energy.sqrt()
+    total = uniform = 0.0
+    for layer, behind in (("0", "4"), ("4", "9")):
+        core, slack = norms[behind][part.core[behind]].sum(), norms[layer][~part.core[layer]]
+        assert 0 < len(slack) < len(norms[layer])
+        assert float(core) < 0.99 * float(norms[behind].sum())  # slack behind it is no part of E_core
+        assert part.bounds[layer].behind == pytest.approx(float(core), rel=0.02)
+        assert part.bounds[layer].severed == pytest.approx(float(slack.sum()), rel=0.02)
+        total += float(slack.sum() / core)
+        uniform += float(len(slack) * part.threshold / core)
+    assert part.bounds.cumulative == pytest.approx(total, rel=0.02)
+    if by == "capacity":
+        assert part.bounds.uniform == pytest.approx(uniform, rel=0.02)
+
+
+def _sampled(net: nn.Module, bn: str) -> Tensor:
+    """(samples, channels) in front of the activation: the BN's own Gaussians, spread out evenly."""
+    module = net.get_submodule(bn)
+    levels = (torch.arange(SAMPLES, dtype=torch.float64) + 0.5) / SAMPLES
+    normal = torch.distributions.Normal(torch.zeros((), dtype=torch.float64), 1.0).icdf(levels)
+    spread = module.weight.abs() * torch.sqrt(module.running_var / (module.running_var + module.eps))
+    return (module.bias + spread * normal[:, None]).detach()

@@ -225,9 +225,8 @@ def partition(
         ('8', {'0': 8, '3': 8})
         >>> 0 < sum(int(mask.sum()) for mask in part.core.values()) < 16
         True
-        >>> some = hope.deft.partition(net, torch.zeros(1, 3, 8, 8), fidelity=0.95, sever="absorb")
-        >>> tuning = hope.deft.prepare(net, some, head=3)
-        >>> tuning.cost.fidelity >= 0.95
+        >>> safe = hope.deft.partition(net, torch.zeros(1, 3, 8, 8), fidelity=0.95, merge=False)
+        >>> hope.deft.prepare(net, safe, head=3).cost.fidelity >= 0.95
         True
     """
     percentile = check_options(percentile, fidelity, example, by, merge)

@@ -38,8 +38,8 @@ def widest(
     kept = _kept(model, best, calibration)
     if kept < least:
         raise InvalidPartition(
-            f"fidelity={least:g} is out of reach, percentile {low} leaves {kept:.3f}: ask for less, or try "
-            "merge=False or sever='absorb'"
+            f"fidelity={least:g} is out of reach, percentile {low} leaves {kept:.3f}: ask for less, or give "
+            "merge=False"
         )
     while high - low > 1:
         middle = (low + high) // 2
