@@ -50,7 +50,8 @@ def parser() -> argparse.ArgumentParser:
 
 def run(options: argparse.Namespace) -> None:
     """Run the experiment, or what is left of it, and print its table. Each worker has one thread."""
-    if readme.shown(options, {"transfer": page.table}):
+    pages = {"transfer": page.table, "transfer-ablation": page.ablation, "transfer-small": page.small}
+    if readme.shown(options, pages):
         return
     data = data_folder(options.data)
     if options.workers < 1:

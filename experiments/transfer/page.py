@@ -2,8 +2,11 @@
 
 The measurements themselves, and what is kept of them:
 
-    python -m experiments.transfer --scale small --data FOLDER --workers 2 --out runs/transfer
+    python -m experiments.transfer --scale medium --data FOLDER --out runs/transfer
+    python -m experiments.transfer --scale medium --data FOLDER --out runs/transfer --ablate
     cp runs/transfer/results.json experiments/results/transfer.json
+
+`transfer-small.json` is a run at the small scale with more forms of DEFT.
 """
 
 from __future__ import annotations
@@ -15,6 +18,7 @@ from typing import Any
 from experiments.command import RESULTS as FOLDER
 
 RESULTS = FOLDER / "transfer.json"
+SMALL = FOLDER / "transfer-small.json"
 PAPER = {  # target accuracy, source retention, H-score; Table "Cross-Domain Transfer Learning Results"
     "deft": (89.79, 52.14, 65.82),
     "head-only": (36.11, 63.13, 45.79),
@@ -30,7 +34,7 @@ def table(path: Path = RESULTS) -> str:
     found = json.loads(path.read_text())
     scale, methods = found["scale"], found["methods"]
     before = next(iter(methods.values()))["before"]
-    tasks = scale["trials"] * scale["tasks"]
+    tasks = found.get("trials", scale["trials"]) * scale["tasks"]
     lines = [
         "| | target | source kept | H-score | H, epoch by H | masked | prepared | paper: target, source, H |",
         "|---|---:|---:|---:|---:|---:|---:|---:|",
@@ -58,6 +62,26 @@ def table(path: Path = RESULTS) -> str:
         "slack (of a baseline, slack at P = 40); *prepared*: the source after merging and severing, before "
         "the first step."
     )
+    return "\n".join(lines) + "\n"
+
+
+def small() -> str:
+    """The same of the small scale."""
+    return table(SMALL)
+
+
+def ablation(path: Path = RESULTS) -> str:
+    """What each limit of the run is worth: one task, one thing changed at a time."""
+    found = json.loads(path.read_text())["ablation"]
+    names = list(next(iter(found.values())))
+    heads = [f"{name}: {what}" for name in names for what in ("target", "source", "H")]
+    lines = [f"| | source model | {' | '.join(heads)} |", f"|---|---:{'|---:' * len(heads)}|"]
+    for change, rows in found.items():
+        cells = [f"{100 * rows[names[0]]['before'][0]:.1f}"]
+        for name in names:
+            best = rows[name][BEST]
+            cells += [f"{100 * best[key][0]:.1f}" for key in ("test target", "test source", "test h")]
+        lines.append(f"| {change} | {' | '.join(cells)} |")
     return "\n".join(lines) + "\n"
 
 

@@ -82,6 +82,8 @@ def test_the_pages_have_the_tables_of_the_committed_results(tmp_path: Path) -> N
         ("finetune", finetune.table),
         ("latency", latency.table),
         ("transfer", transfer.table),
+        ("transfer-ablation", transfer.ablation),
+        ("transfer-small", transfer.small),
         ("speed", speed.table),
         ("coverage", coverage.committed),
     ):
