@@ -20,13 +20,16 @@ from hope.deft.partition import Partition, partition
 from hope.deft.prepare import prepare
 from hope.deft.store import load
 from hope.deft.tuning import Tuning
-from hope.errors import InvalidHead, InvalidPartition, InvalidPenalty, NotSeparable
+from hope.errors import InvalidHead, InvalidPartition, InvalidPenalty, LostSource, NotSeparable
+from hope.storage.adapter import Cost
 
 __all__ = [
     "Bounds",
+    "Cost",
     "InvalidHead",
     "InvalidPartition",
     "InvalidPenalty",
+    "LostSource",
     "NotSeparable",
     "Partition",
     "Tuning",

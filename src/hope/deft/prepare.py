@@ -44,8 +44,8 @@ def prepare(
     in training, too: then the core computes for the target exactly what it does for the source.
 
     What the cut takes from the source task is `tuning.cost`: its predicted fidelity (see `hope.fidelity`),
-    and its accuracy, given labelled inputs. A line on standard error tells it, or a warning if less than half
-    is left.
+    and its accuracy, given labelled inputs. A line on standard error tells it, or a warning (`LostSource`) if
+    less than half is left.
 
     Args:
         model: the model that was partitioned.
@@ -63,9 +63,6 @@ def prepare(
         InvalidPartition: there is no such way to sever, or `calibration` has nothing to do.
         CheckpointMismatch: the partition was made for other weights.
         InvalidExample: `batches` are not pairs of inputs and labels.
-
-    Warns:
-        LostSource: less than half of the source is left.
 
     Example:
         >>> import torch, hope
