@@ -165,7 +165,6 @@ def speed(results: Any) -> None:
 
 POINTS = {  # method -> its name, colour, and where the name stands
     "deft, absorbed": ("DEFT, absorbed", GREEN, (6, 9)),
-    "deft, sum merges": ("DEFT, sum merges", GREEN, (6, -15)),
     "deft": ("DEFT", GREEN, (-6, 6)),
     "head-only": ("head only", ORANGE, (0, -16)),
     "full": ("full fine-tuning", ORANGE, (8, -3)),
