@@ -168,8 +168,8 @@ POINTS = {  # method -> its name, colour, and where the name stands
     "deft": ("DEFT", GREEN, (-6, 6)),
     "head-only": ("head only", ORANGE, (0, -16)),
     "full": ("full fine-tuning", ORANGE, (8, -3)),
-    "ewc": ("EWC, L2-SP", ORANGE, (8, 4)),
-    "l2-sp": ("", ORANGE, (0, 0)),
+    "ewc": ("EWC", ORANGE, (8, 4)),
+    "l2-sp": ("L2-SP", ORANGE, (8, 4)),
     "bn-tuning": ("BN tuning", ORANGE, (4, -15)),
 }
 
