@@ -207,6 +207,8 @@ def partition(
             what `prepare` does by default.
         calibration: a few unlabelled batches: signals are measured on them, in place of what BNs say (see
             `hope.Paper`). What has no BN needs that.
+        sever: how the cut will be made, "mask" or "absorb" (see `prepare`): it matters to `fidelity`, and is
+            what `prepare` does by default.
         progress: show what is being done; by default on a terminal only.
 
     Raises:
