@@ -203,8 +203,6 @@ def partition(
         core: pattern or patterns (`*`, `?`) of layers and streams that are core as a whole.
         anatomy: what `hope.inspect` returned, to save reading the model again.
         seed: of the fresh weights of freed vessels.
-        sever: how the cut will be made, "mask" or "absorb" (see `prepare`): it matters to `fidelity`, and is
-            what `prepare` does by default.
         calibration: a few unlabelled batches: signals are measured on them, in place of what BNs say (see
             `hope.Paper`). What has no BN needs that.
         sever: how the cut will be made, "mask" or "absorb" (see `prepare`): it matters to `fidelity`, and is
@@ -282,7 +280,7 @@ def partition(
         return make(percentile)
     from hope.deft.search import widest
 
-    return widest(model, make, fidelity)
+    return widest(model, make, fidelity, batches)
 
 
 def _read(

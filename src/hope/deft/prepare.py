@@ -80,8 +80,6 @@ def prepare(
         >>> torch.equal(tuning.model[1].weight[core], net[1].weight[core]) or len(part.merges) > 0
         True
     """
-    if calibration is not None and check_sever(partition.sever if sever is None else sever) != "absorb":
-        raise InvalidPartition('calibration is for sever="absorb": a mask needs no inputs, leave it out')
     check_weights(model, partition.original)
     tuning = ready(
         model, partition, head=head, freeze_statistics=freeze_statistics, sever=sever, calibration=calibration
@@ -102,6 +100,8 @@ def ready(
 ) -> Tuning:
     """The same without a look at what it costs."""
     sever = check_sever(partition.sever if sever is None else sever)
+    if calibration is not None and sever != "absorb":
+        raise InvalidPartition('calibration is for sever="absorb": a mask needs no inputs, leave it out')
     tuned = partition.consolidated(model)
     absorbed = absorb(tuned, partition, calibration) if sever == "absorb" else Absorbed({}, ())
     cut(tuned, partition)

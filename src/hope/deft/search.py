@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 from torch import nn
@@ -15,7 +16,9 @@ from hope.deft.prepare import ready
 from hope.errors import InvalidPartition
 
 
-def widest(model: nn.Module, make: Callable[[float], Partition], least: float) -> Partition:
+def widest(
+    model: nn.Module, make: Callable[[float], Partition], least: float, calibration: Sequence[Any] | None
+) -> Partition:
     """The partition with the highest whole percentile that keeps so much of the source, by bisection.
 
     That takes fidelity to fall with the percentile, which it does but for small steps: at most eight looks.
@@ -24,6 +27,7 @@ def widest(model: nn.Module, make: Callable[[float], Partition], least: float) -
         model: the source model.
         make: its partition at a percentile.
         least: the fidelity that must be left.
+        calibration: inputs to measure on what is absorbed.
     """
     low, high = 0, 101
     best = make(low)
@@ -31,7 +35,7 @@ def widest(model: nn.Module, make: Callable[[float], Partition], least: float) -
         costs = torch.cat([some[some < math.inf] for some in best.costs.values()])
         low = min(100, math.ceil(100 * float((costs < EPSILON).double().mean())))
         best = make(low)
-    kept = _kept(model, best)
+    kept = _kept(model, best, calibration)
     if kept < least:
         raise InvalidPartition(
             f"fidelity={least:g} is out of reach, percentile {low} leaves {kept:.3f}: ask for less, or give "
@@ -40,15 +44,16 @@ def widest(model: nn.Module, make: Callable[[float], Partition], least: float) -
     while high - low > 1:
         middle = (low + high) // 2
         part = make(middle)
-        if _kept(model, part) >= least:
+        if _kept(model, part, calibration) >= least:
             low, best = middle, part
         else:
             high = middle
     return best
 
 
-def _kept(model: nn.Module, partition: Partition) -> float:
-    found = cost_of(model, partition, ready(model, partition)).fidelity
+def _kept(model: nn.Module, partition: Partition, calibration: Sequence[Any] | None) -> float:
+    inputs = calibration if partition.sever == "absorb" else None
+    found = cost_of(model, partition, ready(model, partition, calibration=inputs)).fidelity
     if found is None:
         raise InvalidPartition(
             f"fidelity= needs answers to compare, and {partition.anatomy.model} returns no tensor: "
