@@ -28,6 +28,8 @@ coverage: setup
 figures: setup
 	$(BIN)/python -m experiments.draw
 	$(BIN)/python -m experiments.compression --write-pages
+	$(BIN)/python -m experiments.readings --write-pages
+	$(BIN)/python -m experiments.refit --write-pages
 	$(BIN)/python -m experiments.study --write-pages
 	$(BIN)/python -m experiments.calibration --write-pages
 	$(BIN)/python -m experiments.speed --write-pages
