@@ -20,6 +20,7 @@ from matplotlib.ticker import FuncFormatter, NullLocator
 
 from experiments.command import RESULTS
 from experiments.compression.page import TITLES, budgets
+from hope.bench.accuracy import interval
 
 FIGURES = Path(__file__).resolve().parents[1] / "docs"
 GREY = "#7b838d"  # text and axes: as far from white as from black
@@ -141,6 +142,35 @@ def compression(results: Any) -> None:
     save(figure, "compression.svg")
 
 
+READINGS = {  # name -> methods of which the best is drawn, colour, where the name stands
+    "HOPE": (("absorb",), GREEN, (0.69, 0.63)),
+    "the paper, without evictions": (("hope, no eviction", "hope, literal, no eviction"), BLUE, (0.6, 0.44)),
+    "with evictions": (("hope", "hope, literal"), PINK, (0.66, 0.37)),
+    "magnitude, best of three": (("l1-in", "l1-joint", "bn-scale"), ORANGE, (0.72, 0.04)),
+}
+
+
+def readings(results: Any) -> None:
+    """Accuracy of ResNet-50 against the neurons that are kept, with 95% intervals."""
+    entry = results["networks"]["keras-resnet50"]
+    figure, axes = pyplot.subplots(figsize=(7, 3.4))
+    for text, (methods, colour, at) in READINGS.items():
+        line = [(1.0, entry["base"], *interval(entry["base"], entry["images"]))]
+        for budget in budgets(entry, "density"):
+            some = [entry["points"][m][budget] for m in methods if budget in entry["points"].get(m, {})]
+            if some:
+                top = max(some, key=lambda point: float(point["accuracy"]))
+                share = float(budget.partition("=")[2])
+                line.append((share, top["accuracy"], *interval(top["accuracy"], entry["images"])))
+        kept, scores, low, high = (np.array(column) for column in zip(*line, strict=True))
+        axes.errorbar(kept, scores, (scores - low, high - scores), color=colour, marker="o", markersize=3.5)
+        beside(axes, text, at, colour)
+    axes.set(xlim=(1.02, 0.28), ylim=(0, 0.8), xlabel="neurons kept")
+    axes.set(ylabel=f"top-1 of {entry['images']:,} images, no data")
+    axes.xaxis.set_major_formatter(PERCENT)
+    save(figure, "readings.svg")
+
+
 def speed(results: Any) -> None:
     """Time and memory of one layer's path against its width, with the fitted exponents."""
     rows = results["layers"]
@@ -198,7 +228,13 @@ def parser() -> argparse.ArgumentParser:
     return argparse.ArgumentParser(prog="python -m experiments.draw", description="Redraw every figure.")
 
 
-DRAWINGS = {"coverage": coverage, "compression": compression, "speed": speed, "transfer": transfer}
+DRAWINGS = {
+    "coverage": coverage,
+    "compression": compression,
+    "readings": readings,
+    "speed": speed,
+    "transfer": transfer,
+}
 
 
 def draw(name: str) -> None:

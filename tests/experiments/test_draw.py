@@ -14,6 +14,7 @@ from experiments import draw
 LABELS = {
     "compression": ("HOPE", "the paper", "Torch-Pruning"),
     "coverage": ("torchvision (", "timm (", "transformers ("),
+    "readings": ("HOPE", "the paper, without evictions", "with evictions", "magnitude, best of three"),
     "speed": ("exponent ",),
     "transfer": ("DEFT, absorbed", "head only", "full fine-tuning"),
 }

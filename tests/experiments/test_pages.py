@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from experiments import calibration, coverage, finetune, latency, readme, speed, study
+from experiments import calibration, coverage, finetune, latency, readings, readme, refit, speed, study
 from experiments.compression import page as compression
 from experiments.transfer import page as transfer
 
@@ -58,6 +58,8 @@ def test_every_experiment_is_on_a_page_and_has_help(capsys: pytest.CaptureFixtur
         "fetch",
         "finetune",
         "latency",
+        "readings",
+        "refit",
         "screenshots",
         "speed",
         "study",
@@ -77,6 +79,8 @@ def test_the_pages_have_the_tables_of_the_committed_results(tmp_path: Path) -> N
         copy.write_text(page.read_text())
     for name, table in (
         *compression.TABLES.items(),
+        ("readings", readings.table),
+        ("refit", refit.table),
         ("study", study.table),
         ("calibration", calibration.table),
         ("finetune", finetune.table),
