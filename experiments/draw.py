@@ -144,8 +144,8 @@ def compression(results: Any) -> None:
 
 READINGS = {  # name -> methods of which the best is drawn, colour, where the name stands
     "HOPE": (("absorb",), GREEN, (0.69, 0.63)),
-    "the paper, without evictions": (("hope, no eviction", "hope, literal, no eviction"), BLUE, (0.6, 0.44)),
-    "with evictions": (("hope", "hope, literal"), PINK, (0.66, 0.37)),
+    "the paper, without evictions": (("hope, no eviction", "hope, literal, no eviction"), BLUE, (0.49, 0.27)),
+    "with evictions": (("hope", "hope, literal"), PINK, (0.47, 0.15)),
     "magnitude, best of three": (("l1-in", "l1-joint", "bn-scale"), ORANGE, (0.72, 0.04)),
 }
 
