@@ -131,7 +131,7 @@ class Paper(Method):
         cut = block.layers if block.before is None else (*block.layers, block.before)
         if not block.layers or any(name not in capacity for name in cut):
             return Cause.NO_CAPACITY.at()
-        carried = _carried(block, known.numbers) if block.residual else None
+        carried = _carried(block, known.numbers)
         if carried is not None:
             anchors = (carried,) * len(block.layers)
         else:
