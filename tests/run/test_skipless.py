@@ -293,9 +293,12 @@ def test_absorption_leaves_them_alone(net: nn.Module, anatomy: hope.Anatomy) -> 
 # ---- the paper's method ------------------------------------------------------------------------------------
 
 
-def test_the_price_is_against_what_the_layers_had_at_first(net: nn.Module, anatomy: hope.Anatomy) -> None:
+@pytest.mark.parametrize("calibration", [None, [X]], ids=["from BNs", "measured"])
+def test_the_price_is_against_what_the_layers_had_at_first(
+    net: nn.Module, anatomy: hope.Anatomy, calibration: list[Tensor] | None
+) -> None:
     """J = Σ N·E/E_init, before the first step Σ N; and after some steps from what is left."""
-    plan = Plan(net, X, anatomy, hope.Paper())
+    plan = Plan(net, X, anatomy, hope.Paper(calibration=calibration))
     assert [branch.name for branch in plan.branches] == [block.name for block in anatomy.blocks]
     states = {state.name: state for state in plan.states if isinstance(state, PaperState)}
     for branch in plan.branches:

@@ -79,7 +79,8 @@ def measured_marginals(
         progress: show how far it is; None shows it on a terminal.
     """
     taps = dict(anatomy.taps)
-    taps |= {(b.name, ""): tap for b in anatomy.blocks if (tap := _skip(b, anatomy.program)) is not None}
+    skips = {(b.name, ""): _skip(b, anatomy.program) for b in anatomy.blocks if b.residual}
+    taps |= {key: tap for key, tap in skips.items() if tap is not None}
     sums = {(tap.operation, tap.dim): _Sums() for tap in taps.values()}
     wanted: dict[str, set[int]] = {}
     for name, dim in sums:
