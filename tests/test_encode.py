@@ -136,7 +136,7 @@ def test_layers_without_bn_are_left_alone_and_said_so() -> None:
         nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 2)
     )
     encoding = hope.encode(net.eval(), torch.zeros(2, 4), density=0.9, method="hope")
-    assert encoding.left_alone == {"0": Cause.NO_BN_BEFORE.at("2")}
+    assert encoding.left_alone == {"0": Cause.NO_BN_BEFORE.at("2"), "2:4": Cause.NO_CAPACITY.at()}
     assert "needs calibration" in str(encoding)
 
 

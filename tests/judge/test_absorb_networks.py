@@ -112,16 +112,20 @@ def test_absorbing_beats_pruning_the_same_neurons() -> None:
     assert error(net, encoding.model) < 0.7 * error(net, pruned)
 
 
-def test_measured_moments_predict_what_is_lost() -> None:
-    """With moments of the very inputs, the modelled loss of one layer is the real one."""
+def test_measured_moments_are_those_of_the_inputs_and_one_propagated_sample_per_channel() -> None:
     net = network(4)
-    x = inputs(5, 128)
-    plan = Plan(net, EXAMPLE, hope.inspect(net, EXAMPLE), hope.Absorb(calibration=[x]), evict=False)
-    intake = plan.known.intakes["8.weight"]
+    anatomy, x = hope.inspect(net, EXAMPLE), inputs(5, 128)
+    prior, intake = (
+        Plan(net, EXAMPLE, anatomy, method, evict=False).known.intakes["8.weight"]
+        for method in (hope.Absorb(), hope.Absorb(calibration=[x]))
+    )
     with torch.no_grad():
         seen = net[:8](x).double()  # type: ignore[index]
-    assert torch.allclose(intake.mean, seen.mean(dim=0), atol=1e-5)
-    assert torch.allclose(intake.covariance, torch.cov(seen.T, correction=0), atol=1e-5)
+    trust = 128 / (128 + seen.shape[1])
+    mean = trust * seen.mean(dim=0) + (1 - trust) * prior.mean
+    covariance = trust * torch.cov(seen.T, correction=0) + (1 - trust) * prior.covariance
+    assert torch.allclose(intake.mean, mean, atol=1e-5)
+    assert torch.allclose(intake.covariance, covariance, atol=1e-5)
 
 
 def test_calibration_helps_on_the_inputs_it_saw() -> None:

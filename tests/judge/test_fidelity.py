@@ -128,6 +128,6 @@ def test_what_a_dream_is_for() -> None:
     with pytest.raises(ValueError, match="dream"):
         hope.Absorb(calibration="nightmare")
     with pytest.raises(TypeError, match="calibration"):
-        hope.Paper(calibration="dream")  # type: ignore[call-arg]
+        hope.Score("l1-in", calibration="dream")  # type: ignore[call-arg]
     with pytest.raises(InvalidExample, match="no inputs"):
         hope.encode(net, EXAMPLE, density=0.8, method=hope.Absorb(calibration=[]))

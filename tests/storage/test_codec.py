@@ -25,7 +25,7 @@ from hope.storage.codec import Form, decode, digest_of, encode, json_schema, pac
 from hope.storage.record import PLAN, Details, StoredAnatomy
 from hope.storage.run import read_run
 from tests.golden.record import digits
-from tests.storage.record import EXAMPLE, FORMS, OLD, SCHEMAS
+from tests.storage.record import EXAMPLE, FORMS, OLD, SCHEMAS, tuned
 from tests.support import assert_same, random_cut, run, same
 
 STEPS: tuple[AnyStep, ...] = (
@@ -227,4 +227,14 @@ def test_files_have_the_fields_of_their_schema(form: Form[Any]) -> None:
     for path in OLD.glob(f"*-v{form.version}-*/*.json"):
         plan = json.loads(path.read_text())
         if plan["format"] == form.name:
-            assert plan.keys() == properties.keys()
+            assert set(schema["$defs"][form.record.__name__]["required"]) <= plan.keys()
+            assert plan.keys() <= properties.keys()
+
+
+@pytest.mark.parametrize("form", FORMS, ids=lambda form: form.name)
+def test_what_is_saved_now_has_all_fields(form: Form[Any], tmp_path: Path) -> None:
+    hope.encode(digits(), EXAMPLE, params=0.8, evict=False).save(tmp_path / "run")
+    tuned().save_pretrained(tmp_path / "adapter")
+    plans = [json.loads(path.read_text()) for path in tmp_path.glob("*/*.json")]
+    (plan,) = [plan for plan in plans if plan["format"] == form.name]
+    assert plan.keys() == json_schema(form)["$defs"][form.record.__name__]["properties"].keys()

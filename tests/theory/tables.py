@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Iterator
+from pathlib import Path
 
 import numpy as np
 import torch
 from torch import nn
 
 import hope
-from experiments.readme import ROOT, put
 from hope.geometry.kernels import exact
 from hope.geometry.pairwise import warped_correlation
 from hope.geometry.parent import Side, alignments, overlaps, parent_of_many, parents, recipe
@@ -25,7 +25,15 @@ from tests.geometry.explicit import random_layer
 from tests.golden.record import digits
 from tests.theory.surrogate import Array, correlations, layer_wide
 
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "theory.md"
 LAYERS = {"stem.0": "stem.1", **{f"blocks.{k}.conv1": f"blocks.{k}.bn1" for k in range(3)}, "squeeze": "bn"}
+
+
+def put(name: str, text: str) -> None:
+    """Replace what stands between a table's two markers in docs/theory.md."""
+    start, end = f"<!-- {name}:start -->", f"<!-- {name}:end -->"
+    before, _, rest = PAGE.read_text().partition(start)
+    PAGE.write_text(f"{before}{start}\n{text.strip()}\n{end}{rest.partition(end)[2]}")
 
 
 # ---- many neurons at once, or pair by pair -----------------------------------------------------------------
@@ -194,7 +202,7 @@ def main() -> None:
         made = table()
         print(made, end="\n\n")
         if asked.write_pages:
-            put(name, made, [ROOT / "docs" / "theory.md"])
+            put(name, made)
 
 
 if __name__ == "__main__":

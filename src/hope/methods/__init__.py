@@ -47,7 +47,8 @@ def recalled(told: Mapping[str, Any]) -> Method | None:
         return None
     method = made()
     own = {one.name for one in fields(method)} - {"calibration"}
-    return replace(method, **{name: value for name, value in told.items() if name in own})
+    once = {"refit": False, **told}  # there was none when the oldest runs were saved
+    return replace(method, **{name: value for name, value in once.items() if name in own})
 
 
 __all__ = ["METHODS", "Absorb", "Method", "Paper", "Score", "named", "recalled"]
