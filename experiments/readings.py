@@ -44,6 +44,7 @@ def parser() -> argparse.ArgumentParser:
     )
     top.add_argument("--data", metavar="FOLDER", help="checkpoints and images (default: $HOPE_DATA)")
     top.add_argument("--weights", metavar="FOLDER", help="another folder with checkpoints")
+    top.add_argument("--budgets", nargs="+", metavar="density=SHARE", help="default: seven, from 0.9 to 0.3")
     top.add_argument("--methods", nargs="+", metavar="METHOD", help="default: all")
     top.add_argument(
         "--images", type=int, help="how many images (default: 1,000 of ImageNet, 5,000 of CIFAR)"
