@@ -189,7 +189,7 @@ def every(package: str) -> list[Mutant]:
 
 
 def load() -> dict[str, Any]:
-    return json.loads(RESULTS.read_text()) if RESULTS.exists() else {"of": {}, "mutants": {}}
+    return json.loads(RESULTS.read_text()) if RESULTS.exists() else {"of": {}, "how": {}, "mutants": {}}
 
 
 def save(kept: dict[str, Any]) -> None:
@@ -218,7 +218,7 @@ def run(work: Sequence[Mutant], known: Map, kept: dict[str, Any], limit: float) 
         tests = chosen(mutant, known, limit)
         seconds = PATIENCE + 2 * sum(known["seconds"][name] for name in tests)
         outcome = meet(mutant, tests, seconds)
-        entry = {"outcome": outcome}
+        entry = {"outcome": outcome, "first": kept["mutants"].get(mutant.name, {}).get("first", outcome)}
         if outcome in ("survived", "no test"):
             entry["line"] = mutant.line
             if "why" in kept["mutants"].get(mutant.name, {}):
@@ -255,6 +255,13 @@ def main() -> None:
             kept["of"][package] = len(found)
             drawn = random.Random(asked.seed).sample(found, min(asked.sample or len(found), len(found)))
             work += [one for one in drawn if one.name not in kept["mutants"]]
+        if not asked.again:
+            kept["how"] = {
+                "note": "a random draw",
+                **kept["how"],
+                "sample": asked.sample,
+                "seconds": asked.seconds,
+            }
         random.Random(asked.seed).shuffle(work)  # so that one that was stopped has some of every package
         run(work, known, kept, asked.seconds)
     if asked.page:

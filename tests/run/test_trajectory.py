@@ -26,6 +26,7 @@ def test_progress_goes_from_none_to_all_by_every_budget(encoding: hope.Encoding)
     for taken in range(len(steps) + 1):
         part = Trajectory.of(encoding.anatomy, steps[:taken])
         assert part.progress(Budget("steps", 7)) == pytest.approx(taken / 7)
+        assert part.progress(Budget("steps", 1)) == taken
         assert part.progress(Budget("density", 3)) == pytest.approx(taken / 5)
         assert part.progress(Budget("density", 0.5)) == pytest.approx(taken / 4)
         assert part.progress(Budget("fidelity", 0.9)) == pytest.approx(taken / 8)

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, nn
 
 import hope
+from hope.surgery.evict import Silenced
 from tests.support import assert_same, randomise
 
 EXAMPLE = torch.randn(2, 3, 5, 5, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
@@ -40,3 +41,14 @@ def test_an_evicted_block_computes_its_activation_unless_that_does_nothing(
     left = [type(module) for module in small[1].modules()]
     assert (nn.ReLU in left) == (not positive or bias is not None)
     assert not any("conv" in name or "bn" in name for name, _ in small[1].named_parameters())
+
+
+@pytest.mark.parametrize("returns", [0, 1, 3])
+@pytest.mark.parametrize("full", [False, True])
+def test_a_silenced_module_returns_as_many_things_as_it_did(returns: int, full: bool) -> None:
+    bias = torch.tensor([0.5, -1.0, 2.0], dtype=torch.float64)[:, None, None]
+    out = Silenced(full=full, returns=returns, bias=bias)(EXAMPLE, "ignored", more=1)
+    first = out[0] if returns else out
+    assert first.shape == (EXAMPLE.shape if full else (1, 3, 1, 1))
+    assert torch.equal(first, bias.expand_as(first))
+    assert not returns or (isinstance(out, tuple) and out[1:] == (None,) * (returns - 1))
