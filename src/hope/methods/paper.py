@@ -40,7 +40,7 @@ class Paper(Method):
     Attributes:
         merge: "pair" as in the paper, "sum" (two neurons are replaced by one that stands for their sum), or
             None.
-        kernel: "zero-bias" as in the paper, or "exact".
+        kernel: "zero-bias", the one that the paper uses (see `reading`), or "exact".
         release: rank steps by what they release in the original network ("static", as the paper does), or in
             the network as it is then ("live").
         reading: "mended", or "literal": everything as it is printed. The mended reading departs from the
