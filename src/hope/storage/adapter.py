@@ -41,8 +41,8 @@ class Cost(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
         inputs: how many they were.
 
     Example:
-        >>> Cost(fidelity=0.4, before=0.8, after=0.6, inputs=100).kept
-        0.75
+        >>> Cost(fidelity=0.4, before=0.75, after=0.375, inputs=100).kept
+        0.5
         >>> print(Cost(fidelity=0.4, before=0.9, after=0.6, inputs=100))
         predicted fidelity 0.40; 60.0% of 100 labelled inputs right, 90.0% before
     """
