@@ -13,8 +13,10 @@ from torch import Tensor, nn
 
 import hope
 from hope.graph.execute import Execution
+from hope.surgery import normal
 from hope.surgery import refit as loop
-from hope.surgery.refit import FLOOR, PLACES, Sums, spots
+from hope.surgery.normal import FLOOR, PLACES, Sums
+from hope.surgery.refit import spots
 from tests.support import randomise, run
 
 
@@ -116,7 +118,7 @@ def test_it_comes_nearer_and_neither_model_is_changed() -> None:
 
 def test_no_weight_is_worse_off(monkeypatch: pytest.MonkeyPatch) -> None:
     """On what it was fitted on, no layer lacks more than before."""
-    monkeypatch.setattr(loop, "LEAST", 1 << 30)  # look at every place
+    monkeypatch.setattr(normal, "LEAST", 1 << 30)  # look at every place
     net, batches = residual(), inputs(16, 3, 8, 8, count=2)
     small = cut(net, batches[0])
     looked: dict[str, list[float]] = {}
@@ -225,7 +227,7 @@ def test_fewer_places_are_looked_at_where_there_are_plenty() -> None:
     sums = Sums(program[spot.position], layer.weight.detach(), 8 * 64 * 64)
     sums.add(x, torch.randn(8, 3, 64, 64))
     assert sums.places == 8 * 64 * 64
-    assert loop.LEAST * 0.9 < sums.samples < loop.LEAST * 1.1
+    assert normal.LEAST * 0.9 < sums.samples < normal.LEAST * 1.1
     whole = x.movedim(1, -1).reshape(-1, 2).double()
     assert torch.allclose(sums.xx[0] / sums.samples, whole.T @ whole / len(whole), atol=0.05)
 
