@@ -10,7 +10,6 @@ from os import PathLike
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
 from hope._util.calls import Example, duplicate, unlabelled
@@ -22,15 +21,16 @@ from hope.anatomy.units import Unit
 from hope.deft import masks
 from hope.deft.bounds import Bounds, Split, find_bounds
 from hope.deft.capacities import Energies, unit_state
-from hope.deft.checks import MERGES, check_options, check_patterns, check_same, check_sever
+from hope.deft.checks import MERGES, check_options, check_same, check_sever
 from hope.deft.elasticity import Fate, Lock, by_capacity, by_prune_cost, lock_threshold, prune_costs, walk
-from hope.deft.separable import check_separable, find_head, find_units, matches
+from hope.deft.separable import find_units
+from hope.deft.subject import find_subject
 from hope.deft.vessels import consolidate
 from hope.errors import InvalidExample, InvalidPartition
 from hope.judge.fidelity import Judge, images_for
 from hope.methods.calibration import batches_of
 from hope.methods.pairs import PaperState
-from hope.reasons import Cause, Reason
+from hope.reasons import Reason
 from hope.signals.bn import Numbers
 from hope.signals.marginals import measured_marginals
 from hope.storage.run import fingerprint
@@ -233,7 +233,7 @@ def partition(
     check_sever(sever)
     patterns = [core] if isinstance(core, str) else core
     anatomy = _read(model, example, anatomy, progress)
-    subject = _subject(anatomy, head, patterns)
+    subject = find_subject(anatomy, head, patterns)
     batches = _batches(calibration, model, example, anatomy, progress)
     known = _energies(model, anatomy, batches, progress)
     states = [unit_state(unit, known) for unit in subject.free]
@@ -294,44 +294,6 @@ def _read(
         check_same(anatomy, tensors)
     check_finite(tensors, anatomy.parameters, InvalidPartition)
     return anatomy
-
-
-@dataclass(frozen=True, eq=False)
-class _Subject:
-    """What is to be split.
-
-    Attributes:
-        head: the module that a new task replaces.
-        units: all that have an elasticity.
-        free: those that may have slack.
-        left_alone: what is core as a whole, with the reason.
-    """
-
-    head: str
-    units: list[Unit]
-    free: list[Unit]
-    left_alone: dict[str, Reason]
-
-    def masks(self, locks: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Unit -> (neurons,) True where core, with those that are core as a whole."""
-        return {
-            unit.name: locks.get(unit.name, torch.ones(unit.neurons, dtype=torch.bool)) for unit in self.units
-        }
-
-
-def _subject(anatomy: Anatomy, head: str | None, patterns: Sequence[str]) -> _Subject:
-    check_patterns(anatomy, patterns)
-    found = find_head(anatomy, head)
-    units = [unit for unit in find_units(anatomy) if found not in unit.modules]
-    left = check_separable(anatomy, units, found, patterns)
-    locked = {unit.name for unit in units if matches(unit.modules, patterns)}
-    free = [unit for unit in units if unit.name not in locked]
-    if not free:
-        raise InvalidPartition(
-            f"{anatomy.model} has nothing to split into core and slack: print(hope.inspect(...)) says why"
-        )
-    asked = dict.fromkeys(sorted(locked), Cause.ASKED.at())
-    return _Subject(found, units, free, {**asked, **{one.name: one.reason for one in left}})
 
 
 def _fates(

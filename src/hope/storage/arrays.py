@@ -92,3 +92,10 @@ def _file_hash(path: Path) -> str:
         while chunk := file.read(1 << 20):
             digest.update(chunk)
     return digest.hexdigest()
+
+
+def fit_dtypes(model: nn.Module, weights: Mapping[str, Tensor]) -> None:
+    """Take on the saved floating types, so that a half-precision run comes back in half precision."""
+    for name, value in [*model.named_parameters(), *model.named_buffers()]:
+        if name in weights and value.dtype != weights[name].dtype:
+            value.data = value.data.to(weights[name].dtype)

@@ -15,7 +15,7 @@ from typing import Any, cast
 
 from torch import Tensor, nn
 
-from hope._util.calls import as_call, duplicate, unlabelled
+from hope._util.calls import duplicate, unlabelled
 from hope._util.files import make_folder
 from hope._util.notes import note
 from hope.anatomy.anatomy import Anatomy
@@ -27,8 +27,17 @@ from hope.methods.base import Rewrite
 from hope.run.budget import one_budget
 from hope.run.trajectory import Trajectory
 from hope.signals.intake import Intake
-from hope.storage.arrays import Arrays, fingerprint, read_arrays, remove_stale, state, write_arrays
+from hope.storage.arrays import (
+    Arrays,
+    fingerprint,
+    fit_dtypes,
+    read_arrays,
+    remove_stale,
+    state,
+    write_arrays,
+)
 from hope.storage.codec import digest_of, not_as_it_should, read_record, write_record
+from hope.storage.inputs import read_inputs, write_inputs
 from hope.storage.record import PLAN, RUN, Details, Heard, Moments, RunRecord, StoredAnatomy
 from hope.surgery.apply import cut, operate
 from hope.surgery.refit import compressed
@@ -131,24 +140,12 @@ def write_run(
         moments=_write_moments(folder, intakes) if intakes else None,
         details=(details or Details()).rounded(),
         trained=trained,
-        inputs=_write_inputs(folder, inputs),
+        inputs=write_inputs(folder, inputs),
     )
     write_record(folder / PLAN, RUN, record)
     kept = [one for one in (record.weights, record.moments, record.inputs) if one is not None]
     remove_stale(folder, ("weights", "moments", "inputs"), kept)
     return folder
-
-
-def _write_inputs(folder: Path, inputs: Sequence[Any]) -> Arrays | None:
-    """Batches of tensors, by number and argument; others are not saved."""
-    calls = [as_call(batch) for batch in inputs]
-    tensors = {
-        f"{number}/{name}": value
-        for number, (args, kwargs) in enumerate(calls)
-        for name, value in [*enumerate(args), *kwargs.items()]
-    }
-    plain = tensors and all(isinstance(value, Tensor) for value in tensors.values())
-    return write_arrays(folder, "inputs", tensors) if plain else None
 
 
 def _write_moments(folder: Path, intakes: Mapping[str, Intake]) -> Moments:
@@ -209,15 +206,7 @@ class Run:
 
     def inputs(self) -> list[Any]:
         """The saved inputs that weights were fitted on, batch by batch."""
-        tensors = read_arrays(self.folder, self.fitted) if self.fitted is not None else {}
-        batches: dict[int, dict[str, Tensor]] = {}
-        for key, tensor in tensors.items():
-            number, _, name = key.partition("/")
-            batches.setdefault(int(number), {})[name] = tensor
-        return [
-            tuple(batch[str(k)] for k in range(len(batch))) if "0" in batch else batch
-            for _, batch in sorted(batches.items())
-        ]
+        return read_inputs(self.folder, self.fitted)
 
     def intakes(self) -> dict[str, Intake]:
         """The moments that absorptions were made with."""
@@ -308,7 +297,7 @@ def load(
     small = duplicate(model)
     try:
         operate(small, run.anatomy, run.trajectory.steps[: run.steps], arithmetic=False)
-        _fit_dtypes(small, weights)
+        fit_dtypes(small, weights)
         small.load_state_dict(weights, strict=True)
     except (InvalidAction, RuntimeError) as error:
         raise CheckpointMismatch(
@@ -363,10 +352,3 @@ def _same_architecture(anatomy: Anatomy, model: nn.Module, folder: Path) -> None
                 f"in this {type(model).__name__} it {found}: "
                 "build the architecture that was compressed, uncut"
             )
-
-
-def _fit_dtypes(model: nn.Module, weights: dict[str, Tensor]) -> None:
-    """Take on the saved floating types, so that a half-precision run comes back in half precision."""
-    for name, value in [*model.named_parameters(), *model.named_buffers()]:
-        if name in weights and value.dtype != weights[name].dtype:
-            value.data = value.data.to(weights[name].dtype)
