@@ -301,6 +301,8 @@ def test_what_cannot_be_told_is_asked_for() -> None:
         hope.refit(net, small, batches, kept={"nothing": [1]})
     with pytest.raises(hope.InvalidExample, match="no inputs"):
         hope.refit(net, small, [])
+    with pytest.raises(hope.InvalidExample, match="batch 1 has entries that are NaN"):
+        hope.refit(net, small, [batches[0], batches[1] * float("nan")])
 
 
 def test_labels_are_not_used(capsys: pytest.CaptureFixture[str]) -> None:

@@ -23,6 +23,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils import _pytree as pytree
 
 from hope import ops
 from hope._util.calls import Example, duplicate, mode, unlabelled
@@ -292,6 +293,9 @@ def refit(
     batches = list(unlabelled(original, inputs))
     if not batches:
         raise InvalidExample("refit: there were no inputs; give an iterable of batches")
+    for number, batch in enumerate(batches):
+        if any(isinstance(v, Tensor) and not bool(v.isfinite().all()) for v in pytree.tree_leaves(batch)):
+            raise InvalidExample(f"refit: batch {number} has entries that are NaN or infinite: leave it out")
     fitted = duplicate(small)
     given = {name: torch.as_tensor(list(places)) for name, places in (kept or {}).items()}
     for name in given:
