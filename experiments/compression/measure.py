@@ -185,7 +185,12 @@ def _network(
                 else:
                     if method == "hope":
                         hope[some][one.budget] = one.seconds
-                    point = {**_scores(task, one.network, judge, recalibrate), **task.further(one.network)}
+                    mark = fingerprint(one.network)[:16]
+                    point = _measured(entry, mark, judged, recalibrate) or {
+                        **_scores(task, one.network, judge, recalibrate),
+                        **task.further(one.network),
+                        "network": mark,
+                    }
                     point |= {**one.facts, "seconds": one.seconds, "versions": _versions(method)}
                     if one.budget in hope.get(some, {}):
                         point["time / hope"] = one.seconds / hope[some][one.budget]
@@ -196,6 +201,19 @@ def _network(
 
 def _whole(point: Mapping[str, Any] | None, recalibrate: bool) -> bool:
     return point is not None and ("recalibrated" in point or not recalibrate)
+
+
+def _measured(entry: Mapping[str, Any], mark: str, judged: bool, recalibrate: bool) -> dict[str, Any] | None:
+    """What was measured of the same network when another method or budget came to it."""
+    for points in entry["points"].values():
+        for point in points.values():
+            if (
+                point.get("network") == mark
+                and _whole(point, recalibrate)
+                and ("fidelity" in point or not judged)
+            ):
+                return {what: value for what, value in point.items() if what != "time / hope"}
+    return None
 
 
 def _scores(task: Task, small: nn.Module, judge: Judge | None, recalibrate: bool) -> dict[str, Any]:
