@@ -7,7 +7,7 @@ counts for nothing.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -91,13 +91,30 @@ def _centred(answers: Tensor) -> Tensor:
 
 
 def fidelity(
-    original: nn.Module, compressed: nn.Module, example: Example | None = None, *, count: int = IMAGES
+    original: nn.Module,
+    compressed: nn.Module,
+    example: Example | None = None,
+    *,
+    count: int = IMAGES,
+    closed_form: bool = False,
+    kept: Mapping[str, Sequence[int]] | None = None,
 ) -> float:
     """How much of a network's answers its compressed form keeps, without data: 1 is all of it.
 
     Both run on the same noise, which takes the example's shape and is brought to what the original's BN
     statistics describe. The figure ranks compressed forms of one network much as their accuracy does; it is
     no accuracy. The same networks give the same figure.
+
+    Args:
+        original: the network before.
+        compressed: what was made of it.
+        example: an input.
+        count: how many inputs of noise.
+        closed_form: no input and no forward pass at all: the correlation of both networks' answers as the
+            propagated surrogate has it. It is lower than what inputs show (errors are taken as if they did
+            not average out over places), and compares forms of one network only.
+        kept: for the closed form, as in `hope.refit`: module -> the places of its outputs that are left,
+            where the numbers of BNs, biases and filters do not tell.
 
     Example:
         >>> import torch, hope
@@ -106,9 +123,25 @@ def fidelity(
         ... ).eval()
         >>> hope.fidelity(net, net, torch.zeros(1, 3, 8, 8))
         1.0
+        >>> round(hope.fidelity(net, net, torch.zeros(1, 3, 8, 8), closed_form=True), 6)
+        1.0
     """
+    if closed_form:
+        return _closed(original, compressed, example, kept or {})
     from hope.graph.capture import capture
     from hope.graph.program import read_program
 
     program = read_program(capture(original, example))
     return Judge(original, example, program, count)(compressed)
+
+
+def _closed(
+    original: nn.Module, compressed: nn.Module, example: Example | None, kept: Mapping[str, Sequence[int]]
+) -> float:
+    from hope.anatomy.read import read_model
+    from hope.judge.closed import ClosedForm
+    from hope.surgery.spots import outcome_of
+
+    anatomy, _ = read_model(original, example, progress=False)
+    given = {name: torch.as_tensor(list(places)) for name, places in kept.items()}
+    return ClosedForm(original, anatomy)(compressed, outcome_of(original, compressed, anatomy, given))

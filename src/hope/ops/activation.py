@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from hope.geometry.hermite import Bent, bend, bend_with, covariance
+from hope.geometry.matrices import interleaved
 from hope.graph.program import Operation, Shape, numbers
 from hope.graph.values import Link, Value
 from hope.ops.elementwise import Elementwise, per_channel
@@ -65,17 +66,18 @@ class Activation(Elementwise):
         if x is None or x.repeat != 1:
             return None
         spread = torch.sqrt(x.covariance.diagonal().clamp(min=0))
-        bent = self._bend(self.link(form.operation), at.tensors, x.mean, spread)
+        bent = self._bend(self.link(form.operation), at, x.mean, spread)
         if bent is None:
             return None
         safe = torch.where(spread > 0, spread, torch.ones_like(spread))
         rho = (x.covariance / torch.outer(safe, safe)).clamp(-1, 1)
         return Signal(bent.mean, covariance(bent, bent, rho), gain=bent.slope)
 
-    def _bend(self, link: Link, tensors: Mapping[str, Tensor], mean: Tensor, spread: Tensor) -> Bent | None:
-        below, smooth = slopes(link, tensors), function(link)
-        if below is not None:
-            return bend(mean, spread, below.expand(len(mean)).contiguous())
+    def _bend(self, link: Link, at: Propagated, mean: Tensor, spread: Tensor) -> Bent | None:
+        below, smooth = [slopes(link, tensors) for tensors in at.networks], function(link)
+        known = [one.expand(len(mean) // at.ways) for one in below if one is not None]
+        if len(known) == at.ways:
+            return bend(mean, spread, interleaved(known))
         return None if smooth is None else bend_with(smooth, mean, spread)
 
 

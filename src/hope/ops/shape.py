@@ -146,18 +146,20 @@ class Cut(Passing):
         x = inputs[0]
         if not form.values or x is None:
             return x
-        part = _part(form)
-        return Signal(x.mean[part], x.covariance[part, part]) if x.repeat == 1 else None
+        part = _part(form, at.ways)
+        return Signal(x.mean[part], x.covariance[part][:, part]) if x.repeat == 1 else None
 
     def covariance(self, at: Propagated, form: Form, parts: Parts, other: Signal) -> Tensor | None:
         """That of the channels that are left."""
         first = parts[0]
-        return first[_part(form)] if form.values and first is not None else first
+        return first[_part(form, at.ways)] if form.values and first is not None else first
 
 
-def _part(form: Form) -> slice:
+def _part(form: Form, ways: int) -> Tensor:
+    """The places that are left, of signals that stand side by side."""
     start, step, count = (int(value) for value in form.values)
-    return slice(start, start + step * count, step)
+    own = torch.arange(start, start + step * count, step)
+    return (own[:, None] * ways + torch.arange(ways)).flatten()
 
 
 class Select(Operator):

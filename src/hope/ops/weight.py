@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from math import prod
 from typing import TYPE_CHECKING, TypeGuard
 
@@ -80,17 +80,23 @@ class Weighted(Operator):
         """What it computes from inputs that are not known."""
         return isotropic(raw)
 
-    def weigh(self, at: Propagated, form: Form, x: Signal, raw: Tensor) -> Signal | None:
-        """What it computes from a known signal."""
+    def weigh(self, at: Propagated, form: Form, x: Signal, raw: Sequence[Tensor]) -> Signal | None:
+        """What it computes from a known signal.
+
+        Args:
+            raw: the weight of each network that is followed.
+        """
         return None
 
     def moments(self, at: Propagated, form: Form, inputs: Inputs) -> Signal | None:
         """Those of weighted sums."""
-        x, raw = inputs[0], at.tensors.get(form.operation.tensors["weight"])
-        if raw is None:
+        x, name = inputs[0], form.operation.tensors["weight"]
+        if any(name not in tensors for tensors in at.networks):
             return None
+        raw = [tensors[name] for tensors in at.networks]
         found = None if x is None or x.guess else self.weigh(at, form, x, raw)
-        return self.guess(form, raw) if x is None or x.guess or at.isotropic else found
+        guessed = (x is None or x.guess or at.isotropic) and at.ways == 1
+        return self.guess(form, raw[0]) if guessed else found
 
     def covariance(self, at: Propagated, form: Form, parts: Parts, other: Signal) -> Tensor | None:
         """Through the weights, as they stand at the middle of the kernel."""
@@ -99,7 +105,7 @@ class Weighted(Operator):
         if first is None or signal is None:
             return None
         if signal.gain is not None:  # a depthwise convolution
-            return signal.gain[:, None] * first[sources(len(first), len(signal.gain))]
+            return signal.gain[:, None] * first[sources(len(first), len(signal.gain), at.ways)]
         return None if reading is None else reading.central(first)
 
     def count(self, flow: Flow, operation: Operation, x: Value, weight: Value, channel: int) -> None:
@@ -159,15 +165,15 @@ class Convolution(Weighted):
         """Of a dense one."""
         return super().guess(form, raw) if form.values == (1.0,) else None
 
-    def weigh(self, at: Propagated, form: Form, x: Signal, raw: Tensor) -> Signal | None:
+    def weigh(self, at: Propagated, form: Form, x: Signal, raw: Sequence[Tensor]) -> Signal | None:
         """A sum over the places that the kernel covers."""
-        groups = int(form.values[0])
-        if groups == len(x.mean) > 1 and x.repeat == 1:
+        groups, width = int(form.values[0]), len(x.mean) // at.ways
+        if groups == width > 1 and x.repeat == 1:
             return depthwise(at, form, x, raw)
-        flat = raw.double().flatten(2) if raw.ndim > 2 else raw.double()[:, :, None]
-        if flat.shape[1] * groups != len(x.mean) or x.repeat != 1:
+        flat = [one.double().flatten(2) if one.ndim > 2 else one.double()[:, :, None] for one in raw]
+        if flat[0].shape[1] * groups != width or x.repeat != 1:
             return None
-        return weigh(at, form, x, dense(flat, groups), tuple(raw.shape[2:]))
+        return weigh(at, form, x, [dense(one, groups) for one in flat], tuple(raw[0].shape[2:]))
 
     def resize(self, module: nn.Module, before: Mapping[str, Shape]) -> None:
         """As many channels and groups as are left; whole groups go."""
@@ -241,12 +247,12 @@ class Linear(Weighted):
         known = len(reads) == 1 and "weight" in operation.tensors
         return Form(operation, self, (reads[0].position,), len(operation.output) - 1) if known else None
 
-    def weigh(self, at: Propagated, form: Form, x: Signal, raw: Tensor) -> Signal | None:
+    def weigh(self, at: Propagated, form: Form, x: Signal, raw: Sequence[Tensor]) -> Signal | None:
         """A sum over all places of a flattened signal."""
-        width = len(x.mean)
-        if raw.ndim != 2 or raw.shape[1] != width * x.repeat:
+        width = len(x.mean) // at.ways
+        if raw[0].ndim != 2 or raw[0].shape[1] != width * x.repeat:
             return None
-        laid = raw.double().reshape(len(raw), width, x.repeat).transpose(1, 2).contiguous()
+        laid = [one.double().reshape(len(one), width, x.repeat).transpose(1, 2).contiguous() for one in raw]
         return weigh(at, form, x, laid, ())
 
     def resize(self, module: nn.Module, before: Mapping[str, Shape]) -> None:

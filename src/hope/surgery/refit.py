@@ -15,9 +15,7 @@ into the BN's mean, or the bias. No gradient is taken.
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import Any
 
@@ -25,80 +23,19 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
-from hope import ops
 from hope._util.calls import Example, duplicate, mode, unlabelled
 from hope._util.progress import bar
 from hope.anatomy.anatomy import Anatomy
 from hope.anatomy.steps import Step
 from hope.errors import InvalidAction, InvalidExample
 from hope.graph.execute import Execution
-from hope.graph.program import Operation, Program, Ref, module_of
+from hope.graph.program import module_of
 from hope.methods.base import Rewrite
-from hope.ops.norm import bn_of, is_bn
-from hope.ops.weight import is_weight
 from hope.signals.intake import Intake
 from hope.surgery.apply import cut, kept_places, outcome
 from hope.surgery.normal import Sums
 from hope.surgery.resize import get
-
-FITTED = ("conv1d", "conv2d", "conv3d", "linear")
-STATISTICS = (("weight", "bias"), ("running_mean", "running_var"))  # by which channels are told apart
-
-
-@dataclass(frozen=True)
-class Spot:
-    """Where a program uses a weight.
-
-    Attributes:
-        position: of the operation.
-        reads: position of what it reads.
-        weight, bias, bn: names, "" for none; the BN is the one right behind it.
-        eps: of the BN.
-        beside: position of what its result is added to, behind the BN; -1 for nothing.
-    """
-
-    position: int
-    reads: int
-    weight: str
-    bias: str
-    bn: str
-    eps: float
-    beside: int
-
-
-def spots(program: Program) -> dict[str, Spot]:
-    """Weight -> where it is used. Weights that are used more than once are left out."""
-    forms = [form for form in ops.forms(program) if form is not None]
-    norms = {form.operation.position: form for form in forms if is_bn(form)}
-    readers: dict[int, list[Operation]] = {}
-    for operation in program:
-        for other in operation.inputs:
-            readers.setdefault(other, []).append(operation)
-    used = Counter(name for op in program for key, name in op.tensors.items() if key)
-    found: dict[str, Spot] = {}
-    for form in forms:
-        operation = form.operation
-        if not is_weight(form) or operation.operator not in FITTED or used[operation.tensors["weight"]] > 1:
-            continue
-        end, bn, eps = operation.position, "", 0.0
-        behind = readers.get(end, [])
-        if len(behind) == 1 and behind[0].position in norms:
-            end = behind[0].position
-            bn, eps = bn_of(behind[0]), norms[end].values[0]
-        weight, bias = operation.tensors["weight"], operation.tensors.get("bias", "")
-        beside = _beside(program, end, readers.get(end, []))
-        found[weight] = Spot(operation.position, form.inputs[0], weight, bias, bn, eps, beside)
-    return found
-
-
-def _beside(program: Program, end: int, behind: Sequence[Operation]) -> int:
-    """What a result is added to, if nothing else happens to it."""
-    if len(behind) != 1 or behind[0].operator != "add" or behind[0].arguments.get("alpha") != 1:
-        return -1
-    sides = [behind[0].arguments.get(name) for name in ("self", "other")]
-    others = [side.position for side in sides if isinstance(side, Ref) and side.position != end]
-    same = len(others) == 1 and program[others[0]].shape == program[end].shape
-    return others[0] if same else -1
+from hope.surgery.spots import Spot, gain, kept_rows, spots
 
 
 class Loop:
@@ -172,9 +109,10 @@ class Loop:
         if spot.weight not in self.drifting:
             return lacks
         before, now = _taken(self.before.get(there.beside), rows, channel), self.now.get(spot.beside)
-        gain = self._gain(spot, len(weight), lacks[0])
+        state = self.now.model.state_dict()
+        unit = gain(state, spot).to(lacks[0])
         return [
-            lack + (a - b) * gain.reshape([-1 if d == channel % a.ndim else 1 for d in range(a.ndim)])
+            lack + (a - b) * unit.reshape([-1 if d == channel % a.ndim else 1 for d in range(a.ndim)])
             for lack, a, b in zip(lacks, before, now, strict=True)
         ]
 
@@ -183,16 +121,6 @@ class Loop:
         for name in ("running_mean", "running_var") if spot.bn and there.bn else ():
             old, new = get(self.before.model, f"{there.bn}.{name}"), get(self.now.model, f"{spot.bn}.{name}")
             new.copy_(old if rows is None else old[rows])
-
-    def _gain(self, spot: Spot, outputs: int, like: Tensor) -> Tensor:
-        """What a unit behind the BN is in front of it; 0 where nothing comes through."""
-        if not spot.bn:
-            return torch.ones(outputs).to(like)
-        module = self.now.model.get_submodule(spot.bn)
-        scale = module.weight if isinstance(module.weight, Tensor) else torch.ones(outputs)
-        deviation = torch.sqrt(get(self.now.model, f"{spot.bn}.running_var") + spot.eps)
-        heard = scale.abs() > 1e-6 * scale.abs().max()
-        return torch.where(heard, deviation / torch.where(heard, scale, torch.ones_like(scale)), 0.0).to(like)
 
 
 def _taken(values: Sequence[Any], rows: Tensor | None, channel: int) -> list[Tensor]:
@@ -303,50 +231,7 @@ def refit(
             raise InvalidAction(f"kept names {name!r}, which is no module of the original")
     with mode(original, training=False), mode(fitted, training=False), torch.no_grad():
         loop = Loop(original, fitted, batches, {}, exclude)
-        loop.rows = {name: _found(original, small, spot, given) for name, spot in loop.there.items()}
+        loop.rows = {name: kept_rows(original, small, spot, given) for name, spot in loop.there.items()}
         with bar("closing the loop", len(loop.here), progress) as show:
             loop.run(show)
     return fitted
-
-
-def _found(original: nn.Module, small: nn.Module, spot: Spot, given: Mapping[str, Tensor]) -> Tensor | None:
-    """The original's outputs that a small network's weight still has; None for all."""
-    old, new = get(original, spot.weight), get(small, spot.weight)
-    module = module_of(spot.weight)
-    if module in given:
-        rows = given[module]
-        if len(rows) != len(new) or not bool(((rows >= 0) & (rows < len(old))).all()):
-            raise InvalidAction(f"kept[{module!r}] must name {len(new)} of {len(old)} outputs")
-        return rows
-    if len(old) == len(new):
-        return None
-    told: list[tuple[str, ...]] = []
-    if spot.bn:
-        told = [tuple(f"{spot.bn}.{name}" for name in some) for some in STATISTICS]
-    if spot.bias:
-        told.append((spot.bias,))
-    if old.shape[1:] == new.shape[1:]:
-        told.append((spot.weight,))
-    for names in told:
-        found = _matched(original, small, names)
-        if found is not None:
-            return found
-    raise InvalidAction(
-        f"which outputs of {module} are left cannot be told from its numbers: "
-        f"give kept={{{module!r}: [...]}}, {len(new)} places out of {len(old)}"
-    )
-
-
-def _matched(original: nn.Module, small: nn.Module, names: Sequence[str]) -> Tensor | None:
-    """Where the rows of some tensors of the small network stand in the original's; None if not every one of
-    them stands in one place.
-    """
-    every = [dict([*net.named_parameters(), *net.named_buffers()]) for net in (original, small)]
-    if not all(name in tensors for tensors in every for name in names):
-        return None
-    before, now = (
-        torch.cat([tensors[name].detach().reshape(len(tensors[name]), -1) for name in names], dim=1)
-        for tensors in every
-    )
-    same = torch.stack([(before == row).all(dim=1) for row in now])
-    return same.double().argmax(dim=1) if bool((same.sum(dim=1) == 1).all()) else None
