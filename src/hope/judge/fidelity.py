@@ -140,8 +140,9 @@ def _closed(
 ) -> float:
     from hope.anatomy.read import read_model
     from hope.judge.closed import ClosedForm
+    from hope.judge.trial import verify
     from hope.surgery.spots import outcome_of
 
-    anatomy, _ = read_model(original, example, progress=False)
+    anatomy = verify(original, example, *read_model(original, example, progress=False))
     given = {name: torch.as_tensor(list(places)) for name, places in kept.items()}
     return ClosedForm(original, anatomy)(compressed, outcome_of(original, compressed, anatomy, given))

@@ -109,8 +109,9 @@ class BatchNorm(PerChannel):
             return None
         if at.ways == 2:
             other = read_bn(at.networks[1], name, form.values[0])
-            known = x is not None and not x.guess and x.repeat == 1 and other is not None
-            return _both(x, bn, other) if known else None
+            if x is None or x.guess or x.repeat != 1 or other is None:
+                return None
+            return _both(x, bn, other)
         if x is None or x.repeat != 1:
             at.fallbacks.append(name)
             return Signal(bn.shift, torch.diag(bn.spread**2))
