@@ -16,7 +16,7 @@ from hope.graph.execute import Execution
 from hope.surgery import normal
 from hope.surgery import refit as loop
 from hope.surgery.normal import FLOOR, PLACES, Sums
-from hope.surgery.refit import spots
+from hope.surgery.spots import spots
 from tests.support import randomise, run
 
 
