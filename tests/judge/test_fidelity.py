@@ -7,12 +7,13 @@ import torch
 from torch import nn
 
 import hope
+from hope._util.calls import as_call
 from hope.anatomy.steps import Evict
 from hope.errors import InfeasibleBudget, InvalidExample
-from hope.judge.evictions import LEVELS, TRIED, _network, _Weaver, decide
+from hope.judge.evictions import LEVELS, TRIED, _Looks, _network, _Weaver, decide
 from hope.judge.fidelity import Judge
 from hope.run.plan import Plan
-from hope.signals.dream import _distance, _listening, coloured_noise, probes
+from hope.signals.dream import SIDE, _distance, _listening, coloured_noise, probes, smaller
 from tests.judge.test_absorb_networks import EXAMPLE, network
 
 
@@ -95,14 +96,39 @@ def test_evictions_are_decided_within_the_stated_number_of_looks() -> None:
 
     woven = decide(net, plan, list(plan.steps()), Counting(net, EXAMPLE, plan.anatomy.program))
     evicted = sum(isinstance(step, Evict) for step in woven)
-    assert looks <= (len(LEVELS) + evicted) * (1 + 2 * TRIED)
+    assert looks <= (len(LEVELS) + evicted) * (2 + TRIED)
+
+
+def test_a_block_taken_out_of_a_copy_is_one_that_was_evicted_with_the_rest() -> None:
+    net = network(5)
+    plan = Plan(net, EXAMPLE, hope.inspect(net, EXAMPLE), hope.Absorb())
+    judge = Judge(net, EXAMPLE, plan.anatomy.program)
+    looks, steps = _Looks(net, plan, judge), list(plan.steps())[:6]
+    for branch in plan.branches:
+        evict = Evict(branch.name, branch.bias, cost=0.0, release=branch.release)
+        want = 1 - judge(_network(net, plan, [*steps, evict]))
+        assert looks.without(steps, evict) == pytest.approx(want, abs=1e-6)
+        assert want > looks.after(steps) + 1e-3
+    assert looks.after(steps) == 1 - judge(_network(net, plan, steps))
+
+
+@pytest.mark.parametrize(("tail", "side"), [(nn.AdaptiveAvgPool2d(1), SIDE), (nn.Identity(), 2 * SIDE)])
+def test_large_images_are_halved_where_the_network_answers_all_the_same(tail: nn.Module, side: int) -> None:
+    like = torch.zeros(1, 3, 2 * SIDE, 2 * SIDE)
+    net = nn.Sequential(nn.Conv2d(3, 4, 3, stride=4), nn.BatchNorm2d(4), tail).eval()
+    (made,), _ = as_call(smaller(net, like))
+    assert made.shape[2:] == (side, side)
+    (batch,) = hope.dream(net, like, count=2, steps=1)
+    assert batch[0].shape == (2, 3, side, side)  # type: ignore[index]
+    strict = nn.Sequential(nn.Conv2d(3, 1, 3, stride=4), nn.Flatten(), nn.Linear(63 * 63, 2)).eval()
+    assert smaller(strict, like) is like
 
 
 def test_weaving_leaves_out_what_an_evicted_block_contains() -> None:
     net = network(6)
     plan = Plan(net, EXAMPLE, hope.inspect(net, EXAMPLE), hope.Absorb())
     sequence = list(plan.steps())
-    woven = _Weaver(plan, sequence, lambda steps: 0.0).weave([(3, 1)])
+    woven = _Weaver(plan, sequence).weave([(3, 1)])
     position = next(k for k, step in enumerate(woven) if isinstance(step, Evict))
     inside = set(plan.branches[1].layers)
     assert position == 3

@@ -3,8 +3,10 @@
 An additive price misleads here: giving up a late branch costs much of a stream's variance and little of what
 the network says. So at each of a few sizes the program tries to evict one more block and looks at the network
 that is left. Going on with absorption instead would pass through all sizes in between, so the eviction must
-be better than what absorption has on average over that gap. What is decided does not depend on the budget
-that was asked for: it is woven into the one trajectory that answers all budgets.
+be better than what absorption has on average over that gap. What absorption loses is looked at once per
+level and taken to be straight in between; the network at a level is made once, and each block is taken out of
+a copy. What is decided does not depend on the budget that was asked for: it is woven into the one trajectory
+that answers all budgets.
 """
 
 from __future__ import annotations
@@ -21,6 +23,7 @@ from hope.anatomy.steps import Evict, Step
 from hope.run.checkpoint import Deciding
 from hope.run.plan import Plan
 from hope.surgery.apply import operate
+from hope.surgery.evict import take_out
 
 LEVELS = (0.9, 0.8, 0.7, 0.6, 0.5, 0.4, 0.3, 0.2, 0.1)  # of the parameters, where plans are compared
 TRIED = 3  # blocks that are tried at a level, the most promising first
@@ -38,7 +41,7 @@ def decide(
 ) -> list[Step]:
     """The steps of a run with evictions woven in.
 
-    At most 1 + 2·TRIED networks are looked at per level, and as many more after each eviction.
+    At most 2 + TRIED networks are looked at per level, and as many more after each eviction.
 
     Args:
         sequence: the run's steps in order, without evictions.
@@ -46,7 +49,7 @@ def decide(
         begun: what an interrupted run has decided already.
         note: is told after every level how far it has come.
     """
-    weaver = _Weaver(plan, sequence, lambda steps: 1 - judge(_network(model, plan, steps)))
+    weaver = _Weaver(plan, sequence, _Looks(model, plan, judge))
     begun = begun or Deciding(0)
     if begun.evicted:
         weaver.evicted = list(begun.evicted)
@@ -73,6 +76,39 @@ def _network(model: nn.Module, plan: Plan, steps: Sequence[Step]) -> nn.Module:
     return small
 
 
+class _Looks:
+    """What the judge sees: losses of fidelity. The last network is kept, and so is every loss."""
+
+    def __init__(self, model: nn.Module, plan: Plan, judge: Callable[[nn.Module], float]) -> None:
+        self._model, self._plan, self._judge = model, plan, judge
+        self._kept: tuple[object, nn.Module] | None = None
+        self._losses: dict[object, float] = {}
+
+    def after(self, steps: Sequence[Step]) -> float:
+        """After these steps of the run."""
+        key = _key(steps)
+        if key not in self._losses:
+            self._losses[key] = 1 - self._judge(self._network(steps))
+        return self._losses[key]
+
+    def without(self, steps: Sequence[Step], evict: Evict) -> float:
+        """After these steps and an eviction."""
+        small = duplicate(self._network(steps))
+        take_out(small, self._plan.anatomy.block(evict.name), evict.bias)
+        return 1 - self._judge(small)
+
+    def _network(self, steps: Sequence[Step]) -> nn.Module:
+        key = _key(steps)
+        if self._kept is None or self._kept[0] != key:
+            self._kept = (key, _network(self._model, self._plan, steps))
+        return self._kept[1]
+
+
+def _key(steps: Sequence[Step]) -> object:
+    """What tells the beginnings of runs apart that differ in their evictions only."""
+    return len(steps), tuple((k, step.name) for k, step in enumerate(steps) if isinstance(step, Evict))
+
+
 class _Weaver:
     """Steps and evictions as one sequence.
 
@@ -85,9 +121,9 @@ class _Weaver:
         self,
         plan: Plan,
         sequence: Sequence[Step],
-        loss: Callable[[Sequence[Step]], float],
+        looks: _Looks | None = None,
     ) -> None:
-        self.plan, self.sequence, self._loss = plan, sequence, loss
+        self.plan, self.sequence, self._looks = plan, sequence, looks
         self._order = {id(step): position for position, step in enumerate(sequence)}
         self.evicted: list[tuple[int, int]] = []
         self.woven = list(sequence)
@@ -107,27 +143,39 @@ class _Weaver:
         return woven
 
     def _evict(self, number: int, woven: list[Step]) -> set[str]:
+        woven.append(self._step(number))
+        return set(self.plan.branches[number].layers)
+
+    def _step(self, number: int) -> Evict:
         branch = self.plan.branches[number]
-        woven.append(Evict(branch.name, branch.bias, cost=branch.cost((), ()), release=branch.release))
-        return set(branch.layers)
+        return Evict(branch.name, branch.bias, cost=branch.cost((), ()), release=branch.release)
 
     def evict_at(self, reached: int) -> bool:
         """Evict the block that is best evicted after so many steps, if one clearly pays."""
-        here = self._position(self.woven[:reached])
-        before, found, least = self._loss(self.woven[:reached]), None, math.inf
-        for branch in self._candidates(self.woven[:reached])[:TRIED]:
+        assert self._looks is not None
+        so_far = self.woven[:reached]
+        here, found, least = self._position(so_far), None, math.inf
+        for branch in self._candidates(so_far)[:TRIED]:
             trial = [*self.evicted, (here, branch)]
-            other = self.weave(trial)
-            same = self._same_size(other[: reached + 1])
+            same = self._same_size([*so_far, self._step(branch)])
             if same is None:
                 continue
-            after = self._loss(other[: reached + 1])
-            gap = (before + self._loss(self.woven[:same])) / 2
+            after = self._looks.without(so_far, self._step(branch))
+            gap = (self._looks.after(so_far) + self._after(same)) / 2
             if after < self.plan.method.margin * gap and after / gap < least:
-                least, found = after / gap, (trial, other)
+                least, found = after / gap, (trial, self.weave(trial))
         if found is not None:
             self.evicted, self.woven = found
         return found is not None
+
+    def _after(self, steps: int) -> float:
+        """What absorption has lost after so many steps, straight between the levels around them."""
+        assert self._looks is not None
+        ends = [0, *(met for level in LEVELS if (met := self.reach(level)) is not None), len(self.woven)]
+        low = max(end for end in ends if end <= steps)
+        high = min(end for end in ends if end >= steps)
+        a, b = (self._looks.after(self.woven[:end]) for end in (low, high))
+        return a if low == high else a + (b - a) * (steps - low) / (high - low)
 
     def reach(self, level: float) -> int | None:
         """How many steps come down to a share of the parameters; None if all do not."""

@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
 
 from hope import ops
 from hope._util.calls import Example, as_call, mode
@@ -24,6 +25,7 @@ from hope.ops.weight import first_convolution
 COLOURS = 0.9  # correlation between the channels of the noise
 STEPS = 10  # from noise to what the BNs describe: more brings little to the judge
 RATE = 0.1  # of the input's deviation, per step
+SIDE = 128  # of images: larger ones are halved where the network takes it; moments lose nothing by it
 
 
 def coloured_noise(count: int, channels: int, sizes: Sequence[int], seed: int = 0) -> Tensor:
@@ -60,7 +62,7 @@ def probes(
     progress: bool | None = False,
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """So many inputs for a network, in the example's shape, as positional and keyword arguments."""
-    args, kwargs = as_call(example)
+    args, kwargs = as_call(smaller(model, example))
     names = sorted(kwargs)
     values = [*args, *(kwargs[name] for name in names)]
     made = [_noise(value, count, seed + 1000 * k) for k, value in enumerate(values)]
@@ -112,6 +114,36 @@ def dream(
         else:
             batches.append(tuple(v[some] if isinstance(v, Tensor) else v for v in args))
     return batches
+
+
+def smaller(model: nn.Module, example: Example | None) -> Example | None:
+    """An example with images of at most `SIDE` a side, halved as often as it takes, if the network runs on
+    it and answers in the same shape; else the example.
+    """
+    args, kwargs = as_call(example)
+    values = [*args, *kwargs.values()]
+    images = [v for v in values if isinstance(v, Tensor) and v.is_floating_point() and v.ndim == 4]
+    if len(images) != 1 or min(images[0].shape[2:]) <= SIDE:
+        return example
+    size = [int(s) for s in images[0].shape[2:]]
+    while min(size) > SIDE:
+        size = [s // 2 for s in size]
+    little = images[0].new_zeros((*images[0].shape[:2], *size))
+
+    def shapes(image: Tensor) -> list[tuple[int, ...]]:
+        call = [image if v is images[0] else v for v in values]
+        with mode(model, training=False), torch.no_grad():
+            out = model(*call[: len(args)], **dict(zip(kwargs, call[len(args) :], strict=True)))
+        return [tuple(leaf.shape) for leaf in tree_leaves(out) if isinstance(leaf, Tensor)]
+
+    try:
+        if shapes(little) != shapes(images[0]):
+            return example
+    except Exception:  # whatever its forward raises: then it takes one size only
+        return example
+    if kwargs:
+        return {name: little if v is images[0] else v for name, v in kwargs.items()}
+    return tuple(little if v is images[0] else v for v in args)
 
 
 def _noise(value: Any, count: int, seed: int) -> Any:
