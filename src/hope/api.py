@@ -22,6 +22,7 @@ from hope.errors import InvalidExample, UnsupportedModel
 from hope.graph.capture import check_readable
 from hope.judge.evictions import decide
 from hope.judge.fidelity import Judge, images_for
+from hope.judge.sensitivity import weigh
 from hope.judge.trial import verify
 from hope.methods import Method, Paper, named
 from hope.run.align import check_multiple
@@ -177,8 +178,14 @@ def work(
     begun = file.read() if file is not None else Begun()
     judge: Judge | None = None
     undecided = plan.judged and (not begun.steps or begun.deciding is not None)
-    if budget.unit == "fidelity" or undecided:
-        judge = Judge(model, example, anatomy.program, images_for(anatomy.size().macs), progress=progress)
+    looking = method.looks and (not plan.judged or (undecided and not _ordered(begun)))
+    count, seen = images_for(anatomy.size().macs), plan.known.inputs[:1]
+    if budget.unit == "fidelity" or undecided or (looking and not seen):
+        judge = Judge(model, example, anatomy.program, count, progress=progress)
+    if looking:
+        eye = Judge(model, example, count=count, inputs=seen[0]) if seen else judge
+        assert eye is not None
+        weigh(model, plan, eye, progress=progress)
     if undecided:
         assert judge is not None
         begun = Begun(_judged(model, plan, judge, executor, file, begun, progress))
@@ -200,6 +207,11 @@ def work(
         judge,
     )
     return encoding.ended_at(budget, multiple_of, progress=progress)
+
+
+def _ordered(begun: Begun) -> bool:
+    """Whether an interrupted run had all its steps, and was deciding about evictions."""
+    return begun.deciding is not None and begun.deciding.levels is not None
 
 
 def _check_numbers(model: nn.Module) -> None:

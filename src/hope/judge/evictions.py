@@ -94,7 +94,8 @@ class _Looks:
     def without(self, steps: Sequence[Step], evict: Evict) -> float:
         """After these steps and an eviction."""
         small = duplicate(self._network(steps))
-        take_out(small, self._plan.anatomy.block(evict.name), evict.bias)
+        bias = None if evict.bias is None else tuple(evict.bias)
+        take_out(small, self._plan.anatomy.block(evict.name), bias)
         return 1 - self._judge(small)
 
     def _network(self, steps: Sequence[Step]) -> nn.Module:

@@ -12,8 +12,9 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils._pytree import tree_map_only
 
-from hope._util.calls import Example, mode
+from hope._util.calls import Example, as_call, mode
 from hope.errors import InvalidExample
 from hope.graph.program import Program
 from hope.signals.dream import probes
@@ -40,6 +41,7 @@ class Judge:
         program: the original's order of operations, for the scale of its input.
         count: how many probes.
         progress: show how the probes are made; None shows it on a terminal.
+        inputs: a batch to look at instead of probes, the first `count` of it.
     """
 
     def __init__(
@@ -50,8 +52,14 @@ class Judge:
         count: int = IMAGES,
         *,
         progress: bool | None = False,
+        inputs: Example | None = None,
     ) -> None:
-        self._args, self._kwargs = probes(model, example, program, count=count, progress=progress)
+        call: tuple[tuple[Any, ...], dict[str, Any]]
+        if inputs is None:
+            call = probes(model, example, program, count=count, progress=progress)
+        else:
+            call = tree_map_only(Tensor, lambda value: value[:count], as_call(inputs))
+        self._args, self._kwargs = call
         self._answers = _centred(self._run(model))
 
     def _run(self, model: nn.Module) -> Tensor:

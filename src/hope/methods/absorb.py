@@ -51,7 +51,9 @@ class Absorb(Method):
         surrogate: "propagated", or "pairwise": correlations from the filters alone, as in the paper.
         crosses: covariances between a branch and its skip count.
         decay: the correlation of neighbouring places, for all layers; by default read off each BN.
-        share: a layer's cost counts by what its branch writes into the stream.
+        look: a layer's cost counts by what its loss does to the answers, looked at on noise, or on the first
+            of the inputs where there are some.
+        share: without a look, it counts by what the layer's branch writes into the stream.
         cost: "log", or "linear": fractions are added up.
         per_parameter: rank by J/ΔP; otherwise by J alone.
         margin: an eviction must leave less than this of the loss of fidelity that it saves.
@@ -70,6 +72,7 @@ class Absorb(Method):
     surrogate: str = "propagated"
     crosses: bool = True
     decay: float | None = None
+    look: bool = False
     share: bool = True
     cost: str = "log"
     per_parameter: bool = True
@@ -131,6 +134,11 @@ class Absorb(Method):
             state.moments.append(ridged(intake.moments[flat][:, flat]))
             state.outer.append(outgoing(weight, intake.taps, metric(intake, known)))
         return state
+
+    @property
+    def looks(self) -> bool:
+        """By what losses do to the answers."""
+        return self.look
 
     @property
     def rewrite(self) -> Rewrite:

@@ -185,6 +185,11 @@ class Method(ABC):
         """Unit -> what each of its neurons counts in the original network, where that is known."""
 
     @property
+    def looks(self) -> bool:
+        """Whether costs count by what the judge sees of each unit."""
+        return False
+
+    @property
     def live(self) -> bool:
         """Whether steps are ranked by what they release in the network as it is then."""
         return False
