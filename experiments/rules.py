@@ -83,7 +83,8 @@ def run(options: argparse.Namespace) -> None:
                 encoding = hope.encode(model, images[:1], method=method, evict=False, **budget)
                 entry["points"][rule]["seconds"] = time.perf_counter() - start
                 for share in shares:
-                    points[str(share)] = accuracy(encoding.at(**{unit: share}), images, labels)
+                    at: dict[str, Any] = {unit: share}
+                    points[str(share)] = accuracy(encoding.at(**at), images, labels)
                 write_results(out, results)
 
 
