@@ -30,6 +30,8 @@ figures: setup
 	$(BIN)/python -m experiments.compression --write-pages
 	$(BIN)/python -m experiments.readings --write-pages
 	$(BIN)/python -m experiments.refit --write-pages
+	$(BIN)/python -m experiments.pairs --write-pages
+	$(BIN)/python -m experiments.rules --write-pages
 	$(BIN)/python -m experiments.study --write-pages
 	$(BIN)/python -m experiments.calibration --write-pages
 	$(BIN)/python -m experiments.speed --write-pages
