@@ -38,7 +38,8 @@ from hope.storage.arrays import (
 )
 from hope.storage.codec import digest_of, not_as_it_should, read_record, write_record
 from hope.storage.inputs import read_inputs, write_inputs
-from hope.storage.record import PLAN, RUN, Details, Heard, Moments, RunRecord, StoredAnatomy
+from hope.storage.moments import read_moments, write_moments
+from hope.storage.record import PLAN, RUN, Details, Moments, RunRecord, StoredAnatomy
 from hope.surgery.apply import cut, operate
 from hope.surgery.refit import compressed
 
@@ -48,7 +49,6 @@ __all__ = [
 ]  # fmt: skip
 
 BY_HAND = "by hand"  # the method of a run whose actions were given
-MOMENTS = ("mean", "covariance", "taps", "variance")  # of an intake, in its order
 
 
 def save_run(
@@ -137,7 +137,7 @@ def write_run(
         trajectory=cast("tuple[AnyStep, ...]", trajectory.steps),
         anatomy=StoredAnatomy.of(anatomy),
         stops=trajectory.stops,
-        moments=_write_moments(folder, intakes) if intakes else None,
+        moments=write_moments(folder, intakes),
         details=(details or Details()).rounded(),
         trained=trained,
         inputs=write_inputs(folder, inputs),
@@ -146,16 +146,6 @@ def write_run(
     kept = [one for one in (record.weights, record.moments, record.inputs) if one is not None]
     remove_stale(folder, ("weights", "moments", "inputs"), kept)
     return folder
-
-
-def _write_moments(folder: Path, intakes: Mapping[str, Intake]) -> Moments:
-    """Moments as float32, which is what they were rounded to when they were made."""
-    tensors = {
-        f"{one.weight}/{name}": getattr(one, name).float() for one in intakes.values() for name in MOMENTS
-    }
-    arrays = write_arrays(folder, "moments", tensors)
-    heard = tuple(Heard(one.weight, one.dim, one.repeat, one.bn, one.bias) for one in intakes.values())
-    return Moments(file=arrays.file, sha256=arrays.sha256, intakes=heard)
 
 
 @dataclass(frozen=True)
@@ -210,17 +200,7 @@ class Run:
 
     def intakes(self) -> dict[str, Intake]:
         """The moments that absorptions were made with."""
-        if self.held is not None:
-            return dict(self.held)
-        if self.moments is None:
-            return {}
-        tensors = {name: tensor.double() for name, tensor in read_arrays(self.folder, self.moments).items()}
-        found = {}
-        for one in self.moments.intakes:
-            mean, covariance, taps, variance = (tensors[f"{one.weight}/{name}"] for name in MOMENTS)
-            rest = (one.repeat, one.bn, one.bias)
-            found[one.weight] = Intake(one.weight, one.dim, mean, covariance, taps, variance, *rest)
-        return found
+        return read_moments(self.folder, self.moments) if self.held is None else dict(self.held)
 
 
 def read_run(folder: str | os.PathLike[str]) -> Run:
