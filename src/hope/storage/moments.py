@@ -12,7 +12,7 @@ from hope.storage.record import Heard, Moments
 NAMES = ("mean", "covariance", "taps", "variance")  # of an intake, in its order
 
 
-def write_moments(folder: Path, intakes: Mapping[str, Intake]) -> Moments | None:
+def write_moments(folder: Path, intakes: Mapping[str, Intake] | None) -> Moments | None:
     """Moments as float32, which is what they were rounded to when they were made; None if there are none."""
     if not intakes:
         return None
