@@ -76,9 +76,12 @@ def _of_absorption(layer: Unit, uses: Counter[str]) -> Need:
 
 
 def counts(anatomy: Anatomy, method: str = "absorb") -> dict[Need, int]:
-    """How many neurons need what; those of layers that are left alone anyway can never go."""
+    """How many neurons need what; those of layers that are left alone anyway can never go. A neuron that is a
+    group of channels counts as many times, as it does where it is left alone.
+    """
     found = dict.fromkeys(Need, 0)
     for name, need in needs(anatomy, method).items():
-        found[need] += anatomy.unit(name).neurons
+        layer = anatomy.unit(name)
+        found[need] += layer.neurons * layer.channels
     found[Need.NEVER] += sum(one.outputs for one in anatomy.skipped if one.kind == "layer")
     return found
