@@ -72,7 +72,7 @@ def grid(title: str, *columns: str) -> Grid:
 
 
 def _narrowed(table: Grid, console: Console) -> tuple[Table, list[str]]:
-    """The table without its title, with as many columns as there is space for, and the names of the others."""
+    """As many columns as there is space for, without the title, and the names of the others."""
     kept, optional = list(range(len(table.columns))), list(table.optional)
     while optional and _natural(_with(table, kept), console) > console.width:
         kept.remove(optional.pop())
