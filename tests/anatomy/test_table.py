@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -199,3 +200,28 @@ def test_a_title_is_not_folded_to_the_width_of_its_table() -> None:
     table.add_row("stem", "8")
     assert shown(table).splitlines()[0] == "A title that is longer than the table"
     assert max(map(len, shown(table, width=20).splitlines())) <= 20
+
+
+class Auxiliary(nn.Module):
+    """A second head, for training."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.bn, self.b = nn.Linear(4, 6), nn.BatchNorm1d(6), nn.Linear(6, 5)
+        self.aux, self.aux_bn, self.aux_out = nn.Linear(6, 7), nn.BatchNorm1d(7), nn.Linear(7, 5)
+
+    def forward(self, x: Tensor) -> Any:
+        x = F.relu(self.bn(self.a(x)))
+        if not self.training:
+            return self.b(x)
+        return self.b(x), self.aux_out(F.relu(self.aux_bn(self.aux(x))))
+
+
+def test_what_a_head_for_training_reads_cannot_go_by_absorption() -> None:
+    net, example = Auxiliary().eval(), torch.zeros(2, 4)
+    anatomy = hope.inspect(net, example)
+    assert needs(anatomy) == dict.fromkeys(("a", "aux"), Need.NEVER)
+    assert needs(anatomy, "hope") == dict.fromkeys(("a", "aux"), Need.NOTHING)
+    for method in (hope.Absorb(), hope.Absorb(calibration=[torch.randn(8, 4)])):
+        assert not Plan(net, example, anatomy, method).states
+    assert [state.name for state in Plan(net, example, anatomy, hope.Paper()).states] == ["a", "aux"]
