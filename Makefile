@@ -44,7 +44,7 @@ docs: setup
 	$(BIN)/python docs/reference.py
 	$(BIN)/python docs/draw_architecture.py
 	$(BIN)/python -m pip install --quiet -c constraints.txt --no-build-isolation -e '.[docs]'
-	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict
 
 setup: $(VENV)/.done
 

@@ -3,7 +3,7 @@
 Every network of the zoo is inspected, 30 % of its neurons and then all of its blocks are removed, and both
 results are held against the original with the same neurons and branches silenced. Each finished network is
 written to coverage.json at once, so that a sweep that was stopped goes on where it was. `--table` prints the
-results as Markdown, `--write-pages` puts them between the markers in docs/coverage.md.
+results as Markdown, `--write-pages` puts them between the markers in docs/coverage.md and README.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import warnings
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from statistics import median
+from statistics import mean, median
 from typing import Any
 
 import torch
@@ -26,8 +26,9 @@ from torch import Tensor, nn
 
 import hope
 from experiments.command import RESULTS as FOLDER
-from experiments.readme import put
+from experiments.readme import add_arguments, shown
 from hope.anatomy.anatomy import Anatomy
+from hope.anatomy.needs import Need, counts
 from hope.errors import first_line
 from zoo.foreign import Entry, zoo
 from zoo.silence import masked, random_cut, randomise, run, silenced, together
@@ -86,12 +87,17 @@ def measure(entry: Entry) -> dict[str, Any]:
         anatomy = hope.inspect(model, example, progress=False)
         size, floor = anatomy.size(), anatomy.floor()
         reasons = Counter(one.reason.cause.short for one in anatomy.skipped)
+        skips = Counter("residual" if block.residual else block.skip for block in anatomy.blocks)
         record |= {
             "layers": len(anatomy.layers),
             "neurons": size.neurons,
+            "needs": {need.value: count for need, count in counts(anatomy).items()},
+            "needs_by_the_paper": {need.value: count for need, count in counts(anatomy, "hope").items()},
             "reachable": round(1 - floor.parameters / size.parameters, 4),
-            "blocks": len(anatomy.blocks),
+            "blocks": skips["residual"],
             "blocks_not_evictable": sum(one.kind == "block" for one in anatomy.skipped),
+            "parts_of_concatenations": skips["concatenation"],
+            "segments_of_chains": skips["chain"],
             "streams": len(anatomy.streams),
             "left_alone": dict(reasons.most_common()),
             "prune_difference": prune_difference(model, example, anatomy),
@@ -143,44 +149,64 @@ def sweep(entries: Iterable[Entry], *, again: bool = False) -> dict[str, Any]:
     return results
 
 
+NEEDS = [need.value for need in Need]
+KINDS = ("blocks", "parts_of_concatenations", "segments_of_chains")
+
+
 def table(results: Mapping[str, Any]) -> str:
     """The results as Markdown: a summary, and one row per network folded away."""
     models = results["models"]
     lines = [
-        "| source | networks | read | cut = masked | can go (median) | blocks that can be evicted |",
-        "|---|---:|---:|---:|---:|---:|",
+        "| source | networks | read | cut = masked | neurons that can go without data | with calibration "
+        "| not at all | parameters that can go (median) |",
+        "|---|---:|---:|---:|---:|---:|---:|---:|",
+    ]
+    blocks = [
+        "| blocks that can be evicted | with a skip | parts of concatenations | segments of chains | left |",
+        "|---|---:|---:|---:|---:|",
     ]
     for source in [*dict.fromkeys(record["source"] for record in models.values()), "all"]:
         some = [record for record in models.values() if source in (record["source"], "all")]
         seen = [record for record in some if "layers" in record]
-        blocks = sum(record["blocks"] for record in seen)
-        found = blocks + sum(record["blocks_not_evictable"] for record in seen)
         share = median(record["reachable"] for record in seen) if seen else 0.0
         right = sum(record["verified"] for record in some)
+        parts = [mean(shares(record)[k] for record in seen) if seen else 0.0 for k in range(len(NEEDS))]
         lines.append(
-            f"| {source} | {len(some)} | {len(seen)} | {right} | {share:.1%} | {blocks:,} of {found:,} |"
+            f"| {source} | {len(some)} | {len(seen)} | {right} | "
+            f"{' | '.join(f'{part:.0%}' for part in parts)} | {share:.1%} |"
         )
+        found = [sum(record[kind] for record in seen) for kind in (*KINDS, "blocks_not_evictable")]
+        blocks.append(f"| {source} | {' | '.join(f'{count:,}' for count in found)} |")
     reasons: Counter[str] = Counter()
     for record in models.values():
         reasons.update(record.get("left_alone", {}))
     told = ", ".join(f"{reason} ({count:,})" for reason, count in reasons.most_common(8))
     lines += [
         "",
+        "Neurons: the mean over networks of each one's shares.",
+        "",
+        *blocks,
+        "",
         f"Most frequent reasons why something is left alone: {told}.",
         "",
         "<details>",
         f"<summary>All {len(models)} networks</summary>",
         "",
-        "| network | parameters | layers | neurons | can go | blocks | streams | difference | left alone |",
-        "|---|---:|---:|---:|---:|---:|---:|---:|---|",
+        "| network | parameters | layers | neurons | without data | with calibration | not at all "
+        "| can go | blocks | difference | left alone |",
+        "|---|---:|---:|---:|---:|---:|---:|---:|---:|---:|---|",
     ]
     lines += [_row(key, record) for key, record in models.items()]
     used = ", ".join(f"{name} {version}" for name, version in results["versions"].items())
     lines += [
         "",
-        "“can go” is the share of parameters that prunings and evictions can reach. “blocks” are those that "
-        "can be evicted, of those found. “difference” is the larger of the two relative differences between "
-        "the network that was really cut (30 % of all neurons at random; then every outermost block) and the "
+        "“neurons” are those that can be removed one by one. “without data”, “with calibration” and “not at "
+        "all” are shares of all neurons, the model's outputs and streams included, by the default method; "
+        "where a grouped convolution ties channels together, each channel counts. “can go” is the share of "
+        "parameters that prunings and evictions of residual blocks can reach. “blocks” are those that can be "
+        "evicted, of those found: with a skip + parts of concatenations + segments of chains. “difference” "
+        "is the larger of the two relative differences between the network that was really cut (30 % of all "
+        "neurons at random; then every outermost block that can go together with those before it) and the "
         "original with the same parts silenced. “left alone” tells the two most frequent reasons. Random "
         f"weights; {used}.",
         "",
@@ -189,21 +215,40 @@ def table(results: Mapping[str, Any]) -> str:
     return "\n".join(lines)
 
 
+def shares(record: Mapping[str, Any]) -> list[float]:
+    """What parts of a network's neurons can go without data, with calibration, not at all."""
+    counted = [record["needs"][need] for need in NEEDS]
+    return [count / max(sum(counted), 1) for count in counted]
+
+
 def committed() -> str:
     """The committed results as Markdown."""
     return table(json.loads(RESULTS.read_text()))
 
 
+def sentence() -> str:
+    """The committed results in one sentence."""
+    seen = [one for one in json.loads(RESULTS.read_text())["models"].values() if "needs" in one]
+    free, more, never = (f"{mean(shares(record)[k] for record in seen):.0%}" for k in range(len(NEEDS)))
+    return (
+        f"Of {len(seen)} networks of three libraries, {free} of the neurons can go without data, {more} only "
+        f"with\ncalibration, and {never} not at all, on average: [coverage](docs/coverage.md)."
+    )
+
+
 def _row(key: str, record: Mapping[str, Any]) -> str:
     start = f"| {key} | {record['parameters'] / 1e6:.1f} M |"
     if "layers" not in record:
-        return f"{start} | | | | | | {record['failure']} |"
-    found = record["blocks"] + record["blocks_not_evictable"]
+        return f"{start} | | | | | | | | {record['failure']} |"
+    blocks = [record[kind] for kind in KINDS]
+    found = sum(blocks) + record["blocks_not_evictable"]
+    can = " + ".join(map(str, blocks)) if any(blocks[1:]) else str(blocks[0])
     told = [d for d in (record.get("prune_difference"), record.get("evict_difference")) if d is not None]
     mostly = ", ".join(list(record["left_alone"])[:2])
     return (
-        f"{start} {record['layers']} | {record['neurons']:,} | {record['reachable']:.1%} | "
-        f"{record['blocks']} of {found} | {record['streams']} | "
+        f"{start} {record['layers']} | {record['neurons']:,} | "
+        f"{' | '.join(f'{share:.0%}' for share in shares(record))} | {record['reachable']:.1%} | "
+        f"{can} of {found} | "
         f"{f'{max(told):.0e}' if told else '–'} | {record.get('failure', mostly)} |"
     )
 
@@ -214,20 +259,14 @@ def parser() -> argparse.ArgumentParser:
         prog="python -m experiments.coverage", description=(__doc__ or "").partition(":")[0]
     )
     top.add_argument("networks", nargs="*", help="measure these only (torchvision/resnet18), again")
-    top.add_argument("--table", action="store_true", help="print coverage.json as Markdown and stop")
-    top.add_argument("--write-pages", action="store_true", help="put the Markdown into the docs and stop")
+    add_arguments(top)
     return top
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Measure what is missing, or show what there is."""
     chosen = parser().parse_args(arguments)
-    if chosen.table or chosen.write_pages:
-        text = committed()
-        if chosen.table:
-            print(text)
-        if chosen.write_pages:
-            put("coverage", text)
+    if shown(chosen, {"coverage": committed, "reach": sentence}):
         return
     entries = zoo()
     unknown = set(chosen.networks) - {entry.key for entry in entries}

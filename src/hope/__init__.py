@@ -1,4 +1,4 @@
-"""HOPE: read a trained network as neurons and make it smaller: no data, no fine-tuning, no knobs."""
+"""HOPE: read a trained network as neurons and make it smaller, without data where it has batch norm."""
 
 import importlib
 from typing import TYPE_CHECKING, Any

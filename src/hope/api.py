@@ -86,7 +86,7 @@ def encode(
     checkpoint: str | PathLike[str] | None = None,
     progress: bool | None = None,
 ) -> Encoding:
-    """Compress a network to a budget, without data. The model is not changed.
+    """Compress a network to a budget, without data where it has batch norm. The model is not changed.
 
     Exactly one budget is given: a fraction of the original (a float up to 1), or a count.
 
@@ -198,7 +198,7 @@ def work(
         method,
         plan.left_alone,
         plan.known.intakes,
-        plan.known.notes,
+        plan.notes(multiple_of),
         duplicate(model),
         example,
         method.measures(plan.known, plan.states),

@@ -167,7 +167,8 @@ class Encoding:
         except InfeasibleBudget as error:
             less = "fewer steps" if budget.unit == "steps" else "a larger budget"
             advice = calibration(self.anatomy, self.left_alone, self.method)
-            widths, way = "", f"{advice}, or take {less}" if advice else f"take {less}"
+            ways = [advice, f"take {less}" if len(self.trajectory) or not advice else ""]
+            widths, way = "", ", or ".join(filter(None, ways))
             if multiple_of > 1:
                 widths, way = f" with multiple_of={multiple_of}", f"take a smaller multiple_of, or {less}"
             raise InfeasibleBudget(

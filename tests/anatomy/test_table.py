@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -73,11 +74,17 @@ def test_the_table_has_a_row_for_every_layer() -> None:
 def test_the_head_counts_neurons_blocks_streams_parameters_and_macs() -> None:
     anatomy = hope.inspect(Net(), torch.zeros(1, 3, 4, 4))
     lines = str(anatomy).splitlines()
-    assert lines[0] == "Net: 8 compressible neurons in 2 layers, 1 blocks that can be evicted, 1 streams"
+    assert counts(anatomy) == {Need.NOTHING: 6, Need.CALIBRATION: 2 * 2, Need.NEVER: 8 + 8 + 3}
+    assert "(a neuron that is a group of channels counts as so many)" in lines
+    assert lines[0] == "Net: 8 compressible neurons in 2 layers"
+    assert lines[1] == "1 blocks that can be evicted, 1 streams"
     share = 1 - anatomy.floor().parameters / anatomy.size().parameters
     macs = 16 * (24 + 432 + 48 + 32 + 8) + 12
     parameters = 32 + 432 + 12 + 56 + 36 + 12 + 15
-    assert lines[1] == f"{parameters} parameters, of which {share:.1%} can go; {macs:,} MACs on the example"
+    assert lines[2:4] == [
+        f"{parameters} parameters, of which {share:.1%} can go",
+        f"{macs:,} MACs on the example",
+    ]
 
 
 def test_a_network_without_removable_neurons_says_why() -> None:
@@ -136,9 +143,11 @@ def test_what_the_table_says_of_data_is_what_encode_does() -> None:
     known, found = needs(anatomy), counts(anatomy)
     assert (known["a"], known["b"]) == (Need.NOTHING, Need.CALIBRATION)
     assert found[Need.NEVER] >= 2  # the model's outputs
-    without, calibrated, never = (found[need] for need in (Need.NOTHING, Need.CALIBRATION, Need.NEVER))
-    line = f"neurons that can go without data: {without}, with calibration: {calibrated} more, not at all: "
-    assert text.splitlines()[2] == f"{line}{never}"
+    parts = [str(found[need]) for need in (Need.NOTHING, Need.CALIBRATION, Need.NEVER)]
+    title, head, line = text.splitlines()[5:8]
+    assert title == "Neurons that can go"
+    assert head.split() == ["without", "data", "only", "with", "calibration", "not", "at", "all"]
+    assert line.split() == ["by", "absorption,", "the", "default", *parts]
     for method, kind in (("absorb", hope.Absorb), ("hope", hope.Paper)):
         known = needs(anatomy, method)
         for batches, can in ((None, {Need.NOTHING}), ([torch.randn(8, 4)], {Need.NOTHING, Need.CALIBRATION})):
@@ -165,8 +174,7 @@ def test_where_methods_need_different_things_the_table_says_so() -> None:
     net, example = Scaled().eval(), torch.zeros(2, 4)
     anatomy = hope.inspect(net, example)
     assert (needs(anatomy)["a"], needs(anatomy, "hope")["a"]) == (Need.NOTHING, Need.CALIBRATION)
-    line = "by the paper's method: 0, with calibration: 6 more, not at all: 5"
-    assert str(anatomy).splitlines()[3] == line
+    assert str(anatomy).splitlines()[8].split() == ["by", "the", "paper's", "method", "0", "6", "5"]
     plans = [
         Plan(net, example, anatomy, hope.Paper(calibration=some)) for some in (None, [torch.randn(8, 4)])
     ]
@@ -185,3 +193,35 @@ def test_a_table_fits_its_width_and_names_what_it_left_out() -> None:
     assert narrow[1].split() == ["layer", "neurons", "fan-in"]
     assert " ".join(" ".join(narrow).split()).endswith("(not shown for want of space: goes with it)")
     assert "fan-in, goes with" in " ".join(shown(table, width=20).split())
+
+
+def test_a_title_is_not_folded_to_the_width_of_its_table() -> None:
+    table = grid("A title that is longer than the table", " what", "outputs")
+    table.add_row("stem", "8")
+    assert shown(table).splitlines()[0] == "A title that is longer than the table"
+    assert max(map(len, shown(table, width=20).splitlines())) <= 20
+
+
+class Auxiliary(nn.Module):
+    """A second head, for training."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.bn, self.b = nn.Linear(4, 6), nn.BatchNorm1d(6), nn.Linear(6, 5)
+        self.aux, self.aux_bn, self.aux_out = nn.Linear(6, 7), nn.BatchNorm1d(7), nn.Linear(7, 5)
+
+    def forward(self, x: Tensor) -> Any:
+        x = F.relu(self.bn(self.a(x)))
+        if not self.training:
+            return self.b(x)
+        return self.b(x), self.aux_out(F.relu(self.aux_bn(self.aux(x))))
+
+
+def test_what_a_head_for_training_reads_cannot_go_by_absorption() -> None:
+    net, example = Auxiliary().eval(), torch.zeros(2, 4)
+    anatomy = hope.inspect(net, example)
+    assert needs(anatomy) == dict.fromkeys(("a", "aux"), Need.NEVER)
+    assert needs(anatomy, "hope") == dict.fromkeys(("a", "aux"), Need.NOTHING)
+    for method in (hope.Absorb(), hope.Absorb(calibration=[torch.randn(8, 4)])):
+        assert not Plan(net, example, anatomy, method).states
+    assert [state.name for state in Plan(net, example, anatomy, hope.Paper()).states] == ["a", "aux"]

@@ -131,6 +131,16 @@ def test_encode_saves_a_run_that_extract_gives_back(
     assert load_file(small)["0.weight"].shape[0] == 6
 
 
+def test_a_run_on_random_weights_can_be_had_at_other_budgets(file: Path, tmp_path: Path) -> None:
+    model, run = [f"{file}:build", "--input", "1x3x8x8"], str(tmp_path / "run")
+    state = torch.get_rng_state()
+    assert main(["encode", *model, "--density", "0.5", "--out", run]) == 0
+    small = tmp_path / "small.safetensors"
+    assert main(["extract", run, "--density", "0.75", "--out", str(small)]) == 0
+    assert load_file(small)["0.weight"].shape[0] == 6
+    assert torch.equal(torch.get_rng_state(), state)  # of whoever calls it
+
+
 def test_extract_writes_onnx_or_says_what_it_needs(
     file: Path,
     checkpoint: Path,
@@ -221,7 +231,7 @@ def test_a_run_with_other_options_is_made_anew_and_they_are_named(
         assert differs is None or differs in out
         assert main([*given, *more]) == 0
         assert "already has this run" in capsys.readouterr().out
-    save_file(make(f"{file}:build").state_dict(), checkpoint)
+    save_file({name: tensor + 1 for name, tensor in load_file(checkpoint).items()}, checkpoint)
     assert main([*given, *more]) == 0
     assert "(it has other weights): it is made anew" in capsys.readouterr().out
 

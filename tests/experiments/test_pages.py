@@ -90,6 +90,7 @@ def test_the_pages_have_the_tables_of_the_committed_results(tmp_path: Path) -> N
         ("transfer-small", transfer.small),
         ("speed", speed.table),
         ("coverage", coverage.committed),
+        ("reach", coverage.sentence),
     ):
         readme.put(name, table(), copies.values())
     for page, copy in copies.items():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -84,3 +85,15 @@ def test_a_fidelity_and_a_number_of_steps_end_at_a_multiple(model: nn.Module) ->
 def test_nonsense_is_refused(model: nn.Module) -> None:
     with pytest.raises(hope.HopeError, match="multiple_of=0"):
         hope.encode(model, EXAMPLE, params=0.5, multiple_of=0)
+
+
+def test_a_multiple_beyond_every_layer_leaves_blocks_and_says_so(model: nn.Module) -> None:
+    anatomy = hope.inspect(model, EXAMPLE)
+    most = max(layer.neurons for layer in anatomy.layers)
+    options: dict[str, Any] = {"method": "hope", "anatomy": anatomy, "progress": False}
+    encoding = hope.encode(model, EXAMPLE, steps=1, multiple_of=most, **options)
+    assert all(before == after for before, after in widths(encoding.model, anatomy))
+    assert f"multiple_of={most}: no layer is wider than {most}, so only whole blocks can go" in str(encoding)
+    assert not hope.encode(model, EXAMPLE, steps=1, multiple_of=most - 1, **options).notes
+    with pytest.raises(hope.InfeasibleBudget, match=f"from 1 to {most - 1}: no layer is wider than {most}"):
+        hope.encode(model, EXAMPLE, steps=1, multiple_of=most, evict=False, **options)

@@ -34,6 +34,17 @@ class Optional(nn.Module):
         return self.net(x if more is None else x + more)
 
 
+class Residual(nn.Module):
+    """A branch without a BN."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.branch, self.head = nn.Sequential(nn.Linear(3, 8), nn.ReLU(), nn.Linear(8, 3)), nn.Linear(3, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(x + self.branch(x))
+
+
 @pytest.mark.parametrize(
     "value",
     [np.float32(0.5), np.float64(0.5), np.array(0.5), torch.tensor(0.5), np.int64(4), torch.tensor(4), 4.0],
@@ -173,6 +184,8 @@ def test_networks_without_a_bn_are_told_what_to_type() -> None:
             words = f"method=hope.{name}(calibration=batches) or --calibration inputs.npy"
             assert words in str(caught.value)
             assert "larger budget" not in str(caught.value)
+    with pytest.raises(hope.InfeasibleBudget, match=r"8 neurons have no BN.* inputs\.npy$"):
+        hope.encode(Residual().eval(), EXAMPLE, params=0.5)  # its block alone is no run
     batches = [torch.randn(32, 3)]
     for calibrated in (hope.Absorb(calibration=batches), hope.Paper(calibration=batches)):
         assert hope.encode(net, EXAMPLE, density=0.5, method=calibrated).steps == 4

@@ -46,6 +46,7 @@ def text(*parts: object, width: int | None = None) -> str:
     )
     for part in parts:
         if isinstance(part, Grid):
+            console.print(part.title)  # above the table, which would fold it to its own width
             part, dropped = _narrowed(part, console)
             console.print(part)
             if dropped:
@@ -59,7 +60,7 @@ def grid(title: str, *columns: str) -> Grid:
     """An empty table: a column whose name starts with a space is text, the others are numbers; one whose name
     ends with a question mark is dropped where there is no space for it, the last such first.
     """
-    table = Grid(title=title, title_justify="left", box=None, pad_edge=False, title_style="", header_style="")
+    table = Grid(title=title, box=None, pad_edge=False, header_style="")
     for column in columns:
         table.add_column(
             column.strip().removesuffix("?"),
@@ -71,28 +72,22 @@ def grid(title: str, *columns: str) -> Grid:
 
 
 def _narrowed(table: Grid, console: Console) -> tuple[Table, list[str]]:
-    """The table with as many columns as there is space for, and the names of the others."""
+    """As many columns as there is space for, without the title, and the names of the others."""
     kept, optional = list(range(len(table.columns))), list(table.optional)
-    found: Table = table
-    while optional and _natural(found, console) > console.width:
+    while optional and _natural(_with(table, kept), console) > console.width:
         kept.remove(optional.pop())
-        found = _with(table, kept)
     gone = [str(column.header) for k, column in enumerate(table.columns) if k not in kept]
-    return found, gone
+    return _with(table, kept), gone
 
 
 def _natural(table: Table, console: Console) -> int:
-    """How wide a table would be if it were let; its title may be folded."""
-    bare = _with(table, range(len(table.columns)))
-    bare.title = None
-    return Measurement.get(console, console.options.update(width=10_000), bare).maximum
+    """How wide a table would be if it were let."""
+    return Measurement.get(console, console.options.update(width=10_000), table).maximum
 
 
 def _with(table: Table, kept: Sequence[int]) -> Table:
-    """Some columns of a table."""
-    some = Table(
-        title=table.title, title_justify="left", box=None, pad_edge=False, title_style="", header_style=""
-    )
+    """Some columns of a table, without its title."""
+    some = Table(box=None, pad_edge=False, header_style="")
     for k in kept:
         column = table.columns[k]
         some.add_column(column.header, justify=column.justify, overflow=column.overflow)

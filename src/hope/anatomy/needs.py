@@ -28,7 +28,7 @@ def needs(anatomy: Anatomy, method: str = "absorb") -> dict[str, Need]:
 
     Where every reader sees the output of a BN, that says what the signals are. Elsewhere inputs must be
     measured, for absorption where a module's weight reads them that is used once, for the paper's method
-    before the activation.
+    before the activation. What reads in training only is never seen.
     """
     if method == "hope":
         return {layer.name: _of_paper(anatomy, layer) for layer in anatomy.layers}
@@ -67,7 +67,7 @@ def _of_paper(anatomy: Anatomy, layer: Unit) -> Need:
 
 
 def _of_absorption(layer: Unit, uses: Counter[str]) -> Need:
-    if any(uses[reader.weight] > 1 for reader in layer.readers):
+    if uses and any(uses[reader.weight] != 1 for reader in layer.readers):  # a saved anatomy has none
         return Need.NEVER
     if all(reader.last("bn") for reader in layer.readers):
         return Need.NOTHING
@@ -76,9 +76,12 @@ def _of_absorption(layer: Unit, uses: Counter[str]) -> Need:
 
 
 def counts(anatomy: Anatomy, method: str = "absorb") -> dict[Need, int]:
-    """How many neurons need what; those of layers that are left alone anyway can never go."""
+    """How many neurons need what; those of layers that are left alone anyway can never go. A neuron that is a
+    group of channels counts as many times, as it does where it is left alone.
+    """
     found = dict.fromkeys(Need, 0)
     for name, need in needs(anatomy, method).items():
-        found[need] += anatomy.unit(name).neurons
+        layer = anatomy.unit(name)
+        found[need] += layer.neurons * layer.channels
     found[Need.NEVER] += sum(one.outputs for one in anatomy.skipped if one.kind == "layer")
     return found

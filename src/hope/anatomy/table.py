@@ -23,19 +23,16 @@ def parts_of(anatomy: Anatomy) -> list[object]:
     """The whole anatomy: layers, blocks, streams, and what is left alone with its reasons."""
     size, floor = anatomy.size(), anatomy.floor()
     share = 1 - floor.parameters / size.parameters if size.parameters else 0.0
-    found = counts(anatomy)
-    paper = counts(anatomy, "hope")
     head = (
-        f"{anatomy.model}: {size.neurons:,} compressible neurons in {len(anatomy.layers)} layers, "
+        f"{anatomy.model}: {size.neurons:,} compressible neurons in {len(anatomy.layers)} layers\n"
         f"{len(anatomy.blocks)} blocks that can be evicted, {len(anatomy.streams)} streams\n"
-        f"{size.parameters:,} parameters, of which {share:.1%} can go; {size.macs:,} MACs on the example\n"
-        f"neurons that can go without data: {found[Need.NOTHING]:,}, with calibration: "
-        f"{found[Need.CALIBRATION]:,} more, not at all: {found[Need.NEVER]:,}"
+        f"{size.parameters:,} parameters, of which {share:.1%} can go\n"
+        f"{size.macs:,} MACs on the example"
     )
-    if paper != found:
-        first, more, never = (f"{paper[need]:,}" for need in Need)
-        head += f"\nby the paper's method: {first}, with calibration: {more} more, not at all: {never}"
-    parts: list[object] = [head, ""]
+    parts: list[object] = [head, "", _needs(anatomy)]
+    if any(layer.channels > 1 for layer in anatomy.layers):
+        parts.append("(a neuron that is a group of channels counts as so many)")
+    parts.append("")
     if anatomy.layers:
         parts += [_layers(anatomy), ""]
     else:
@@ -57,8 +54,17 @@ def parts_of(anatomy: Anatomy) -> list[object]:
     return parts
 
 
+def _needs(anatomy: Anatomy) -> Table:
+    table = grid("Neurons that can go", " ", "without data", "only with calibration", "not at all")
+    found, paper = counts(anatomy), counts(anatomy, "hope")
+    table.add_row("by absorption, the default", *(f"{found[need]:,}" for need in Need))
+    if paper != found:
+        table.add_row("by the paper's method", *(f"{paper[need]:,}" for need in Need))
+    return table
+
+
 def _layers(anatomy: Anatomy) -> Table:
-    first = (" layer", "neurons", "fan-in?", "fan-out?", " activation", " BN", " needs")
+    first = (" layer", "neurons", "fan-in?", "fan-out?", " activation", " BN?", " needs")
     table = grid("Neuron layers", *first, "releases?", " goes with it?")
     need = needs(anatomy)
     for layer in anatomy.layers:

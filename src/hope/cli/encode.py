@@ -27,15 +27,15 @@ if TYPE_CHECKING:
 METHODS = ("absorb", "hope", "l1-in", "l1-joint", "bn-scale", "random")
 OPTIONS = {"merge": ("hope",), "kernel": ("hope",), "calibration": ("absorb", "hope")}  # whose they are
 PARTIAL = "partial.json"
+KEPT = {"density": "neurons", "params": "parameters", "macs": "MACs"}
 
 
 def add_budgets(parser: argparse.ArgumentParser, *, required: bool) -> None:
     """--density, --params, --macs, --steps: one of them; where a run is made, also --fidelity."""
     group = parser.add_mutually_exclusive_group(required=required)
     for unit in UNITS:
-        words = (
-            "how many actions to take" if unit == "steps" else f"{unit} to keep: a fraction (0.6) or a count"
-        )
+        kept = f"{KEPT.get(unit, unit)} to keep: a fraction (0.6) or a count"
+        words = "how many steps to take" if unit == "steps" else kept
         group.add_argument(f"--{unit}", type=_number, metavar="N", help=words)
     if required:
         group.add_argument(
@@ -71,8 +71,9 @@ def register(commands: Any) -> None:
     parser: argparse.ArgumentParser = commands.add_parser(
         "encode",
         help="compress a checkpoint to a budget and save the run",
-        description="Compress a trained network to a budget without data, and save the run: every step, and "
-        "the compressed weights. Any other moment of the run can be had back with `hope extract`.",
+        description="Compress a trained network to a budget, without data where it has batch norm, and save "
+        "the run: every step, and the compressed weights. Any other moment of the run can be had back with "
+        "`hope extract`.",
         epilog="example: hope encode torchvision:resnet18 --weights r18.safetensors --params 0.6 --out run/",
     )
     models.add_arguments(parser)

@@ -41,7 +41,9 @@ class Parser(argparse.ArgumentParser):
 def parser(argv: Sequence[str] | None = None) -> argparse.ArgumentParser:
     """The command line's grammar; of one command line, only what its command needs."""
     top = Parser(
-        prog="hope", description="Read a trained network as neurons and make it smaller, without data."
+        prog="hope",
+        description="Read a trained network as neurons and make it smaller, without data where it has batch "
+        "norm.",
     )
     top.add_argument("--version", action="version", version=f"hope {__version__}")
     top.add_argument("--debug", action="store_true", help="show a traceback when something goes wrong")

@@ -70,7 +70,10 @@ def random_weights(options: argparse.Namespace) -> bool:
 
 
 def make(spec: str, *, pretrained: bool = False) -> nn.Module:
-    """A model by its name on the command line."""
+    """A model by its name on the command line. Random weights are the same every time, so that a run on them
+    can be resumed and extracted.
+    """
+    import torch
     from torch import nn
 
     source, _, name = spec.rpartition(":")
@@ -80,7 +83,9 @@ def make(spec: str, *, pretrained: bool = False) -> nn.Module:
         raise UnknownModel(f"--pretrained is for {' and '.join(LIBRARIES)}: give --weights FILE for {spec}")
     missing = declare_missing_operators()
     try:
-        model = _made(source, name, pretrained)
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(0)
+            model = _made(source, name, pretrained)
     except ImportError as error:
         extra = EXTRAS.get(source)
         way = f"pip install 'hope-encoding[{extra}]'" if extra else "install what the file imports"

@@ -118,6 +118,18 @@ class Plan:
         """How many steps there can be without evictions."""
         return sum(state.neurons - 1 for state in self.states)
 
+    @property
+    def _widest(self) -> int:
+        return widest(self.anatomy, {state.name for state in self.states})
+
+    def notes(self, multiple_of: int = 1) -> tuple[str, ...]:
+        """What the user should know before the run."""
+        width = self._widest
+        if not self.states or multiple_of < width:
+            return self.known.notes
+        words = f"multiple_of={multiple_of}: no layer is wider than {width}, so only whole blocks can go"
+        return (*self.known.notes, words)
+
     def check(self, budget: Budget, multiple_of: int = 1) -> None:
         """Say before the work starts whether a budget can be met."""
         advice = calibration(self.anatomy, self.left_alone, self.method)
@@ -130,7 +142,7 @@ class Plan:
             raise InfeasibleBudget(
                 f"nothing can be removed by {self.method.name}" + (advice and f": {advice}")
             )
-        width = widest(self.anatomy, {state.name for state in self.states})
+        width = self._widest
         if self.branches or not self.states or multiple_of < width:
             return
         unchanged = Trajectory.of(self.anatomy, ())
