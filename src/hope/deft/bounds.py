@@ -210,7 +210,7 @@ class _Heard:
     Attributes:
         core: (neurons,) ‖w_core,j‖²·K(j,j).
         head: (neurons,) ‖w_head,j‖²·K(j,j).
-        outer: (neurons, neurons) of each reader but the head: ⟨w_core,j, w_core,k⟩.
+        outer: (slack, slack) of each reader but the head: ⟨w_core,j, w_core,k⟩.
         behind: the units, or the weights of none, that read it.
     """
 
@@ -231,9 +231,11 @@ def _heard(split: Split, unit: Unit) -> _Heard:
             continue
         behind.add(split.writes.get(places.tensor, places.tensor))
         shape = split.anatomy.shapes[places.tensor]
-        rows = split.frozen[places.tensor].expand(shape).movedim(places.dim, 0)
-        add_by_neuron(core, places, listener.energy * (squares * rows).flatten(1).sum(dim=1))
-        outer.append(_gram(split.energies.numbers[places.tensor], places, rows, unit.neurons))
+        frozen = split.frozen[places.tensor]
+        rows = None if bool(frozen.all()) else frozen.expand(shape).movedim(places.dim, 0)
+        heard = squares if rows is None else squares * rows
+        add_by_neuron(core, places, listener.energy * heard.flatten(1).sum(dim=1))
+        outer.append(_gram(split.energies.numbers[places.tensor], places, rows, split.slack(unit)))
     return _Heard(core, head, outer, behind)
 
 
@@ -257,22 +259,23 @@ def _bound(split: Split, unit: Unit, heard: _Heard, tau: float | None) -> UnitBo
     )
 
 
-def _gram(weight: Tensor, place: Places, rows: Tensor, neurons: int) -> Tensor:
-    """(neurons, neurons) inner products of what each neuron sends to core rows; empty if neurons have
-    different numbers of places.
+def _gram(weight: Tensor, place: Places, rows: Tensor | None, slack: Tensor) -> Tensor:
+    """(slack, slack) inner products of what slack neurons send to core rows (all, for None); empty if neurons
+    have different numbers of places.
     """
     owner = torch.from_numpy(place.owner)
     own = (owner >= 0).nonzero()[:, 0]
-    if len(own) % neurons:
+    if len(own) % len(slack):
         return torch.empty(0)
-    order = own[torch.argsort(owner[own], stable=True)]
-    sent = (weight.double().movedim(place.dim, 0) * rows)[order].reshape(neurons, -1)
+    order = own[torch.argsort(owner[own], stable=True)].reshape(len(slack), -1)[slack]
+    sent = weight.movedim(place.dim, 0)[order].double()  # (slack, places, the rest)
+    sent = (sent if rows is None else sent * rows[order]).flatten(1)
     return sent @ sent.T
 
 
 def _shock(state: PaperState, outer: Sequence[Tensor], slack: Tensor) -> float | None:
     """√(Σ_jk K(j,k)·⟨w_core,j, w_core,k⟩) over slack, by the exact kernel of the pairwise surrogate."""
-    if not state.mergeable or any(not gram.numel() for gram in outer):
+    if not state.mergeable or any(gram.ndim < 2 for gram in outer):
         return None
     if not outer or not bool(slack.any()):
         return 0.0
@@ -283,5 +286,5 @@ def _shock(state: PaperState, outer: Sequence[Tensor], slack: Tensor) -> float |
     rho.fill_diagonal_(1.0)
     pairs = (mean[:, None], mean[None], spread[:, None], spread[None], rho, slope[:, None], slope[None])
     kernel = exact(*pairs)
-    total = sum((gram[at][:, at] for gram in outer[1:]), outer[0][at][:, at])
+    total = sum(outer[1:], outer[0])
     return math.sqrt(max(float((kernel * total).sum()), 0.0))

@@ -126,10 +126,16 @@ def add_by_neuron(total: Tensor, place: Places, values: Tensor) -> None:
     total.index_add_(0, owner[own], values[own])
 
 
-def unit_state(unit: Unit, energies: Energies) -> PaperState:
-    """A unit as the paper's method sees it; a stream's channels can only be pruned."""
+def unit_state(unit: Unit, energies: Energies, *, merges: bool = True) -> PaperState:
+    """A unit as the paper's method sees it; a stream's channels can only be pruned.
+
+    Args:
+        unit: a layer or stream.
+        energies: of the network.
+        merges: whether to go on to merges, which takes inner products of outgoing weights.
+    """
     if unit.kind == "layer":
-        state = paper_state(unit, energies.numbers, 1)
+        state = paper_state(unit, energies.numbers, 1, outer=merges)
         if isinstance(state, PaperState):
             return state
     return PaperState(unit.name, capacities(unit, energies), 1)

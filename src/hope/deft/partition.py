@@ -236,9 +236,10 @@ def partition(
     subject = find_subject(anatomy, head, patterns)
     batches = _batches(calibration, model, example, anatomy, progress)
     known = _energies(model, anatomy, batches, progress)
-    states = [unit_state(unit, known) for unit in subject.free]
+    mode = MERGES[merge]
+    states = [unit_state(unit, known, merges=mode is not None) for unit in subject.free]
     paths = [walk(state) for state in states]
-    original, judges, mode = fingerprint(model), list[Judge](), MERGES[merge]
+    original, judges = fingerprint(model), list[Judge]()
 
     def make(percentile: float) -> Partition:
         lock, fates = _fates(states, paths, percentile, mode)
@@ -248,7 +249,7 @@ def partition(
         merged = duplicate(model)  # what freed vessels will listen to is not settled, so they are deaf
         consolidate(merged, anatomy, merges, freed, None)
         energies = _energies(merged, anatomy, batches, progress)
-        left = {unit.name: unit_state(unit, energies) for unit in subject.free}
+        left = {unit.name: unit_state(unit, energies, merges=False) for unit in subject.free}
         after = {name: state.capacities for name, state in left.items()}
         if by == "capacity":
             threshold, locks = by_capacity(after, freed, percentile)

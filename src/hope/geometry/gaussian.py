@@ -37,16 +37,28 @@ def _mills(c: Tensor) -> Tensor:
 
 def ramp_mean(c: Tensor) -> Tensor:
     """`E max(z + c, 0)` for standard normal z: c·Φ(c) + φ(c), without cancellation for negative c."""
+    return ramp_means(c)[0]
+
+
+def ramp_means(c: Tensor) -> tuple[Tensor, Tensor]:
+    """`ramp_mean` of c and of −c."""
     t = c.abs()
-    tail = density(t) * _tail_first(t)
-    return torch.where(c < 0, tail, c + tail)
+    small = density(t) * _tail_first(t)
+    large = t + small
+    return torch.where(c < 0, small, large), torch.where(c > 0, small, large)
 
 
 def ramp_square(c: Tensor) -> Tensor:
     """`E max(z + c, 0)²`: (1 + c²)·Φ(c) + c·φ(c) (paper, Theorem "Closed-Form Self-Kernel for ReLU")."""
+    return ramp_squares(c)[0]
+
+
+def ramp_squares(c: Tensor) -> tuple[Tensor, Tensor]:
+    """`ramp_square` of c and of −c."""
     t = c.abs()
-    tail = density(t) * _tail_second(t)
-    return torch.where(c < 0, tail, 1 + c * c - tail)
+    small = density(t) * _tail_second(t)
+    large = 1 + c * c - small
+    return torch.where(c < 0, small, large), torch.where(c > 0, small, large)
 
 
 # From here on the closed forms cancel; the asymptotic series of the Mills ratio does not.
@@ -55,7 +67,10 @@ _FAR = 20.0
 
 def _tail_first(t: Tensor) -> Tensor:
     """1 − t·m(t) with the Mills ratio m, for t ≥ 0."""
-    near = 1 - t.clamp(max=_FAR) * _mills(t.clamp(max=_FAR))
+    x = t.clamp(max=_FAR)
+    near = 1 - x * _mills(x)
+    if not (t >= _FAR).any():
+        return near
     u = t.clamp(min=_FAR) ** -2
     far = u * (1 - u * (3 - u * (15 - u * (105 - u * (945 - u * (10395 - u * 135135))))))
     return torch.where(t < _FAR, near, far)
@@ -65,6 +80,8 @@ def _tail_second(t: Tensor) -> Tensor:
     """(1 + t²)·m(t) − t, for t ≥ 0."""
     x = t.clamp(max=_FAR)
     near = (1 + x * x) * _mills(x) - x
+    if not (t >= _FAR).any():
+        return near
     s = t.clamp(min=_FAR)
     u = s**-2
     # m = (1/t)(1 − u + 3u² − 15u³ + …), so (1 + t²)m − t = (1/t)(2u − 12u² + 90u³ − 840u⁴ + …)
@@ -82,12 +99,20 @@ def mean(means: Tensor, spreads: Tensor, slopes: Tensor) -> Tensor:
 
 def energy(means: Tensor, spreads: Tensor, slopes: Tensor) -> Tensor:
     """The self-kernel `K(i, i) = E Ψ(y)²`; with spread 0 the limit Ψ(mean)²."""
+    return energies(means, spreads, slopes)[0]
+
+
+def energies(means: Tensor, spreads: Tensor, slopes: Tensor) -> tuple[Tensor, Tensor]:
+    """`energy` of y and of −y."""
     safe = torch.where(spreads > 0, spreads, torch.ones_like(spreads))
-    c = means / safe
-    up, down = safe**2 * ramp_square(c), safe**2 * ramp_square(-c)
-    moving = up + slopes**2 * down
-    still = means.clamp(min=0) ** 2 + slopes**2 * means.clamp(max=0) ** 2
-    return torch.where(spreads > 0, moving, still)
+    up, down = (safe**2 * half for half in ramp_squares(means / safe))
+    bend = slopes**2
+    moving = up + bend * down, down + bend * up
+    still = means.clamp(min=0) ** 2, means.clamp(max=0) ** 2
+    return (
+        torch.where(spreads > 0, moving[0], still[0] + bend * still[1]),
+        torch.where(spreads > 0, moving[1], still[1] + bend * still[0]),
+    )
 
 
 def energy_of(activation: Callable[[Tensor], Tensor], means: Tensor, spreads: Tensor) -> Tensor:

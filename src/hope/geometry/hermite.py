@@ -12,11 +12,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from hope.geometry import gaussian as moments
 
+Array = NDArray[np.float64]
 TERMS = 24
 ROWS = 64  # at a time: what a processor keeps at hand
 
@@ -49,12 +52,10 @@ def bend(mean: Tensor, spread: Tensor, slopes: Tensor) -> Bent:
     variance = (moments.energy(mean, spread, slopes) - average**2).clamp(min=0)
     variance = torch.where(still, torch.zeros_like(variance), variance)
     slope = slopes + (1 - slopes) * moments.distribution(c)
-    terms = torch.zeros(TERMS, len(mean), dtype=torch.float64)
-    terms[0] = slope
-    bump = (1 - slopes) * moments.density(c)
-    for k, h in enumerate(_polynomials(-c, TERMS - 1)):
-        n = k + 2
-        terms[n - 1] = bump * h / (n * (n - 1)) ** 0.5
+    n = torch.arange(2, TERMS + 1, dtype=torch.float64)[:, None]
+    found = np.stack(_polynomials(-c.numpy(), TERMS - 1))  # step by step, where torch's overhead would count
+    bumps = (1 - slopes) * moments.density(c) * torch.from_numpy(found) / torch.sqrt(n * (n - 1))
+    terms = torch.cat([slope[None], bumps])
     return _bent(average, variance, slope, terms * torch.where(still, torch.zeros_like(spread), spread))
 
 
@@ -64,7 +65,9 @@ def bend_with(activation: Callable[[Tensor], Tensor], mean: Tensor, spread: Tens
     values = activation(mean + spread * nodes[:, None])
     average = weights @ values
     variance = weights @ (values - average) ** 2
-    terms = torch.stack([(weights * h) @ values for h in _polynomials(nodes, TERMS + 1)[1:]])
+    terms = torch.stack(
+        [(weights * torch.from_numpy(h)) @ values for h in _polynomials(nodes.numpy(), TERMS + 1)[1:]]
+    )
     safe = torch.where(spread > 0, spread, torch.ones_like(spread))
     return _bent(average, variance, terms[0] / safe, terms)
 
@@ -74,9 +77,9 @@ def _bent(mean: Tensor, variance: Tensor, slope: Tensor, terms: Tensor) -> Bent:
     return Bent(mean, variance, slope, terms, torch.sqrt(rest))
 
 
-def _polynomials(x: Tensor, count: int) -> list[Tensor]:
+def _polynomials(x: Array, count: int) -> list[Array]:
     """Normalised Hermite polynomials h_0, h_1, …: E h_m(z)·h_n(z) = δ_mn."""
-    found = [torch.ones_like(x), x]
+    found = [np.ones_like(x), x]
     for k in range(1, count - 1):
         found.append((x * found[k] - k**0.5 * found[k - 1]) / (k + 1) ** 0.5)
     return found[:count]

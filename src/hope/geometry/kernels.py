@@ -13,10 +13,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from hope.geometry.gaussian import distribution, ramp_mean
+from hope.geometry.gaussian import distribution, ramp_mean, ramp_means
 
 _NODES = 64
-_AT_ONCE = 1 << 18  # evaluations of the integrand held in memory at a time
+_AT_ONCE = 256  # integrals, so that their nodes fit a core's cache
 
 
 def arc_cosine(rho: Tensor) -> Tensor:
@@ -48,7 +48,7 @@ def zero_bias_cosines(rho: Tensor, slope: Tensor) -> tuple[Tensor, Tensor]:
 @lru_cache(maxsize=1)
 def _rule() -> tuple[Tensor, Tensor]:
     nodes, weights = np.polynomial.legendre.leggauss(_NODES)
-    return torch.from_numpy((nodes + 1) / 2), torch.from_numpy(weights / 2)
+    return torch.from_numpy((nodes + 1) / 2)[:, None], torch.from_numpy(weights / 2)[:, None]
 
 
 def ramp_product(c_i: Tensor, c_j: Tensor, rho: Tensor) -> Tensor:
@@ -65,27 +65,31 @@ def ramp_product(c_i: Tensor, c_j: Tensor, rho: Tensor) -> Tensor:
     integrated.
     """
     shape = np.broadcast_shapes(c_i.shape, c_j.shape, rho.shape)
-    c_i, c_j, rho = c_i.expand(shape), c_j.expand(shape), rho.expand(shape)
-    rho = rho.clamp(-1, 1)
+    c_i, c_j, rho = c_i.expand(shape), c_j.expand(shape), rho.expand(shape).clamp(-1, 1)
     base = ramp_mean(c_i) * ramp_mean(c_j) + rho * distribution(c_i) * distribution(c_j)
+    return (base + _integral(c_i, c_j, rho)).clamp(min=0)
+
+
+def _integral(c_i: Tensor, c_j: Tensor, rho: Tensor) -> Tensor:
+    """The integral in `ramp_product`; the same at (−c_i, c_j, −ρ)."""
+    parts = (torch.split(tensor.flatten(), _AT_ONCE) for tensor in (c_i, c_j, rho))
+    return torch.cat([_some_integrals(*some) for some in zip(*parts, strict=True)]).reshape(rho.shape)
+
+
+def _some_integrals(c_i: Tensor, c_j: Tensor, rho: Tensor) -> Tensor:
     size = rho.abs()
     flipped = torch.where(rho < 0, -c_j, c_j)
     minus, plus = (c_i - flipped) ** 2 / 4, (c_i + flipped) ** 2 / 4
     low = 2 * torch.arcsin(torch.sqrt((1 - size) / 2))  # arccos, accurate near ρ = 1
     start = torch.log(low.clamp(min=1e-6))
     length = math.log(math.pi / 2) - start
-    total = torch.zeros_like(rho)
     nodes, weights = _rule()
-    together = max(1, _AT_ONCE // max(1, rho.numel()))  # few pairs: all nodes in one go
-    shape = (-1, *(1 for _ in rho.shape))
-    for first in range(0, _NODES, together):
-        some = slice(first, first + together)
-        t = torch.exp(start + nodes[some].reshape(shape) * length)
-        half = torch.sin(t / 2) ** 2  # (1 − cos t)/2
-        gap = 2 * half - (1 - size)  # ρ − cos t
-        part = t * gap * torch.exp(-minus / (2 * half) - plus / (2 - 2 * half))
-        total += (weights[some].reshape(shape) * part).sum(dim=0)
-    return (base + total * length / (2 * math.pi)).clamp(min=0)
+    t = torch.exp(start + nodes * length)  # (nodes, pairs)
+    twice = torch.sin(t / 2).square_().mul_(2)  # 1 − cos t
+    gap = twice - (1 - size)  # ρ − cos t
+    falling = (-minus / twice).sub_(plus / (2 - twice)).exp_()
+    total = t.mul_(gap).mul_(falling).mul_(weights).sum(dim=0)
+    return total * length / (2 * math.pi)
 
 
 def exact(
@@ -101,23 +105,45 @@ def exact(
 
     Ψ(y) = slope·y + (1 − slope)·max(y, 0), so that one integral and first moments suffice.
     """
+    return exact_signs(mean_i, mean_j, spread_i, spread_j, rho, slope_i, slope_j)[0]
+
+
+def exact_signs(
+    mean_i: Tensor,
+    mean_j: Tensor,
+    spread_i: Tensor,
+    spread_j: Tensor,
+    rho: Tensor,
+    slope_i: Tensor,
+    slope_j: Tensor,
+) -> tuple[Tensor, Tensor]:
+    """`exact` of y_i and of −y_i with y_j, at the price of one integral."""
     given = (mean_i, mean_j, spread_i, spread_j, rho, slope_i, slope_j)
     shape = np.broadcast_shapes(*(tensor.shape for tensor in given))
     m_i, m_j, s_i, s_j, rho, a_i, a_j = (tensor.expand(shape) for tensor in given)
     still_i, still_j = s_i <= 0, s_j <= 0
     safe_i = torch.where(still_i, torch.ones_like(s_i), s_i)
     safe_j = torch.where(still_j, torch.ones_like(s_j), s_j)
-    c_i, c_j = m_i / safe_i, m_j / safe_j
-    ramp_i = torch.where(still_i, m_i.clamp(min=0), safe_i * ramp_mean(c_i))
-    ramp_j = torch.where(still_j, m_j.clamp(min=0), safe_j * ramp_mean(c_j))
-    covariance = torch.where(still_i | still_j, torch.zeros_like(rho), rho * s_i * s_j)
-    linear = m_i * m_j + covariance
-    mixed_j = m_i * ramp_j + covariance * distribution(c_j)  # E[y_i·max(y_j, 0)], by Stein's lemma
-    mixed_i = m_j * ramp_i + covariance * distribution(c_i)
-    both = torch.where(still_i | still_j, ramp_i * ramp_j, safe_i * safe_j * ramp_product(c_i, c_j, rho))
-    return (
-        a_i * a_j * linear
-        + a_i * (1 - a_j) * mixed_j
-        + (1 - a_i) * a_j * mixed_i
-        + (1 - a_i) * (1 - a_j) * both
-    )
+    c_i, c_j, close = m_i / safe_i, m_j / safe_j, rho.clamp(-1, 1)
+    integral, still = _integral(c_i, c_j, close), still_i | still_j
+    bent = bool(slope_i.any()) or bool(slope_j.any())
+    h_j, above_j = ramp_mean(c_j), distribution(c_j)
+    ramp_j = torch.where(still_j, m_j.clamp(min=0), safe_j * h_j)
+    found = []
+    for sign, h_i in zip((1.0, -1.0), ramp_means(c_i), strict=True):
+        mean, toward, above_i = sign * m_i, sign * close, distribution(sign * c_i)
+        ramp_i = torch.where(still_i, mean.clamp(min=0), safe_i * h_i)
+        product = safe_i * safe_j * (h_i * h_j + toward * above_i * above_j + integral).clamp(min=0)
+        both = torch.where(still, ramp_i * ramp_j, product)
+        if bent:
+            covariance = torch.where(still, torch.zeros_like(rho), sign * rho * s_i * s_j)
+            mixed_j = mean * ramp_j + covariance * above_j  # E[y_i·max(y_j, 0)], by Stein's lemma
+            mixed_i = m_j * ramp_i + covariance * above_i
+            both = (
+                a_i * a_j * (mean * m_j + covariance)
+                + a_i * (1 - a_j) * mixed_j
+                + (1 - a_i) * a_j * mixed_i
+                + (1 - a_i) * (1 - a_j) * both
+            )
+        found.append(both)
+    return found[0], found[1]

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from hope.geometry import kernels
-from hope.geometry.gaussian import energy
+from hope.geometry.gaussian import energies
 from hope.geometry.matrices import semidefinite
 from hope.geometry.pairwise import warp
 
@@ -81,14 +81,14 @@ def parents(i: Side, j: Side, inner: Tensor, outer: Tensor, *, kernel: str) -> P
     z1, z2 = _direction(i, j, inner, outer)
     spread, rho_i, rho_j = _toward(i, j, z1, z2, rho)
     mean = z1 * i.mean + z2 * j.mean
+    slope = i.slope.expand_as(mean)
+    own, turned = energies(mean, spread, slope)
+    u = Side(mean, spread, i.slope, own, i.bias, i.inner, i.outer)
+    toward_i, toward_j = _kernels(u, turned, i, rho_i, hard), _kernels(u, turned, j, rho_j, hard)
     best: tuple[Tensor, ...] | None = None
-    for sign in (1.0, -1.0):  # the phase check: an eigenvector has two signs, the kernel has one
-        own = energy(sign * mean, spread, i.slope.expand_as(mean))
-        u = Side(sign * mean, spread, i.slope, own, i.bias, i.inner, i.outer)
-        reach_i, reach_j = _kernel(u, i, sign * rho_i, hard), _kernel(u, j, sign * rho_j, hard)
-        terms = reach_i**2 * i.outer + reach_j**2 * j.outer
-        square = _cleared(terms + 2 * reach_i * reach_j * outer, terms)
-        alignment = torch.sqrt(_ratio(square, own))
+    # the phase check: an eigenvector has two signs, the kernel has one
+    for sign, own, reach_i, reach_j in zip((1.0, -1.0), (u.energy, turned), toward_i, toward_j, strict=True):
+        alignment = _projected(reach_i, reach_j, i, j, outer, own)
         found = (alignment, sign * z1, sign * z2, reach_i, reach_j, own)
         if best is None:
             best = found
@@ -132,12 +132,12 @@ def parent_of_many(some: Side, inner: Tensor, outer: Tensor, *, kernel: str) -> 
     z = torch.where(none, 0.0, root @ found[:, -1] / torch.sqrt(largest[-1].clamp(min=1e-300)))
     toward = (rho * some.spread[:, None] * some.spread) @ z
     spread = torch.sqrt((z @ toward).clamp(min=0)).expand(len(z))
+    mean = (z @ some.mean).expand(len(z))
+    own, turned = energies(mean, spread, some.slope)
+    u = Side(mean, spread, some.slope, own, some.bias, some.inner, some.outer)
+    reaches = _kernels(u, turned, some, _ratio(toward, spread * some.spread), exact)
     best: Parents | None = None
-    for sign in (1.0, -1.0):
-        mean = (sign * z @ some.mean).expand(len(z))
-        own = energy(mean, spread, some.slope)
-        u = Side(mean, spread, some.slope, own, some.bias, some.inner, some.outer)
-        reach = _kernel(u, some, sign * _ratio(toward, spread * some.spread), exact)
+    for sign, own, reach in zip((1.0, -1.0), (u.energy, turned), reaches, strict=True):
         square = _cleared(reach @ outer @ reach, (reach**2 * some.outer).sum())
         alignment = torch.sqrt(_ratio(square, own[0]))
         if best is None or alignment > best.alignment * (1 + 1e-12):
@@ -176,10 +176,36 @@ def alignments(i: Side, j: Side, inner: Tensor, outer: Tensor, *, kernel: str) -
     return found
 
 
+def exact_pairs(i: Side, j: Side, inner: Tensor, outer: Tensor) -> tuple[Tensor, Tensor]:
+    """b and ⟨f_i, f_j⟩ = K(i, j)·⟨o_i, o_j⟩ by the exact kernel, of a list of pairs: K(u, i), K(u, j) and
+    K(i, j) in one go.
+    """
+    rho, _ = _correlation(i, j, inner, "exact")
+    z1, z2 = _direction(i, j, inner, outer)
+    spread, rho_i, rho_j = _toward(i, j, z1, z2, rho)
+    mean = z1 * i.mean + z2 * j.mean
+    own, turned = energies(mean, spread, i.slope)
+    left = ((mean, mean, i.mean), (i.mean, j.mean, j.mean), (spread, spread, i.spread))
+    right = ((i.spread, j.spread, j.spread), (rho_i, rho_j, rho), (i.slope,) * 3, (i.slope, j.slope, j.slope))
+    plus, minus = kernels.exact_signs(*(torch.stack(three) for three in (*left, *right)))
+    first, second = (
+        _projected(reach[0], reach[1], i, j, outer, energy)
+        for reach, energy in ((plus, own), (minus, turned))
+    )
+    alignment = torch.where(second > first * (1 + 1e-12), second, first)
+    return torch.where(i.slope == j.slope, alignment, torch.zeros_like(alignment)), plus[2] * outer
+
+
 def overlaps(i: Side, j: Side, inner: Tensor, outer: Tensor) -> Tensor:
     """⟨f_i, f_j⟩ = K(i, j)·⟨o_i, o_j⟩ by the exact kernel."""
     rho, _ = _correlation(i, j, inner, "exact")
     return kernels.exact(i.mean, j.mean, i.spread, j.spread, rho, i.slope, j.slope) * outer
+
+
+def _projected(reach_i: Tensor, reach_j: Tensor, i: Side, j: Side, outer: Tensor, own: Tensor) -> Tensor:
+    """‖K(u, i)·o_i + K(u, j)·o_j‖/√K(u, u)."""
+    terms = reach_i**2 * i.outer + reach_j**2 * j.outer
+    return torch.sqrt(_ratio(_cleared(terms + 2 * reach_i * reach_j * outer, terms), own))
 
 
 def _correlation(i: Side, j: Side, inner: Tensor, kernel: str) -> tuple[Tensor, Tensor]:
@@ -221,17 +247,27 @@ def _direction(i: Side, j: Side, inner: Tensor, outer: Tensor) -> tuple[Tensor, 
     return z1 * scale, z2 * scale
 
 
-def _kernel(a: Side, b: Side, rho: Tensor, exact: Tensor) -> Tensor:
-    """K(a, b): exact where asked for, the zero-bias kernel elsewhere."""
+def _kernels(u: Side, turned: Tensor, b: Side, rho: Tensor, exact: Tensor) -> tuple[Tensor, Tensor]:
+    """K(u, b) and K(−u, b): exact where asked for, the zero-bias kernel elsewhere.
+
+    Args:
+        u, b: signals.
+        turned: K(−u, −u).
+        rho: their correlation.
+        exact: where to be exact.
+    """
+    given = (u.mean, b.mean, u.spread, b.spread, rho, u.slope, b.slope)
     if exact.all():
-        return kernels.exact(a.mean, b.mean, a.spread, b.spread, rho, a.slope, b.slope)
-    value = kernels.zero_bias_cosine(rho, a.slope, b.slope) * torch.sqrt(a.energy * b.energy)
-    if exact.any():
-        shape = value.shape
-        where = exact.expand(shape)
-        parts = [t.expand(shape)[where] for t in (a.mean, b.mean, a.spread, b.spread, rho, a.slope, b.slope)]
-        value = value.masked_scatter(where, kernels.exact(*parts))
-    return value
+        return kernels.exact_signs(*given)
+    found = (
+        kernels.zero_bias_cosine(rho, u.slope, b.slope) * torch.sqrt(u.energy * b.energy),
+        kernels.zero_bias_cosine(-rho, u.slope, b.slope) * torch.sqrt(turned * b.energy),
+    )
+    if not exact.any():
+        return found
+    where = exact.expand(found[0].shape)
+    true = kernels.exact_signs(*(tensor.expand(where.shape)[where] for tensor in given))
+    return found[0].masked_scatter(where, true[0]), found[1].masked_scatter(where, true[1])
 
 
 def _cleared(square: Tensor, terms: Tensor) -> Tensor:

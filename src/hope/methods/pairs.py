@@ -4,14 +4,14 @@ independent of every other layer.
 A path need not look at all pairs at each step. For the paper's merge, D_min² = a − b²/2 does not depend on
 the live capacity and J_merge ≥ N·D_min/E; for the sum, J ≥ N·D_sum/E. A row's smallest distance is therefore
 a valid lower bound for all its pairs, and stays one when neurons leave. Rows are looked at in the order of
-their bounds until the next bound exceeds the best cost found.
+their bounds until the next bound exceeds the best cost found. Pairs of which only a bound is known are worked
+out if that does not rule them out, together with those that will soon be asked for.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -21,22 +21,13 @@ from torch import Tensor
 
 from hope.anatomy.steps import Merge, Prune, Step
 from hope.geometry import costs, gaussian
-from hope.geometry.parent import Recipe, Side, alignments, overlaps, parents, recipe
+from hope.geometry.parent import Recipe, Side, parents, recipe
+from hope.geometry.table import Indices, Layer, PairTable
 
 Array = NDArray[np.float64]
 TIE = 1e-12
-TILE = 1 << 15  # pairs whose geometry is worked out at a time
-
-
-@contextmanager
-def _one_thread() -> Iterator[None]:
-    """Tiles fit a core's cache; handing them to several threads costs more than it brings."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
+AHEAD = 1.25  # how much dearer a pair may be that is worked out ahead of time
+ROWS = 32  # neurons whose pairs are looked at together
 
 
 @dataclass
@@ -105,7 +96,8 @@ class PairPath:
         self._keyed = self.capacities.copy()  # infinite once gone
         if self.merge is not None:
             self._owned = False
-            self._pairs()
+            self._table = PairTable(self._layer, self.capacities, merge=self.merge, kernel=self.kernel)
+            self._bounds = self._table.distance.min(axis=1)
 
     @property
     def left(self) -> float:
@@ -114,54 +106,44 @@ class PairPath:
 
     # ---- pair geometry ---------------------------------------------------------------------------
 
-    def _pairs(self) -> None:
-        """Alignment b and distance D of all pairs, in tiles of rows."""
-        n = self.neurons
-        self.alignment: Array = np.zeros((n, n))
-        self.distance: Array = np.full((n, n), np.inf)
-        rows = max(1, TILE // n)
-        with _one_thread():
-            for start in range(0, n, rows):
-                block = slice(start, min(start + rows, n))
-                columns = slice(start, n)  # pairs are undirected
-                alignment, distance = self._geometry(block, columns)
-                self.alignment[block, columns], self.distance[block, columns] = alignment, distance
-                self.alignment[columns, block], self.distance[columns, block] = alignment.T, distance.T
-        np.fill_diagonal(self.distance, np.inf)
-        self._bounds = self.distance.min(axis=1) if n > 1 else np.full(n, np.inf)
+    @property
+    def _layer(self) -> Layer:
+        return Layer(self.state.side(slice(None)), self.state.inner, self.state.outer)
 
-    def _geometry(self, rows: slice, columns: slice) -> tuple[Array, Array]:
-        state = self.state
-        i = Side(*(t[:, None] for t in state.side(rows)))
-        j = Side(*(t[None, :] for t in state.side(columns)))
-        inner, outer = state.inner[rows, columns], state.outer[rows, columns]
-        alignment = alignments(i, j, inner, outer, kernel=self.kernel).numpy()
-        squares = self._squares(rows, columns)
-        if self.merge == "sum":
-            below = squares + 2 * overlaps(i, j, inner, outer).numpy() - alignment**2
-        else:
-            below = squares - alignment**2 / 2
-        # what rounding leaves of a lossless merge is lossless
-        distance = np.sqrt(np.where(below > 1e-12 * squares, below, 0))
-        distance[alignment <= 0] = np.inf
-        return alignment, distance
+    @property
+    def alignment(self) -> Array:
+        """(N, N) b = ⟨ψ*, f_i + f_j⟩ of all pairs."""
+        self._table.settle_below(math.inf)
+        return self._table.alignment
 
-    def _squares(self, rows: slice, columns: slice) -> Array:
-        square = self.capacities**2
-        sums: Array = square[rows, None] + square[None, columns]
-        return sums
+    @property
+    def distance(self) -> Array:
+        """(N, N) D of all pairs, infinite where there is no parent."""
+        self._table.settle_below(math.inf)
+        return self._table.distance
 
-    def _row(self, i: int) -> Array:
-        """J of merging neuron i with each other neuron."""
-        rest = costs.remaining(self._total, self.capacities[i], self.capacities)
-        if self.merge == "sum":
-            cost = costs.merge_sum(self.neurons, self.distance[i], self.alignment[i], rest)
-        else:
-            squares = self.capacities[i] ** 2 + self.capacities**2
-            cost = costs.merge_pair(self.neurons, self.distance[i], self.alignment[i], rest, squares)
-        cost[~self.alive] = np.inf
-        cost[i] = np.inf
-        return cost
+    def _costs(self, rows: Indices, ceiling: float) -> Array:
+        """J of merging some neurons with each other one; beyond the ceiling, at least that."""
+        table, sizes = self._table, self.capacities
+        rest = costs.remaining(self._total, sizes[rows, None], sizes)
+        squares = sizes[rows, None] ** 2 + sizes**2
+        while True:
+            distance, alignment = table.distance[rows], table.alignment[rows]
+            if self.merge == "sum":
+                cost = costs.merge_sum(self.neurons, distance, alignment, rest)
+            else:
+                cost = costs.merge_pair(self.neurons, distance, alignment, rest, squares)
+            cost[:, ~self.alive] = np.inf
+            cost[np.arange(len(rows)), rows] = np.inf
+            left = table.open[rows]
+            if not left.any():
+                return cost
+            least = np.where(left, cost, np.inf)
+            ceiling = min(ceiling, float(np.where(left, np.inf, cost).min()))
+            if not least.min() <= ceiling * (1 + 1e-9):
+                return cost
+            # J ≥ N·D/(E + the floor of E_rem): what is in question is below this
+            table.settle_below(AHEAD * ceiling * (self._total + costs.LEAST) / self.neurons, self.alive)
 
     # ---- the walk --------------------------------------------------------------------------------
 
@@ -170,6 +152,7 @@ class PairPath:
         while self.neurons > 1:
             yield self.step()
 
+    @torch.inference_mode()
     def step(self) -> Step:
         """Take the cheapest step: a prune before a merge of the same cost, then the lowest numbers."""
         self._total = self.left
@@ -183,6 +166,7 @@ class PairPath:
             return self._prune(pruned, cost)
         return self._merge(*merge)
 
+    @torch.inference_mode()
     def follow(self, step: Step) -> None:
         """Take a step that an earlier run has found to be the cheapest, without looking for it."""
         self._total = self.left
@@ -193,26 +177,29 @@ class PairPath:
 
     def _best_merge(self, limit: float) -> tuple[float, int, int] | None:
         """The cheapest merge, if it is cheaper than `limit`."""
-        scale = self.neurons / self._total if self._total > 0 else math.inf
+        scale = self.neurons / max(self._total, 1e-300)
+        ceiling = limit * (1 - TIE)
+        least = self._bounds * scale
+        rows = np.flatnonzero((least <= ceiling) & (least < limit))
+        rows = rows[np.argsort(least[rows], kind="stable")]
         best: tuple[float, int, int] | None = None
-        bounds = self._bounds
-        while True:
-            row = int(np.argmin(bounds))
-            ceiling = best[0] * (1 + TIE) if best is not None else limit * (1 - TIE)
-            if not bounds[row] * scale <= ceiling or (best is None and bounds[row] * scale >= limit):
+        for first in range(0, len(rows), ROWS):
+            some = rows[first : first + ROWS]
+            some = some[least[some] <= ceiling]
+            if not len(some):
                 break
-            cost = self._row(row)
+            cost = self._costs(some, ceiling)
+            self._bounds[some] = self._table.distance[some].min(axis=1, where=self.alive, initial=np.inf)
             cheapest = float(cost.min())
-            if cheapest < limit * (1 - TIE) and (best is None or cheapest <= best[0] * (1 + TIE)):
-                columns = np.flatnonzero(cost <= cheapest * (1 + TIE))
-                pair = min((min(row, int(c)), max(row, int(c))) for c in columns)
+            if cheapest < limit * (1 - TIE) and cheapest <= ceiling:
+                at, columns = np.nonzero(cost <= cheapest * (1 + TIE))
+                ends = zip(some[at].tolist(), columns.tolist(), strict=True)
+                found = [(min(pair), max(pair)) for pair in ends]
+                pair = min(found)
                 if best is None or cheapest < best[0] * (1 - TIE) or pair < best[1:]:
-                    best = (cheapest, *pair)
-            if bounds is self._bounds:
-                bounds = self._bounds.copy()
-            alive = self.distance[row][self.alive]
-            self._bounds[row] = alive.min() if len(alive) else np.inf
-            bounds[row] = np.inf  # looked at
+                    place = found.index(pair)  # of its two places, the first to be looked at
+                    best = (float(cost[at[place], columns[place]]), *pair)
+                ceiling = best[0] * (1 + TIE)
         return best
 
     def _prune(self, i: int, cost: float) -> Step:
@@ -227,6 +214,8 @@ class PairPath:
             self._bounds[i] = np.inf
 
     def _merge(self, cost: float, i: int, j: int) -> Step:
+        if self._table.open[i, j]:
+            self._table.settle(np.array([i]), np.array([j]))
         made, capacity = self._parent(i, j)
         delta = self._distortion(i, j, capacity)
         self._gone(j)
@@ -237,9 +226,9 @@ class PairPath:
     def _distortion(self, i: int, j: int, scale: float) -> float:
         """‖f_i + f_j − f_p‖ of a sum; √(‖f_i − f_p‖² + ‖f_j − f_p‖²) of a pair, as the paper has it."""
         if self.merge == "sum":
-            return float(self.distance[i, j])
+            return float(self._table.distance[i, j])
         squares = self.capacities[i] ** 2 + self.capacities[j] ** 2
-        alignment = float(self.alignment[i, j])
+        alignment = float(self._table.alignment[i, j])
         return math.sqrt(max(squares - 2 * scale * alignment + 2 * scale**2, 0.0))
 
     def _parent(self, i: int, j: int) -> tuple[Recipe, float]:
@@ -276,10 +265,8 @@ class PairPath:
         state.spread[i] = made.spread
         state.energy[i] = gaussian.energy(state.mean[i], state.spread[i], state.slope[i])
         self.capacities[i] = self._keyed[i] = capacity
-        alignment, distance = self._geometry(slice(i, i + 1), slice(0, len(self.capacities)))
-        distance[0, i] = np.inf
-        self.alignment[i], self.alignment[:, i] = alignment[0], alignment[0]
-        self.distance[i], self.distance[:, i] = distance[0], distance[0]
-        np.minimum(self._bounds, distance[0], out=self._bounds, where=self.alive)
-        alive = distance[0][self.alive]
+        self._table.replace(i, self._layer, self.alive)
+        distance = self._table.distance[i]
+        np.minimum(self._bounds, distance, out=self._bounds, where=self.alive)
+        alive = distance[self.alive]
         self._bounds[i] = alive.min() if len(alive) else np.inf

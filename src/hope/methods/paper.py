@@ -194,14 +194,18 @@ def _pruned_only(anatomy: Anatomy) -> tuple[str, ...]:
     return tuple(f"pruned, not merged: {listed(names)} ({why})" for names, why in words if names)
 
 
-def paper_state(unit: Unit, numbers: Numbers, release: int, *, pairs: bool = True) -> PaperState | Reason:
-    """A unit's state, with the geometry of its pairs if that is wanted, or the reason why it has none."""
+def paper_state(
+    unit: Unit, numbers: Numbers, release: int, *, pairs: bool = True, outer: bool = True
+) -> PaperState | Reason:
+    """A unit's state, with the geometry of its pairs if that is wanted (without their outgoing weights if
+    those are not), or the reason why it has none.
+    """
     found = capacities(unit, numbers)
     if isinstance(found, Reason):
         return found
     state = PaperState(unit.name, found, release)
     if pairs and _mergeable(unit, numbers):
-        _add_pairs(state, unit, numbers)
+        _add_pairs(state, unit, numbers, outer)
     return state
 
 
@@ -239,7 +243,7 @@ def _taps(layer: Unit, taps: Taps) -> list[Tap]:
     return [tap for tap in found if tap is not None]
 
 
-def _add_pairs(state: PaperState, layer: Unit, numbers: Numbers) -> None:
+def _add_pairs(state: PaperState, layer: Unit, numbers: Numbers, outer: bool) -> None:
     """Effective filters, signals and the two Gram matrices."""
     own = next(part for part in layer.places if part.role == "out")
     rows = torch.from_numpy(own.index[:, 0])
@@ -266,6 +270,7 @@ def _add_pairs(state: PaperState, layer: Unit, numbers: Numbers) -> None:
     assert slopes is not None
     state.slope = slopes.expand(layer.neurons).clone()
     state.energy = gaussian.energy(state.mean, state.spread, state.slope)
-    sent = torch.cat([outgoing(layer, reader, numbers).flatten(1) for reader in layer.readers], dim=1)
     state.inner = filters @ filters.T + torch.outer(state.bias, state.bias)
-    state.outer = sent @ sent.T
+    if outer:
+        sent = torch.cat([outgoing(layer, reader, numbers).flatten(1) for reader in layer.readers], dim=1)
+        state.outer = sent @ sent.T

@@ -121,9 +121,5 @@ def outgoing(layer: Unit, reader: Reader, numbers: Numbers) -> Tensor:
     """Outgoing weights, (neurons, places, the rest)."""
     part = layer.at(reader.weight, "in")
     assert part is not None
-    weight = numbers[part.tensor].double().movedim(part.dim, 0)
-    return (
-        weight[torch.from_numpy(part.index)].flatten(2)
-        if weight.ndim > 1
-        else weight[torch.from_numpy(part.index)][..., None]
-    )
+    weight = numbers[part.tensor].movedim(part.dim, 0)[torch.from_numpy(part.index)].double()
+    return weight.flatten(2) if weight.ndim > 2 else weight[..., None]
