@@ -231,8 +231,9 @@ def sentence() -> str:
     seen = [one for one in json.loads(RESULTS.read_text())["models"].values() if "needs" in one]
     free, more, never = (f"{mean(shares(record)[k] for record in seen):.0%}" for k in range(len(NEEDS)))
     return (
-        f"Of {len(seen)} networks of three libraries, {free} of the neurons can go without data, {more} only "
-        f"with\ncalibration, and {never} not at all, on average: [coverage](docs/coverage.md)."
+        f"Of the neurons of {len(seen)} networks of three libraries, on average {free} can go one by one "
+        f"without data, {more} only\nwith calibration, and {never} not at all, or only with a whole branch: "
+        "[coverage](docs/coverage.md)."
     )
 
 

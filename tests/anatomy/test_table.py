@@ -225,3 +225,24 @@ def test_what_a_head_for_training_reads_cannot_go_by_absorption() -> None:
     for method in (hope.Absorb(), hope.Absorb(calibration=[torch.randn(8, 4)])):
         assert not Plan(net, example, anatomy, method).states
     assert [state.name for state in Plan(net, example, anatomy, hope.Paper()).states] == ["a", "aux"]
+
+
+class Positions(nn.Module):
+    """A perceptron that reads a table of positions, no signal, as attention with learned biases has it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b, self.out = nn.Linear(1, 8), nn.Linear(8, 4), nn.Linear(4, 2)
+        self.register_buffer("table", torch.linspace(-1, 1, 5).reshape(5, 1))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.out(x) + self.b(F.relu(self.a(self.table))).mean()
+
+
+def test_what_reads_positions_can_be_measured() -> None:
+    net, example = Positions().eval(), torch.zeros(2, 4)
+    anatomy = hope.inspect(net, example)
+    assert needs(anatomy) == {"a": Need.CALIBRATION}
+    for batches, able in ((None, []), ([torch.randn(8, 4)], ["a"])):
+        plan = Plan(net, example, anatomy, hope.Absorb(calibration=batches))
+        assert [state.name for state in plan.states] == able

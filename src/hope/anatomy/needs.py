@@ -6,6 +6,7 @@ from collections import Counter
 from enum import Enum
 from typing import TYPE_CHECKING
 
+from hope.graph.program import Ref
 from hope.ops import activation
 from hope.ops.weight import uses_of_weights
 from hope.reasons import Cause, Reason
@@ -32,8 +33,14 @@ def needs(anatomy: Anatomy, method: str = "absorb") -> dict[str, Need]:
     """
     if method == "hope":
         return {layer.name: _of_paper(anatomy, layer) for layer in anatomy.layers}
-    uses = uses_of_weights(anatomy.program)
-    return {layer.name: _of_absorption(layer, uses) for layer in anatomy.layers}
+    program, reads = anatomy.program, Counter({r.weight for layer in anatomy.layers for r in layer.readers})
+    uses, heard = reads, set(reads)  # a saved anatomy has no program
+    if program:
+        uses = uses_of_weights(program)
+        heard = {
+            one.tensors.get("weight", "") for one in program if isinstance(one.arguments.get("input"), Ref)
+        }
+    return {layer.name: _of_absorption(layer, uses, heard) for layer in anatomy.layers}
 
 
 def untold(layer: Unit, reader: Reader) -> Reason | None:
@@ -66,12 +73,13 @@ def _of_paper(anatomy: Anatomy, layer: Unit) -> Need:
     return Need.CALIBRATION if heard or not anatomy.taps else Need.NEVER  # a saved anatomy has none
 
 
-def _of_absorption(layer: Unit, uses: Counter[str]) -> Need:
-    if uses and any(uses[reader.weight] != 1 for reader in layer.readers):  # a saved anatomy has none
+def _of_absorption(layer: Unit, uses: Counter[str], heard: set[str]) -> Need:
+    weights = [reader.weight for reader in layer.readers]
+    if any(uses[weight] > 1 for weight in weights):
         return Need.NEVER
-    if all(reader.last("bn") for reader in layer.readers):
+    if all(reader.last("bn") and uses[reader.weight] for reader in layer.readers):
         return Need.NOTHING
-    measured = all(reader.weight.rpartition(".")[2] == "weight" for reader in layer.readers)
+    measured = all(weight in heard and weight.rpartition(".")[2] == "weight" for weight in weights)
     return Need.CALIBRATION if measured else Need.NEVER
 
 
