@@ -11,7 +11,19 @@ from pathlib import Path
 
 import pytest
 
-from experiments import calibration, coverage, finetune, latency, readings, readme, refit, speed, study
+from experiments import (
+    calibration,
+    coverage,
+    finetune,
+    latency,
+    pairs,
+    readings,
+    readme,
+    refit,
+    rules,
+    speed,
+    study,
+)
 from experiments.compression import page as compression
 from experiments.transfer import page as transfer
 
@@ -58,11 +70,14 @@ def test_every_experiment_is_on_a_page_and_has_help(capsys: pytest.CaptureFixtur
         "fetch",
         "finetune",
         "latency",
+        "pairs",
         "readings",
         "refit",
+        "rules",
         "screenshots",
         "speed",
         "study",
+        "train",
     )
     assert mentioned == {f"experiments.{name}" for name in (*names, "transfer")}
     for module in mentioned:
@@ -81,6 +96,8 @@ def test_the_pages_have_the_tables_of_the_committed_results(tmp_path: Path) -> N
         *compression.TABLES.items(),
         ("readings", readings.table),
         ("refit", refit.table),
+        ("pairs", pairs.table),
+        ("rules", rules.table),
         ("study", study.table),
         ("calibration", calibration.table),
         ("finetune", finetune.table),
