@@ -308,3 +308,28 @@ def test_there_are_two_ways_to_sever() -> None:
     part = hope.deft.partition(net, images(2))
     with pytest.raises(InvalidPartition, match="choose from mask, absorb"):
         hope.deft.prepare(net, part, sever="melt")
+
+
+class Shared(nn.Module):
+    """Two weights with one BN behind both."""
+
+    def __init__(self, width: int = 8) -> None:
+        super().__init__()
+        self.a, self.first = nn.Linear(6, width), nn.BatchNorm1d(width)
+        self.b, self.c, self.both = nn.Linear(width, width), nn.Linear(width, width), nn.BatchNorm1d(width)
+        self.head = nn.Linear(width, 5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = torch.relu(self.first(self.a(x)))
+        x = torch.relu(self.both(self.b(x)))
+        return self.head(torch.relu(self.both(self.c(x))))
+
+
+def test_a_bn_that_stands_behind_two_weights_takes_nothing_over() -> None:
+    """What one of them reads from slack is no constant for the other."""
+    net = made(Shared())
+    part = hope.deft.partition(net, torch.zeros(2, 6), percentile=60, merge=False, core=["b", "c"])
+    assert bool(part.severed["b.weight"].any())
+    tuning = hope.deft.prepare(net, part, sever="absorb")
+    assert any("b.weight" in note and "several times" in note for note in tuning.notes)
+    assert torch.equal(tuning.model.both.running_mean, net.both.running_mean)

@@ -62,6 +62,23 @@ def test_the_masked_networks_shock_is_within_its_bound(by: str, correlation: flo
         assert shock <= bound.severed * 1.02
 
 
+def test_what_is_directed_at_the_core_and_at_the_head_adds_up() -> None:
+    """Σ ‖w_j‖·√K(j, j) over slack: of the weights that a mask takes from the core, and of the head's."""
+    net = made(chain())
+    part = hope.deft.partition(net, images(2), percentile=60, merge=False)
+    masked = hope.deft.prepare(net, part).model
+    for layer, reader in (("0", "4"), ("4", "9"), ("9", "12")):
+        weight = net.get_parameter(f"{reader}.weight").detach().movedim(1, 0).flatten(1).double()
+        energy = (part.capacities[layer] / weight.norm(dim=1)) ** 2
+        lost, bound = torch.zeros_like(weight), part.bounds[layer]
+        if reader != part.head:
+            lost = weight - masked.get_parameter(f"{reader}.weight").detach().movedim(1, 0).flatten(1)
+            assert bool(lost.any())
+        directed = (lost.norm(dim=1) * energy.sqrt()).sum().item()
+        assert bound.directed == pytest.approx(directed, rel=1e-6)
+        assert bound.head == pytest.approx(bound.severed if reader == part.head else 0, rel=1e-6)
+
+
 def test_the_shock_is_that_of_sampled_signals() -> None:
     net = nn.Sequential(
         nn.Linear(40, 6),

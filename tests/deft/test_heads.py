@@ -12,6 +12,9 @@ from torch import nn
 
 import hope
 from hope.deft import InvalidHead, Tuning, baselines
+from hope.deft.heads import recipe
+from hope.deft.store import _known_recipe
+from hope.storage.adapter import Head
 from tests.deft.nets import chain, images, made, prepared, train
 
 
@@ -119,3 +122,10 @@ def test_what_is_no_head_is_refused(head: object) -> None:
 def test_a_module_without_parameters_is_no_head() -> None:
     with pytest.raises(InvalidHead, match="2 has no parameters"):
         baselines.full(made(chain()), "2", head=4)
+
+
+def test_what_an_old_folder_does_not_tell_is_as_in_the_sources_head_if_that_is_of_its_kind() -> None:
+    saved = Head(name="12", kind="Linear", recipe={"kind": "Linear", "out_features": 3}, shapes=None)
+    assert _known_recipe(saved, nn.Linear(8, 5, bias=False)) == recipe(nn.Linear(8, 3, bias=False))
+    for other in (nn.Conv2d(8, 5, 1), nn.Sequential(nn.Linear(8, 5))):
+        assert _known_recipe(saved, other) is None

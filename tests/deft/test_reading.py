@@ -135,3 +135,12 @@ def test_energies_of_streams_and_layers_are_those_of_each_bns_own_epsilon(eps: f
     energy += shift["bn3"] * spread["bn3"] * normal.log_prob(at).exp()
     layer = (net.get_parameter("head.weight").detach().double().square().sum(0) * energy).sqrt()
     torch.testing.assert_close(part.capacities["inner"], layer, rtol=1e-6, atol=0)
+
+
+def test_a_table_names_five_of_what_is_core_as_a_whole() -> None:
+    blocks = [(nn.Linear(6, 6), nn.BatchNorm1d(6), nn.ReLU()) for _ in range(8)]
+    net = made(nn.Sequential(*(module for block in blocks for module in block), nn.Linear(6, 3)))
+    for count, words in ((5, "0, 12, 3, 6, 9"), (6, "0, 12, 15, 3, 6 and 1 more")):
+        core = [str(3 * k) for k in range(count)]
+        lines = str(hope.deft.partition(net, torch.zeros(2, 6), core=core)).splitlines()
+        assert lines[-1].rstrip() == f"core as a whole: {words}"

@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from hope.geometry.projection import RIDGE, ridged, takeover
+from hope.methods.absorb import MOST, held
 from hope.methods.absorption import LEFT, AbsorbPath, AbsorbState
 
 
@@ -141,3 +142,14 @@ def test_permuting_neurons_permutes_the_path() -> None:
     )
     moves, moved = list(AbsorbPath(state).steps()), list(AbsorbPath(other).steps())
     assert [int(order[m.gone[0]]) for m in moved] == [m.gone[0] for m in moves]
+
+
+def test_batches_are_kept_until_they_hold_enough_inputs() -> None:
+    """A batch counts by its longest tensor, whatever else is in it."""
+
+    def batch(inputs: int) -> dict[str, object]:
+        return {"x": torch.zeros(inputs, 2), "mask": torch.zeros(1), "scale": torch.tensor(0.5), "layers": 7}
+
+    given, kept = [batch(MOST - 1), batch(1), batch(1)], []
+    assert list(held(given, kept)) == given
+    assert kept == given[:2]
