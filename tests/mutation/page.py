@@ -12,11 +12,13 @@ meet the tests that run the changed line. The share of them that some test notic
 does. Made by
 
     python -m tests.mutation.run --map                         # which test runs which line
-    python -m tests.mutation.run {packages} --sample {sample}
-    python -m tests.mutation.run --again --seconds 30          # survivors, with more tests each
+    python -m tests.mutation.run geometry methods run surgery --sample 60 --seed 0
+    python -m tests.mutation.run deft --sample 40 --seed 1
+    python -m tests.mutation.run geometry methods run surgery --sample 7 --seed 2
+    python -m tests.mutation.run --again --seconds 400         # survivors, with more tests each
     python -m tests.mutation.run --page
 
-from `tests/mutation/results.json`, which is of {note}.
+from `tests/mutation/results.json`: {note}.
 
 "Caught at first" is what tests noticed that had not seen the mutants, within {seconds} seconds of tests each,
 quickest first: a lower bound, since a slower test may notice more. "Caught now" is after tests were written
@@ -32,7 +34,7 @@ def written(kept: dict[str, Any]) -> str:
         some = counts.setdefault(name.partition("/")[0], Counter())
         some[kind(entry)] += 1
         some["first"] += entry["first"] in ("caught", "hangs")
-    head = HEAD.format(packages=" ".join(sorted(counts)), **kept["how"])
+    head = HEAD.format(**kept["how"])
     columns = ("package", "possible", "tried", "caught at first", "of all", "of those that matter")
     columns += ("caught now", "do not matter", "left")
     lines = [head, "| " + " | ".join(columns) + " |", "|---|" + "---:|" * (len(columns) - 1)]
@@ -44,6 +46,7 @@ def written(kept: dict[str, Any]) -> str:
         told = (package, f"{possible:,}", tried, first, shares, some["caught"], idle, some["left"])
         lines.append("| " + " | ".join(map(str, told)) + " |")
     entries = sorted(kept["mutants"].items())
+    lines += ["", "By the seed of the draw, each with the tests of its day:", "", *by_draw(kept)]
     lines += ["", "## Survivors that do not matter", "", "| change | why |", "|---|---|"]
     for name, entry in entries:
         if kind(entry) == "idle":
@@ -54,6 +57,20 @@ def written(kept: dict[str, Any]) -> str:
     noticed = [name for name, e in entries if kind(e) == "caught" and e["first"] not in ("caught", "hangs")]
     lines += ["", "## Not caught at first, and now", "", *(f"- {shown(name)}" for name in noticed)]
     return "\n".join(lines) + "\n"
+
+
+def by_draw(kept: dict[str, Any]) -> list[str]:
+    """What was caught at first, draw by draw: whether tests for one draw's survivors help with the next."""
+    lines = ["| seed | of | tried | caught at first | of all | of those that matter |"]
+    lines.append("|---:|---|---:|---:|---:|---:|")
+    for draw in sorted({entry["draw"] for entry in kept["mutants"].values()}):
+        some = {name: entry for name, entry in kept["mutants"].items() if entry["draw"] == draw}
+        packages = ", ".join(sorted({name.partition("/")[0] for name in some}))
+        first = sum(entry["first"] in ("caught", "hangs") for entry in some.values())
+        matter = sum(kind(entry) != "idle" for entry in some.values())
+        shares = f"{first / len(some):.0%} | {first / max(1, matter):.0%}"
+        lines.append(f"| {draw} | {packages} | {len(some)} | {first} | {shares} |")
+    return lines
 
 
 def kind(entry: dict[str, Any]) -> str:

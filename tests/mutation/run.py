@@ -209,8 +209,8 @@ def warm() -> None:
     assert "hope" not in sys.modules
 
 
-def run(work: Sequence[Mutant], known: Map, kept: dict[str, Any], limit: float) -> None:
-    """Let the mutants meet their tests, and write down what became of each."""
+def run(work: Sequence[Mutant], known: Map, kept: dict[str, Any], limit: float, seed: int) -> None:
+    """Let the mutants meet their tests, and write down what became of each, and which seed drew it."""
     for same in {mutant.file.partition("/")[0]: mutant.unchanged() for mutant in work}.values():
         if meet(same, chosen(same, known, limit), 600) == "caught":
             raise SystemExit(f"tests of {same.file} fail without a change: draw the map again")
@@ -218,11 +218,11 @@ def run(work: Sequence[Mutant], known: Map, kept: dict[str, Any], limit: float) 
         tests = chosen(mutant, known, limit)
         seconds = PATIENCE + 2 * sum(known["seconds"][name] for name in tests)
         outcome = meet(mutant, tests, seconds)
-        entry = {"outcome": outcome, "first": kept["mutants"].get(mutant.name, {}).get("first", outcome)}
+        entry = {"first": outcome, "draw": seed, **kept["mutants"].get(mutant.name, {}), "outcome": outcome}
         if outcome in ("survived", "no test"):
             entry["line"] = mutant.line
-            if "why" in kept["mutants"].get(mutant.name, {}):
-                entry["why"] = kept["mutants"][mutant.name]["why"]
+        else:
+            entry = {name: value for name, value in entry.items() if name not in ("line", "why")}
         kept["mutants"][mutant.name] = entry
         save(kept)
         print(f"{at + 1}/{len(work)} {outcome:9} {mutant.line:4} {mutant.name}", flush=True)
@@ -256,14 +256,9 @@ def main() -> None:
             drawn = random.Random(asked.seed).sample(found, min(asked.sample or len(found), len(found)))
             work += [one for one in drawn if one.name not in kept["mutants"]]
         if not asked.again:
-            kept["how"] = {
-                "note": "a random draw",
-                **kept["how"],
-                "sample": asked.sample,
-                "seconds": asked.seconds,
-            }
+            kept["how"] = {"note": "a random draw", **kept["how"], "seconds": asked.seconds}
         random.Random(asked.seed).shuffle(work)  # so that one that was stopped has some of every package
-        run(work, known, kept, asked.seconds)
+        run(work, known, kept, asked.seconds, asked.seed)
     if asked.page:
         from tests.mutation.page import written
 
