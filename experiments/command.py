@@ -7,9 +7,43 @@ import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from experiments import readme
 from hope.errors import HopeError
 
 RESULTS = Path(__file__).with_name("results")
+
+
+def network_parser(
+    module: str, what: str, names: Sequence[str], results: Path, more: str = ""
+) -> argparse.ArgumentParser:
+    """The grammar of an experiment on some networks that goes on where it stopped.
+
+    Args:
+        module: its name in this package.
+        what: a sentence on what it measures.
+        names: of the networks.
+        results: its committed results.
+        more: options that the example shows.
+    """
+    prog = f"python -m experiments.{module}"
+    top = argparse.ArgumentParser(
+        prog=prog,
+        description=f"{what} Started again, it goes on where it stopped.",
+        epilog=f"example: {prog} {names[0]} --data data/{more}",
+    )
+
+    def known(name: str) -> str:
+        if name not in names:
+            raise argparse.ArgumentTypeError(f"there is no network {name!r}: choose from {', '.join(names)}")
+        return name
+
+    told = f"of {', '.join(names)} (default: all)"
+    top.add_argument("networks", nargs="*", metavar="NETWORK", type=known, help=told)
+    top.add_argument("--data", metavar="FOLDER", help="checkpoints and images (default: $HOPE_DATA)")
+    top.add_argument("--weights", metavar="FOLDER", help="another folder with checkpoints")
+    top.add_argument("--out", metavar="FILE", default=str(results), help="default: the committed results")
+    readme.add_arguments(top)
+    return top
 
 
 def call(

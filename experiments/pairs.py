@@ -21,7 +21,7 @@ from torch import Tensor, nn
 import hope
 from experiments import data, readme
 from experiments.command import RESULTS as FOLDER
-from experiments.command import call
+from experiments.command import call, network_parser
 from experiments.compression.page import TITLES
 from experiments.data import data_folder
 from hope._util.calls import duplicate
@@ -159,19 +159,8 @@ def rank_correlation(a: Sequence[float], b: Sequence[float]) -> float:
 
 def parser() -> argparse.ArgumentParser:
     """The command line's grammar."""
-    top = argparse.ArgumentParser(
-        prog="python -m experiments.pairs",
-        description="Measure the closed-form fidelity beside the judge's, and weights fitted in closed form. "
-        "Started again, it goes on where it stopped.",
-        epilog="example: python -m experiments.pairs cifar10-resnet20 --data data/",
-    )
-    top.add_argument(
-        "networks", nargs="*", metavar="NETWORK", help=f"of {', '.join(NETWORKS)} (default: all)"
-    )
-    top.add_argument("--data", metavar="FOLDER", help="checkpoints and images (default: $HOPE_DATA)")
-    top.add_argument("--out", metavar="FILE", default=str(RESULTS), help="default: the committed results")
-    readme.add_arguments(top)
-    return top
+    what = "Measure the closed-form fidelity beside the judge's, and weights fitted in closed form."
+    return network_parser("pairs", what, NETWORKS, RESULTS)
 
 
 def run(options: argparse.Namespace) -> None:
@@ -182,8 +171,9 @@ def run(options: argparse.Namespace) -> None:
     check_out(out)
     results = json.loads(out.read_text()) if out.is_file() else {}
     folder = data_folder(options.data)
+    folders = [folder, *([Path(options.weights)] if options.weights else [])]
     for name in options.networks or NETWORKS:
-        model = networks.trained(name, folder)
+        model = networks.trained(name, *folders)
         images, labels, _ = data.cifar10(folder, IMAGES, apart=True)
         entry = results.setdefault(name, {"plans": {}, "fits": {}})
         entry |= {"images": len(images), "weights": fingerprint(model)[:16], "versions": versions()}

@@ -16,7 +16,7 @@ from typing import Any
 
 from experiments import readme
 from experiments.command import RESULTS as FOLDER
-from experiments.command import call
+from experiments.command import call, network_parser
 from experiments.compression import measure
 from experiments.compression.methods import READINGS
 from experiments.compression.page import TITLES, budgets
@@ -33,24 +33,16 @@ IMAGES = {"keras-resnet50": 1000}
 
 def parser() -> argparse.ArgumentParser:
     """The command line's grammar."""
-    top = argparse.ArgumentParser(
-        prog="python -m experiments.readings",
-        description="Measure the paper's method as it is printed and as it is mended, at seven densities, on "
-        "all images at hand. Started again, it goes on where it stopped.",
-        epilog="example: python -m experiments.readings cifar10-resnet20 --data data/",
+    what = (
+        "Measure the paper's method as it is printed and as it is mended, at seven densities, on all images "
+        "at hand."
     )
-    top.add_argument(
-        "networks", nargs="*", metavar="NETWORK", help=f"of {', '.join(networks.CHECKPOINTS)} (default: all)"
-    )
-    top.add_argument("--data", metavar="FOLDER", help="checkpoints and images (default: $HOPE_DATA)")
-    top.add_argument("--weights", metavar="FOLDER", help="another folder with checkpoints")
+    top = network_parser("readings", what, list(networks.CHECKPOINTS), RESULTS)
     top.add_argument("--budgets", nargs="+", metavar="density=SHARE", help="default: seven, from 0.9 to 0.3")
     top.add_argument("--methods", nargs="+", metavar="METHOD", help="default: all")
     top.add_argument(
         "--images", type=int, help="how many images (default: 1,000 of ImageNet, 5,000 of CIFAR)"
     )
-    top.add_argument("--out", metavar="FILE", default=str(RESULTS), help="default: the committed results")
-    readme.add_arguments(top)
     return top
 
 

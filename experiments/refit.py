@@ -21,7 +21,7 @@ from torch import Tensor, nn
 import hope
 from experiments import data, readme
 from experiments.command import RESULTS as FOLDER
-from experiments.command import call
+from experiments.command import call, network_parser
 from experiments.compression.page import TITLES
 from experiments.data import data_folder
 from hope.bench.accuracy import accuracy, interval
@@ -43,21 +43,12 @@ BUDGETS = {
 
 def parser() -> argparse.ArgumentParser:
     """The command line's grammar."""
-    top = argparse.ArgumentParser(
-        prog="python -m experiments.refit",
-        description="Measure absorption and the closed loop with moments from several sources. Started "
-        "again, it goes on where it stopped.",
-        epilog="example: python -m experiments.refit cifar10-resnet20 --data data/ --sources dreamed 96",
-    )
-    top.add_argument("networks", nargs="*", metavar="NETWORK", help=f"of {', '.join(BUDGETS)} (default: all)")
-    top.add_argument("--data", metavar="FOLDER", help="checkpoints and images (default: $HOPE_DATA)")
-    top.add_argument("--weights", metavar="FOLDER", help="another folder with checkpoints")
+    what = "Measure absorption and the closed loop with moments from several sources."
+    top = network_parser("refit", what, list(BUDGETS), RESULTS, " --sources dreamed 96")
     top.add_argument("--sources", nargs="+", choices=SOURCES, default=SOURCES, help="default: all")
     top.add_argument(
         "--budgets", nargs="+", metavar="UNIT=SHARE", help="like density=0.5 (default: the table's)"
     )
-    top.add_argument("--out", metavar="FILE", default=str(RESULTS), help="default: the committed results")
-    readme.add_arguments(top)
     return top
 
 

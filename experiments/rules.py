@@ -18,7 +18,7 @@ from typing import Any
 import hope
 from experiments import data, readme, train
 from experiments.command import RESULTS as FOLDER
-from experiments.command import call
+from experiments.command import call, network_parser
 from experiments.compression.page import TITLES
 from experiments.data import data_folder
 from hope.bench.accuracy import accuracy, interval
@@ -40,18 +40,8 @@ IMAGES = {"keras-resnet50": 250}
 
 def parser() -> argparse.ArgumentParser:
     """The command line's grammar."""
-    names = [*networks.CHECKPOINTS, *ASIDE]
-    top = argparse.ArgumentParser(
-        prog="python -m experiments.rules",
-        description="Measure rules for what layers' costs count. Started again, it goes on where it stopped.",
-        epilog="example: python -m experiments.rules cifar10-resnet20 --data data/",
-    )
-    top.add_argument("networks", nargs="*", metavar="NETWORK", help=f"of {', '.join(names)} (default: all)")
-    top.add_argument("--data", metavar="FOLDER", help="checkpoints and images (default: $HOPE_DATA)")
-    top.add_argument("--weights", metavar="FOLDER", help="another folder with checkpoints")
-    top.add_argument("--out", metavar="FILE", default=str(RESULTS), help="default: the committed results")
-    readme.add_arguments(top)
-    return top
+    what = "Measure rules for what layers' costs count."
+    return network_parser("rules", what, [*networks.CHECKPOINTS, *ASIDE], RESULTS)
 
 
 def run(options: argparse.Namespace) -> None:

@@ -72,6 +72,16 @@ def test_inputs_that_are_no_images() -> None:
     assert hope.fidelity(words, words, torch.randint(0, 11, (1, 5))) == 1.0
 
 
+def test_a_batch_is_looked_at_as_far_as_was_asked_and_single_numbers_stay() -> None:
+    class Scaled(nn.Module):
+        def forward(self, x: torch.Tensor, by: torch.Tensor) -> torch.Tensor:
+            assert by.ndim == 0
+            return x[:3] * by
+
+    judge = Judge(Scaled(), None, count=3, inputs={"x": torch.randn(8, 4), "by": torch.tensor(2.0)})
+    assert judge(Scaled()) == 1.0
+
+
 def test_a_fidelity_as_budget_is_the_longest_run_that_holds() -> None:
     net = network(4)
     encoding = hope.encode(net, EXAMPLE, fidelity=0.8, method="absorb", evict=False)

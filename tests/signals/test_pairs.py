@@ -188,6 +188,17 @@ def test_what_is_left_is_found_or_asked_for() -> None:
         hope.fidelity(net, small, x, closed_form=True, kept={"blocks.0.0": left[::-1]})
 
 
+def test_other_networks_and_other_names_are_refused() -> None:
+    x = torch.randn(64, 24)
+    net = settled(Residual(), x, 3)
+    with pytest.raises(hope.InvalidAction, match=r"kept names 'nobody'"):
+        hope.fidelity(net, net, x, closed_form=True, kept={"nobody": [0]})
+    wide = settled(Residual(), x, 4)
+    wide.head = nn.Linear(48, 7)
+    with pytest.raises(hope.InvalidAction, match=r"head\.weight"):
+        hope.fidelity(net, wide, x, closed_form=True)
+
+
 def test_a_network_that_cannot_be_followed_says_so() -> None:
     class Odd(nn.Module):
         def __init__(self) -> None:

@@ -58,7 +58,7 @@ class Judge:
         if inputs is None:
             call = probes(model, example, program, count=count, progress=progress)
         else:
-            call = tree_map_only(Tensor, lambda value: value[:count], as_call(inputs))
+            call = tree_map_only(Tensor, lambda v: v[:count] if v.ndim else v, as_call(inputs))
         self._args, self._kwargs = call
         self._answers = _centred(self._run(model))
 
@@ -109,9 +109,10 @@ def fidelity(
 ) -> float:
     """How much of a network's answers its compressed form keeps, without data: 1 is all of it.
 
-    Both run on the same noise, which takes the example's shape and is brought to what the original's BN
-    statistics describe. The figure ranks compressed forms of one network much as their accuracy does; it is
-    no accuracy. The same networks give the same figure.
+    Both run on the same noise, which takes the example's shape (of large images, half of it where the network
+    takes that) and is brought to what the original's BN statistics describe. The figure ranks compressed
+    forms of one network much as their accuracy does; it is no accuracy. The same networks give the same
+    figure.
 
     Args:
         original: the network before.
@@ -149,8 +150,8 @@ def _closed(
     from hope.anatomy.read import read_model
     from hope.judge.closed import ClosedForm
     from hope.judge.trial import verify
-    from hope.surgery.spots import outcome_of
+    from hope.surgery.spots import given_rows, outcome_of
 
     anatomy = verify(original, example, *read_model(original, example, progress=False))
-    given = {name: torch.as_tensor(list(places)) for name, places in kept.items()}
-    return ClosedForm(original, anatomy)(compressed, outcome_of(original, compressed, anatomy, given))
+    done = outcome_of(original, compressed, anatomy, given_rows(original, kept))
+    return ClosedForm(original, anatomy)(compressed, done)

@@ -61,7 +61,9 @@ def probes(
     seed: int = 0,
     progress: bool | None = False,
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """So many inputs for a network, in the example's shape, as positional and keyword arguments."""
+    """So many inputs for a network, in the example's shape (large images smaller, see `smaller`), as
+    positional and keyword arguments.
+    """
     args, kwargs = as_call(smaller(model, example))
     names = sorted(kwargs)
     values = [*args, *(kwargs[name] for name in names)]
@@ -93,7 +95,8 @@ def dream(
     """Batches of inputs as the network's BN statistics describe them, made from noise: a stand-in for data.
 
     They can be given to `hope.encode(..., calibration=...)` where there is no real input at hand. Making them
-    takes `steps` passes forward and back.
+    takes `steps` passes forward and back. Images larger than 128 a side are halved where the network takes
+    it.
 
     Example:
         >>> import torch, hope

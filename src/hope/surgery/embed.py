@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from hope.anatomy.anatomy import Anatomy
+from hope.errors import InvalidAction
 from hope.surgery.apply import Outcome, kept_places
 
 Places = Mapping[str, Mapping[int, Tensor]]  # tensor -> dimension -> what is left of it
@@ -31,8 +32,19 @@ def embedded(anatomy: Anatomy, small: nn.Module, places: Places) -> dict[str, Te
     found: dict[str, Tensor] = {}
     for name, shape in anatomy.shapes.items():
         tensor = own.get(name)
-        found[name] = torch.zeros(shape) if tensor is None else spread(tensor, shape, places.get(name, {}))
+        found[name] = torch.zeros(shape) if tensor is None else _placed(name, tensor, shape, places)
     return found
+
+
+def _placed(name: str, tensor: Tensor, shape: tuple[int, ...], places: Places) -> Tensor:
+    left = places.get(name, {})
+    expected = tuple(len(left[dim]) if dim in left else size for dim, size in enumerate(shape))
+    if tuple(tensor.shape) != expected:
+        shown = tuple(tensor.shape)
+        raise InvalidAction(
+            f"{name} of the small network is {shown}, not {expected}: was it made of this one?"
+        )
+    return spread(tensor, shape, left)
 
 
 def spread(tensor: Tensor, shape: tuple[int, ...], left: Mapping[int, Tensor]) -> Tensor:

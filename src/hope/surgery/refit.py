@@ -27,7 +27,7 @@ from hope._util.calls import Example, duplicate, mode, unlabelled
 from hope._util.progress import bar
 from hope.anatomy.anatomy import Anatomy
 from hope.anatomy.steps import Step
-from hope.errors import InvalidAction, InvalidExample
+from hope.errors import InvalidExample
 from hope.graph.execute import Execution
 from hope.graph.program import module_of
 from hope.methods.base import Rewrite
@@ -35,7 +35,7 @@ from hope.signals.intake import Intake
 from hope.surgery.apply import cut, kept_places, outcome
 from hope.surgery.normal import Sums
 from hope.surgery.resize import get
-from hope.surgery.spots import Spot, gain, kept_rows, spots
+from hope.surgery.spots import Spot, gain, given_rows, kept_rows, spots
 
 
 class Loop:
@@ -225,10 +225,7 @@ def refit(
         if any(isinstance(v, Tensor) and not bool(v.isfinite().all()) for v in pytree.tree_leaves(batch)):
             raise InvalidExample(f"refit: batch {number} has entries that are NaN or infinite: leave it out")
     fitted = duplicate(small)
-    given = {name: torch.as_tensor(list(places)) for name, places in (kept or {}).items()}
-    for name in given:
-        if not any(name == module for module, _ in original.named_modules()):
-            raise InvalidAction(f"kept names {name!r}, which is no module of the original")
+    given = given_rows(original, kept or {})
     with mode(original, training=False), mode(fitted, training=False), torch.no_grad():
         loop = Loop(original, fitted, batches, {}, exclude)
         loop.rows = {name: kept_rows(original, small, spot, given) for name, spot in loop.there.items()}

@@ -91,6 +91,15 @@ def gain(tensors: Mapping[str, Tensor], spot: Spot) -> Tensor:
     return torch.where(heard, deviation / torch.where(heard, scale, torch.ones_like(scale)), 0.0)
 
 
+def given_rows(original: nn.Module, kept: Mapping[str, Sequence[int]]) -> dict[str, Tensor]:
+    """What a caller says is left, by modules of the original."""
+    modules = dict(original.named_modules())
+    for name in kept:
+        if name not in modules:
+            raise InvalidAction(f"kept names {name!r}, which is no module of the original")
+    return {name: torch.as_tensor(list(places)) for name, places in kept.items()}
+
+
 def kept_rows(
     original: nn.Module, small: nn.Module, spot: Spot, given: Mapping[str, Tensor]
 ) -> Tensor | None:
