@@ -44,7 +44,7 @@ RESULTS = FOLDER / "pairs.json"
 NETWORKS = ("cifar10-resnet20", "cifar10-resnet56")
 IMAGES = 1000
 METHODS: dict[str, dict[str, Any]] = {
-    "absorb": {"method": hope.Absorb(refit=False), "evict": False},
+    "absorb": {"method": hope.Absorb(calibration=None, refit=False), "evict": False},
     "hope": {"method": hope.Paper()},
     "hope, no eviction": {"method": hope.Paper(), "evict": False},
     "bn-scale": {"method": hope.Score("bn-scale")},

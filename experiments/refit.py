@@ -1,8 +1,8 @@
 """What closing the loop is worth: `python -m experiments.refit [NETWORK ...]`, resumable.
 
-Absorption without evictions, with moments from nothing, from dreamed inputs, or from so many unlabelled
-images; then the same network with its weights fitted to the original on the same inputs. The images that are
-measured on are never among those.
+Absorption without evictions, with moments from closed forms, patterns, dreams, or so many unlabelled images;
+then the same network with its weights fitted to the original on the same inputs. The images that are measured
+on are never among those.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from zoo import networks
 
 RESULTS = FOLDER / "refit.json"
 CALIBRATION = 512  # images that are set apart
-SOURCES = ("none", "dreamed", "16", "96", "512")
+SOURCES = ("none", "patterns", "dreamed", "16", "96", "512")
 BUDGETS = {
     "cifar10-resnet20": tuple(f"density={d}" for d in (0.7, 0.5, 0.3)),
     "cifar10-resnet56": tuple(f"density={d}" for d in (0.7, 0.5, 0.4)),
@@ -99,9 +99,8 @@ def _measured(
 ) -> Any:
     """(budget, accuracies) of absorption, and after closing the loop; seconds of both."""
     start = time.perf_counter()
-    known: Any = None if source == "none" else "dream"
-    if source not in ("none", "dreamed"):
-        known = list(torch.split(apart[: int(source)], 32))
+    words: dict[str, Any] = {"none": None, "patterns": "patterns", "dreamed": "dream"}
+    known = words[source] if source in words else list(torch.split(apart[: int(source)], 32))
     wanted: dict[str, Any] = {b.partition("=")[0]: float(b.partition("=")[2]) for b in budgets[-1:]}
     method = hope.Absorb(calibration=known)
     encoding = hope.encode(model, images[:1], method=method, evict=False, progress=False, **wanted)
@@ -142,7 +141,7 @@ def table() -> str:
         for source in SOURCES:
             points = entry["points"].get(source)
             if points:
-                words = {"none": "nothing (propagated)", "dreamed": "32 dreamed inputs"}
+                words = {"none": "nothing (closed forms)", "patterns": "patterns", "dreamed": "dreams"}
                 cells = [_cell(points.get(b)) for b in columns]
                 lines.append(f"| {words.get(source, f'{source} images')} | {' | '.join(cells)} |")
     return "\n".join(lines).strip() + "\n"

@@ -28,9 +28,9 @@ from zoo import networks
 
 RESULTS = FOLDER / "rules.json"
 RULES = {
-    "the branch's share": hope.Absorb(refit=False),
-    "nothing": hope.Absorb(refit=False, share=False),
-    "the answers": hope.Absorb(refit=False, look=True),
+    "the branch's share": hope.Absorb(calibration=None, refit=False),
+    "nothing": hope.Absorb(calibration=None, refit=False, share=False),
+    "the answers": hope.Absorb(calibration=None, refit=False, look=True),
 }
 ASIDE = {"svhn-depthwise": "depthwise, SVHN (set aside)", "cifar100-plain": "plain, CIFAR-100 (set aside)"}
 SHARES = {"density": (0.7, 0.5, 0.3), "params": (0.7, 0.5, 0.35)}

@@ -41,17 +41,21 @@ IMAGES = {"cifar10-resnet20": 1000, "cifar10-resnet56": 1000, "keras-resnet50": 
 BORDER = "constants exact at zero-padded borders (at run time)"
 ROWS: dict[str, dict[str, Any]] = {
     "as it is, no evictions": {},
-    "no survivors take over (constants only)": {"method": hope.Absorb(takeover=False)},
-    "no constants": {"method": hope.Absorb(constants=False)},
-    "no repair of BN variances": {"method": hope.Absorb(repair=False)},
+    "no survivors take over (constants only)": {"method": hope.Absorb(calibration=None, takeover=False)},
+    "no constants": {"method": hope.Absorb(calibration=None, constants=False)},
+    "no repair of BN variances": {"method": hope.Absorb(calibration=None, repair=False)},
     BORDER: {},
-    "correlations from the paper's pairwise warp": {"method": hope.Absorb(surrogate="pairwise")},
-    "no covariance between branch and skip": {"method": hope.Absorb(crosses=False)},
-    "one q = 0.5 for all layers": {"method": hope.Absorb(decay=0.5)},
-    "no correlation between taps": {"method": hope.Absorb(decay=0.0)},
-    "cost without the branch's share": {"method": hope.Absorb(share=False)},
-    "cost linear instead of logarithmic": {"method": hope.Absorb(cost="linear")},
-    "cost not per parameter (J instead of J/ΔP)": {"method": hope.Absorb(per_parameter=False)},
+    "correlations from the paper's pairwise warp": {
+        "method": hope.Absorb(calibration=None, surrogate="pairwise")
+    },
+    "no covariance between branch and skip": {"method": hope.Absorb(calibration=None, crosses=False)},
+    "one q = 0.5 for all layers": {"method": hope.Absorb(calibration=None, decay=0.5)},
+    "no correlation between taps": {"method": hope.Absorb(calibration=None, decay=0.0)},
+    "cost without the branch's share": {"method": hope.Absorb(calibration=None, share=False)},
+    "cost linear instead of logarithmic": {"method": hope.Absorb(calibration=None, cost="linear")},
+    "cost not per parameter (J instead of J/ΔP)": {
+        "method": hope.Absorb(calibration=None, per_parameter=False)
+    },
     "evictions too, decided by the judge": {"evict": True},
     "moments dreamed": {"method": hope.Absorb(calibration="dream", refit=False)},
     "moments of 96 images": {"method": hope.Absorb(refit=False), "calibration": IMAGES_OF_TASK},
@@ -108,7 +112,9 @@ def run(names: list[str], folders: list[Path], skipped: list[str]) -> None:
         for row, settings in track(ROWS.items(), name):
             if row in entry["rows"] or row in skipped:
                 continue
-            options = keywords({"method": hope.Absorb(), "evict": False, **settings}, task.unlabelled)
+            options = keywords(
+                {"method": hope.Absorb(calibration=None), "evict": False, **settings}, task.unlabelled
+            )
             budget: dict[str, Any] = {unit: float(low)}
             encoding = hope.encode(
                 task.model, task.example, anatomy=anatomy, progress=False, **budget, **options

@@ -16,8 +16,9 @@ from experiments.compression.store import UnusableResults
 IMAGES = "images"  # stands for the unlabelled images of a task
 METHODS: dict[str, dict[str, Any]] = {
     "absorb": {"method": hope.Absorb()},
-    "absorb, dreamed": {"method": hope.Absorb(calibration="dream", refit=False)},
-    "absorb, 96 images": {"method": hope.Absorb(refit=False), "calibration": IMAGES},
+    "absorb, dreamed": {"method": hope.Absorb(calibration="dream")},
+    "absorb, 96 images": {"method": hope.Absorb(), "calibration": IMAGES},
+    "absorb, closed forms": {"method": hope.Absorb(calibration=None)},
     "absorb, multiples of 8": {"method": hope.Absorb(), "multiple_of": 8},
     "hope": {"method": hope.Paper()},
     "hope, merge=sum": {"method": hope.Paper(merge="sum")},

@@ -19,6 +19,7 @@ from hope.anatomy.sizes import Size
 from hope.errors import InfeasibleBudget
 from hope.judge.fidelity import Judge, images_for
 from hope.methods.base import Method
+from hope.methods.calibration import MADE_UP
 from hope.reasons import Reason
 from hope.report.accuracies import checked_points
 from hope.report.page import write_page
@@ -200,7 +201,7 @@ class Encoding:
         """Inputs that were made up are saved, so that other budgets can be had back; those of others are not
         ours to keep.
         """
-        return self.inputs if self.method.told().get("calibration") == "dream" else ()
+        return self.inputs if self.method.told().get("calibration") in MADE_UP else ()
 
     def _details(self, source: Mapping[str, str] | None = None) -> Details:
         looked = sorted(self._looked.items())

@@ -217,8 +217,11 @@ def test_a_run_with_other_options_is_made_anew_and_they_are_named(
         ([*hope, "--kernel", "exact"], "merge was none, not pair; kernel was zero-bias, not exact"),
         ([*hope, "--no-evict"], "evict was True, not False; kernel was exact, not zero-bias"),
         ([*hope, "--exclude", "3*"], "evict was False, not True; exclude was none, not 3*"),
-        (absorb, "exclude was 3*, not none; method was hope, not absorb)"),
-        ([*absorb, "--calibration", str(tmp_path / "a.npy")], "calibration was none, not "),
+        (
+            absorb,
+            "exclude was 3*, not none; method was hope, not absorb; calibration was none, not patterns)",
+        ),
+        ([*absorb, "--calibration", str(tmp_path / "a.npy")], "calibration was patterns, not "),
         ([*absorb, "--calibration", str(tmp_path / "b.npy")], "calibration was "),
         ([*absorb, "--calibration", "dream"], "not dream"),
         ([*absorb, "--calibration", "dream", "--multiple-of", "2"], "multiple_of was 1, not 2"),

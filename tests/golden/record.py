@@ -127,6 +127,8 @@ def _method(options: dict[str, Any], example: Any) -> hope.methods.Method:
     if options.pop("calibration", None):
         generator = torch.Generator().manual_seed(5)
         options["calibration"] = [torch.randn(8, *example.shape[1:], generator=generator)]
+    elif name == "absorb":
+        options["calibration"] = None  # closed forms only
     made = {"hope": hope.Paper, "absorb": hope.Absorb}.get(name)
     return made(**options) if made is not None else hope.Score(name)
 

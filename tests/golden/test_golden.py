@@ -3,9 +3,10 @@
 To the bit on the machine that recorded them, with one thread; elsewhere baselines take the same steps, and
 costs agree up to rounding. The cases `hope-live` were recorded anew when live ΔP stopped counting the last
 weight of a branch, as static ΔP never did; `absorb-measured` when measured moments got the propagated ones as
-their prior; `timm/resnetv2_18 hope` when pre-activation blocks were held against what their skip carries;
-`hope` on GoogLeNet and DenseNet-121 when blocks without a skip could be evicted; `hope-sum` in the last bits
-of its costs when pairs came to be worked out as they are asked for (steps and weights stayed the same).
+their prior, and when inputs came to be measured in their own statistics; `timm/resnetv2_18 hope` when
+pre-activation blocks were held against what their skip carries; `hope` on GoogLeNet and DenseNet-121 when
+blocks without a skip could be evicted; `hope-sum` in the last bits of its costs when pairs came to be worked
+out as they are asked for (steps and weights stayed the same).
 """
 
 from __future__ import annotations

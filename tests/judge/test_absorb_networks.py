@@ -14,6 +14,7 @@ import hope
 from hope.geometry.projection import RIDGE
 from hope.run.plan import Plan
 from hope.signals.dream import coloured_noise
+from hope.signals.settle import stand_in
 from tests.support import randomise
 
 EXAMPLE = torch.zeros(2, 3, 12, 12)
@@ -117,10 +118,10 @@ def test_measured_moments_are_those_of_the_inputs_and_one_propagated_sample_per_
     anatomy, x = hope.inspect(net, EXAMPLE), inputs(5, 128)
     prior, intake = (
         Plan(net, EXAMPLE, anatomy, method, evict=False).known.intakes["8.weight"]
-        for method in (hope.Absorb(), hope.Absorb(calibration=[x]))
+        for method in (hope.Absorb(calibration=None), hope.Absorb(calibration=[x]))
     )
     with torch.no_grad():
-        seen = net[:8](x).double()  # type: ignore[index]
+        seen = stand_in(net, [x])[:8](x).double()  # type: ignore[index]
     trust = 128 / (128 + seen.shape[1])
     mean = trust * seen.mean(dim=0) + (1 - trust) * prior.mean
     covariance = trust * torch.cov(seen.T, correction=0) + (1 - trust) * prior.covariance
@@ -247,7 +248,7 @@ def test_repaired_variances_are_those_of_the_signals() -> None:
     with torch.no_grad():
         net(x)
     net.eval()
-    encoding = hope.encode(net, x[:2], density=0.5, method="absorb")
+    encoding = hope.encode(net, x[:2], density=0.5, method=hope.Absorb(calibration=None))
     small = encoding.model
     with torch.no_grad():
         z = small[:4](x)  # type: ignore[index]

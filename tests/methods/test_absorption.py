@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from hope.geometry.projection import RIDGE, ridged, takeover
-from hope.methods.absorb import MOST, held
+from hope.methods.absorb import MOST, taken
 from hope.methods.absorption import LEFT, AbsorbPath, AbsorbState
 
 
@@ -150,6 +150,7 @@ def test_batches_are_kept_until_they_hold_enough_inputs() -> None:
     def batch(inputs: int) -> dict[str, object]:
         return {"x": torch.zeros(inputs, 2), "mask": torch.zeros(1), "scale": torch.tensor(0.5), "layers": 7}
 
-    given, kept = [batch(MOST - 1), batch(1), batch(1)], []
-    assert list(held(given, kept)) == given
-    assert kept == given[:2]
+    given = [batch(MOST - 1), batch(1), batch(1)]
+    rest = iter(given)
+    assert taken(rest, MOST) == given[:2]
+    assert list(rest) == given[2:]

@@ -111,7 +111,13 @@ def anatomy(net: nn.Module) -> hope.Anatomy:
 
 def encoded(net: nn.Module, anatomy: hope.Anatomy, **options: Any) -> hope.Encoding:
     return hope.encode(
-        net, EXAMPLE, density=0.6, method=hope.Absorb(**options), evict=False, anatomy=anatomy, progress=False
+        net,
+        EXAMPLE,
+        density=0.6,
+        method=hope.Absorb(calibration=None, **options),
+        evict=False,
+        anatomy=anatomy,
+        progress=False,
     )
 
 

@@ -335,7 +335,7 @@ def test_absorption_with_inputs_closes_the_loop() -> None:
     fitted = hope.encode(net, batches[0], method=hope.Absorb(calibration=batches), **options)
     assert plain.trajectory.steps == fitted.trajectory.steps
     assert error(net, fitted.model, batches) < error(net, plain.model, batches)
-    assert not hope.encode(net, batches[0], method=hope.Absorb(), **options).inputs
+    assert not hope.encode(net, batches[0], method=hope.Absorb(calibration=None), **options).inputs
 
 
 def test_a_dreamed_run_has_other_budgets_back(tmp_path: Path) -> None:

@@ -104,7 +104,8 @@ def register(commands: Any) -> None:
     parser.add_argument(
         "--calibration",
         metavar="WHAT",
-        help='"dream" (made up from the checkpoint), or a .npy file of unlabelled inputs (absorb and hope)',
+        help='what to measure signals on: a .npy file of unlabelled inputs; "patterns" (no data; the default '
+        'for absorb); "dream" (no data, slower, better); "none" (closed forms only; the default for hope)',
     )
     parser.add_argument("--force", action="store_true", help="replace a run that the folder already has")
     parser.add_argument(
@@ -209,12 +210,16 @@ def _check_options(options: argparse.Namespace) -> None:
 
 
 def _calibration(what: str | None) -> Any:
-    """Inputs to measure moments on."""
+    """Inputs to measure signals on."""
     import numpy as np
     import torch
 
-    if what is None or what == "dream":
+    from hope.methods.calibration import MADE_UP
+
+    if what is None or what in MADE_UP:
         return what
+    if what == "none":
+        return None
     try:
         array = np.load(what, allow_pickle=False)
         if not isinstance(array, np.ndarray) or array.ndim < 2:
@@ -223,7 +228,7 @@ def _calibration(what: str | None) -> Any:
     except (OSError, ValueError, TypeError, EOFError) as error:
         raise InvalidExample(
             f"--calibration {what} cannot be read ({first_line(error)}): "
-            'give "dream" or a .npy file of inputs'
+            'give "patterns", "dream", "none" or a .npy file of inputs'
         ) from error
     return torch.split(inputs, 32)
 
@@ -240,7 +245,7 @@ def _method(options: argparse.Namespace) -> Method:
             calibration=_calibration(options.calibration),
         )
     if options.method == "absorb":
-        return Absorb(calibration=_calibration(options.calibration))
+        return Absorb(calibration=_calibration(options.calibration or "patterns"))
     return named(options.method)
 
 

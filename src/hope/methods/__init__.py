@@ -10,6 +10,7 @@ from typing import Any
 from hope.errors import UnknownMethod
 from hope.methods.absorb import Absorb
 from hope.methods.base import Method
+from hope.methods.calibration import MADE_UP
 from hope.methods.paper import Paper
 from hope.methods.scores import SCORES, Score
 
@@ -46,8 +47,9 @@ def recalled(told: Mapping[str, Any]) -> Method | None:
     if made is None:
         return None
     method = made()
-    own = {one.name for one in fields(method)} - {"calibration"}
+    own = {one.name for one in fields(method)}
     once = {"refit": False, **told}  # there was none when the oldest runs were saved
+    once["calibration"] = known if (known := told.get("calibration")) in MADE_UP else None
     return replace(method, **{name: value for name, value in once.items() if name in own})
 
 

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence, Sized
+from collections.abc import Callable, Iterator, Mapping, Sequence, Sized
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import chain
 from typing import Any, ClassVar, Literal
 
 import torch
@@ -19,7 +20,7 @@ from hope._util.told import told_inputs
 from hope.anatomy.anatomy import Anatomy
 from hope.anatomy.sizes import Releases
 from hope.anatomy.units import Unit
-from hope.errors import UnknownMethod
+from hope.errors import UnknownMethod, first_line
 from hope.geometry.projection import outgoing, ridged
 from hope.graph.blocks import Block
 from hope.methods.absorption import AbsorbPath, AbsorbState
@@ -31,6 +32,7 @@ from hope.signals.bn import Numbers
 from hope.signals.energy import capacities
 from hope.signals.intake import Intake, channels_of, propagated_intakes
 from hope.signals.measure import measured_intakes
+from hope.signals.settle import stand_in
 
 MOST = 512  # inputs that weights are fitted on
 MARGIN = 0.85  # the judge is kind to evictions: one must leave less than this of the loss of fidelity
@@ -41,10 +43,12 @@ class Absorb(Method):
     """Absorption. Without options it is as good as it gets without data; most options are ablations.
 
     Attributes:
-        calibration: a few unlabelled batches, to measure moments instead of deriving them; or "dream": still
-            without data, measured on what `hope.dream` makes up. Slower and more accurate.
-        refit: where there is calibration, fit every weight in the end to what the original said (see
-            `hope.refit`); 512 inputs at most are used for it.
+        calibration: what signals are measured on. "patterns": no data, shapes and noise in the statistics
+            that BNs remember; "dream": the same after a few gradient steps towards them, slower; or a few
+            unlabelled batches, which is best. None derives all moments in closed form. Without a BN that
+            tells of them, neurons can go with batches or dreams only.
+        refit: fit every weight in the end to what the original said on the same inputs (see `hope.refit`);
+            512 inputs at most are used for it.
         takeover: survivors take over what removed neurons did.
         constants: a constant does, where a BN takes it (a bias always takes it).
         repair: running variances of BNs follow.
@@ -64,7 +68,7 @@ class Absorb(Method):
 
     evictions: ClassVar[Literal["priced", "judged", "none"]] = "judged"
 
-    calibration: Calibration = field(default=None, repr=False, compare=False)
+    calibration: Calibration = field(default="patterns", repr=False, compare=False)
     refit: bool = True
     takeover: bool = True
     constants: bool = True
@@ -101,17 +105,41 @@ class Absorb(Method):
             options["decays"] = (self.decay,)
         with busy("propagating moments", progress):
             intakes, surrogate = propagated_intakes(anatomy, numbers, **options)
-        notes: tuple[str, ...] = ()
         inputs: list[Any] = []
-        if self.calibration is not None:
-            batches, notes = batches_of(self.calibration, model, example, anatomy, progress=progress)
-            heard = held(unlabelled(model, batches), inputs if self.refit else None)
-            total = len(batches) if isinstance(batches, Sized) else None
-            intakes = measured_intakes(model, anatomy, heard, intakes, total=total, progress=progress)
-        elif surrogate.fallbacks:
+        notes: tuple[str, ...] = ()
+        if self.calibration is not None and (self.calibration != "patterns" or anatomy.eps):
+            try:
+                intakes, inputs, notes = self._measured(model, example, anatomy, intakes, progress)
+            except Exception as error:  # what was made up may be nothing that the model's forward takes
+                if self.calibration != "patterns":
+                    raise
+                notes = (f"moments are propagated only: {first_line(error)}",)
+        if not inputs and surrogate.fallbacks:
             some = listed(surrogate.fallbacks)
-            notes = (f"not propagated, taken pair by pair instead: the inputs of {some}",)
-        return Known(anatomy, numbers, intakes, surrogate, notes, tuple(inputs))
+            notes += (f"not propagated, taken pair by pair instead: the inputs of {some}",)
+        return Known(anatomy, numbers, intakes, surrogate, notes, tuple(inputs) if self.refit else ())
+
+    def _measured(
+        self,
+        model: nn.Module,
+        example: Example | None,
+        anatomy: Anatomy,
+        intakes: Mapping[str, Intake],
+        progress: bool | None,
+    ) -> tuple[dict[str, Intake], list[Any], tuple[str, ...]]:
+        """Moments as inputs show them, in the inputs' own statistics; the inputs that weights are fitted on,
+        and what there is to say.
+        """
+        assert self.calibration is not None
+        batches, notes = batches_of(self.calibration, model, example, anatomy, progress=progress)
+        source = iter(unlabelled(model, batches))
+        inputs = taken(source, MOST)
+        with busy("settling", progress):
+            stand = stand_in(model, inputs, self.rewrite.made_up) if anatomy.eps and inputs else model
+        total = len(batches) if isinstance(batches, Sized) else None
+        heard = chain(inputs, source)
+        found = measured_intakes(stand, anatomy, heard, intakes, total=total, progress=progress)
+        return found, inputs, notes
 
     def state(self, unit: Unit, known: Known) -> AbsorbState | Reason:
         """Covariances of what the unit's readers read, and their weights."""
@@ -120,7 +148,7 @@ class Absorb(Method):
         uses = uses_of_weights(known.anatomy.program)
         for reader in unit.readers:
             intake = known.intakes.get(reader.weight)
-            if self.calibration is None and reader.last("bn") is None:
+            if self.calibration in (None, "patterns") and reader.last("bn") is None:
                 return Cause.NO_BN_BEFORE.at(reader.module)
             if intake is None:
                 return Cause.UNKNOWN_MOMENTS.at(reader.module)
@@ -143,7 +171,8 @@ class Absorb(Method):
     @property
     def rewrite(self) -> Rewrite:
         """What absorptions rewrite."""
-        return Rewrite(self.takeover, self.constants, self.repair, refit=self.refit)
+        made_up = isinstance(self.calibration, str)
+        return Rewrite(self.takeover, self.constants, self.repair, refit=self.refit, made_up=made_up)
 
     @property
     def path(self) -> Callable[[AbsorbState], AbsorbPath]:
@@ -178,21 +207,23 @@ class Absorb(Method):
         return {**super().told(), "calibration": told_inputs(self.calibration)}
 
 
-def held(batches: Iterable[Any], kept: list[Any] | None) -> Iterator[Any]:
-    """Batches as they come; the first ones, up to so many inputs, are kept.
+def taken(batches: Iterator[Any], most: int) -> list[Any]:
+    """The first batches, up to so many inputs.
 
-    >>> kept = []
-    >>> len(list(held([torch.zeros(300, 3)] * 4, kept))), len(kept)
-    (4, 2)
+    >>> rest = iter([torch.zeros(300, 3)] * 4)
+    >>> len(taken(rest, 512)), len(list(rest))
+    (2, 2)
     """
+    found: list[Any] = []
     count = 0
     for batch in batches:
-        if kept is not None and count < MOST:
-            kept.append(batch)
+        found.append(batch)
         count += max(
             (len(v) for v in pytree.tree_leaves(batch) if isinstance(v, Tensor) and v.ndim), default=1
         )
-        yield batch
+        if count >= most:
+            break
+    return found
 
 
 @dataclass(frozen=True)

@@ -116,6 +116,7 @@ class Rewrite:
         clamp: a parent's BN numbers are those that the paper prints, γ = s and σ² = max(0, s² − ε), and its
             filter is 0 below that; otherwise σ² = s² and γ = √(s² + ε), exact for every s.
         refit: where there are inputs, weights are fitted in the end to what the original said.
+        made_up: the inputs are, so that their statistics say nothing.
     """
 
     takeover: bool = True
@@ -123,6 +124,7 @@ class Rewrite:
     repair: bool = True
     clamp: bool = False
     refit: bool = False
+    made_up: bool = False
 
 
 @dataclass(frozen=True)

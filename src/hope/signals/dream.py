@@ -1,14 +1,14 @@
-"""Inputs made without data: coloured noise, brought to what a network's BN statistics describe.
+"""Inputs made without data: patterns, brought to what a network's BN statistics describe.
 
-Natural images have an amplitude spectrum of about 1/f and related colours. Noise of that kind gets the scale
-that the first BN expects, and is then changed by a few gradient steps until what reaches the BNs has the
-means and deviations that they remember from training.
+Patterns (`patterns.py`) get the scale that the first BN expects, and can then be changed by a few gradient
+steps, until what reaches the BNs has the means and deviations that they remember from training.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from math import prod
 from typing import Any
 
 import torch
@@ -21,34 +21,15 @@ from hope._util.progress import bar
 from hope.graph.program import Program
 from hope.ops.norm import bn_of, is_bn
 from hope.ops.weight import first_convolution
+from hope.signals.patterns import coloured_noise, dead_leaves
 
-COLOURS = 0.9  # correlation between the channels of the noise
 STEPS = 10  # from noise to what the BNs describe: more brings little to the judge
+NEAR = 0.025  # squared deviations from what the BNs remember: batches of real images are .02 to .035 away
+PASSES = 20  # steps at most
+PIXELS = {"patterns": 3 << 19, "dream": 1 << 17}  # to make up, in so many inputs:
+INPUTS = {"patterns": (32, 256), "dream": (32, 128)}
 RATE = 0.1  # of the input's deviation, per step
 SIDE = 128  # of images: larger ones are halved where the network takes it; moments lose nothing by it
-
-
-def coloured_noise(count: int, channels: int, sizes: Sequence[int], seed: int = 0) -> Tensor:
-    """Noise with the amplitude spectrum 1/f over the last dimensions, unit deviation, related channels.
-
-    >>> coloured_noise(2, 3, (8, 8)).shape
-    torch.Size([2, 3, 8, 8])
-    """
-    generator = torch.Generator().manual_seed(seed)
-    white = torch.randn(count, channels, *sizes, generator=generator)
-    if not sizes:
-        return white
-    common = torch.randn(count, 1, *sizes, generator=generator)
-    white = COLOURS**0.5 * common + (1 - COLOURS) ** 0.5 * white
-    square = torch.zeros(tuple(sizes))
-    for dim, size in enumerate(sizes):
-        shape = [1] * len(sizes)
-        shape[dim] = size
-        square = square + (torch.fft.fftfreq(size) ** 2).reshape(shape)
-    amplitude = 1 / torch.sqrt(square).clamp(min=1 / max(sizes))
-    over = tuple(range(-len(sizes), 0))
-    noise: Tensor = torch.fft.ifftn(torch.fft.fftn(white, dim=over) * amplitude, dim=over).real
-    return noise / noise.std().clamp(min=1e-12)
 
 
 def probes(
@@ -59,15 +40,22 @@ def probes(
     count: int,
     steps: int = STEPS,
     seed: int = 0,
+    near: float = 0.0,
+    leaves: bool = False,
     progress: bool | None = False,
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """So many inputs for a network, in the example's shape (large images smaller, see `smaller`), as
     positional and keyword arguments.
+
+    Args:
+        steps: passes forward and back.
+        near: stop when they are as near to what the BNs remember.
+        leaves: images are dead leaves, not noise.
     """
     args, kwargs = as_call(smaller(model, example))
     names = sorted(kwargs)
     values = [*args, *(kwargs[name] for name in names)]
-    made = [_noise(value, count, seed + 1000 * k) for k, value in enumerate(values)]
+    made = [_noise(value, count, seed + 1000 * k, leaves) for k, value in enumerate(values)]
     images = [k for k, v in enumerate(made) if isinstance(v, Tensor) and v.is_floating_point() and v.ndim > 1]
     if len(images) == 1:
         (k,) = images
@@ -78,7 +66,7 @@ def probes(
 
         with bar("dreaming up inputs", steps, progress) as show:
             made[k] = _settled(model, program, made[k], call)
-            made[k] = _dreamed(model, made[k], call, steps, show)
+            made[k] = _dreamed(model, made[k], call, steps, show, near)
     made = _fitted(model, made)
     return tuple(made[: len(args)]), dict(zip(names, made[len(args) :], strict=True))
 
@@ -87,16 +75,22 @@ def dream(
     model: nn.Module,
     example: Example | None = None,
     *,
-    count: int = 32,
-    steps: int = 40,
+    count: int | None = None,
+    steps: int = PASSES,
     seed: int = 0,
     progress: bool | None = None,
 ) -> list[tuple[Any, ...] | dict[str, Any]]:
-    """Batches of inputs as the network's BN statistics describe them, made from noise: a stand-in for data.
+    """Batches of inputs as the network's BN statistics describe them: a stand-in for data. Images start as
+    shapes that cover one another, other inputs as noise.
 
-    They can be given to `hope.encode(..., calibration=...)` where there is no real input at hand. Making them
-    takes `steps` passes forward and back. Images larger than 128 a side are halved where the network takes
-    it.
+    They can be given to `hope.refit`, or to methods as `calibration=`. Images larger than 128 a side are
+    halved where the network takes it.
+
+    Args:
+        count: how many; by default 128 small images, fewer of large ones, not below 32.
+        steps: passes forward and back, at most; it ends where they are as near to the statistics as real
+            batches are. 0 for patterns as they are, in the scale that the first BN expects.
+        seed: of what is made up.
 
     Example:
         >>> import torch, hope
@@ -108,7 +102,19 @@ def dream(
     from hope.graph.program import read_program
 
     program = read_program(capture(model, example, progress=progress))
-    args, kwargs = probes(model, example, program, count=count, steps=steps, seed=seed, progress=progress)
+    if count is None:
+        count = _enough(smaller(model, example), "dream" if steps else "patterns")
+    args, kwargs = probes(
+        model,
+        example,
+        program,
+        count=count,
+        steps=steps,
+        seed=seed,
+        near=NEAR,
+        leaves=True,
+        progress=progress,
+    )
     batches: list[tuple[Any, ...] | dict[str, Any]] = []
     for start in range(0, count, 32):
         some = slice(start, start + 32)
@@ -117,6 +123,19 @@ def dream(
         else:
             batches.append(tuple(v[some] if isinstance(v, Tensor) else v for v in args))
     return batches
+
+
+def _enough(example: Example | None, kind: str) -> int:
+    """How many inputs are made up: as many as have so many places together.
+
+    >>> [_enough(torch.zeros(1, 3, side, side), "patterns") for side in (8, 112, 1000)]
+    [256, 128, 32]
+    """
+    args, kwargs = as_call(example)
+    tensors = [v for v in (*args, *kwargs.values()) if isinstance(v, Tensor)]
+    places = max((prod(v.shape[2:]) for v in tensors), default=1)
+    least, most = INPUTS[kind]
+    return int(min(most, max(least, -(-(PIXELS[kind] // max(1, places)) // 32) * 32)))
 
 
 def smaller(model: nn.Module, example: Example | None) -> Example | None:
@@ -149,8 +168,10 @@ def smaller(model: nn.Module, example: Example | None) -> Example | None:
     return tuple(little if v is images[0] else v for v in args)
 
 
-def _noise(value: Any, count: int, seed: int) -> Any:
-    """Noise in the shape of an input, `count` of them; what is no tensor stays."""
+def _noise(value: Any, count: int, seed: int, leaves: bool) -> Any:
+    """Noise in the shape of an input, `count` of them, or dead leaves where it is an image; what is no tensor
+    stays.
+    """
     if not isinstance(value, Tensor) or value.ndim == 0:
         return value
     generator = torch.Generator().manual_seed(seed)
@@ -159,6 +180,9 @@ def _noise(value: Any, count: int, seed: int) -> Any:
         return torch.randint(0, high, (count, *value.shape[1:]), generator=generator).to(value.dtype)
     if value.ndim == 1:
         return torch.randn(count, generator=generator)
+    if leaves and value.ndim == 4:
+        channels, height, width = (int(size) for size in value.shape[1:])
+        return dead_leaves(count, channels, height, width, seed)
     return coloured_noise(count, value.shape[1], value.shape[2:], seed)
 
 
@@ -216,7 +240,9 @@ def _settled(model: nn.Module, program: Program, x: Tensor, call: Any) -> Tensor
     return shifted
 
 
-def _dreamed(model: nn.Module, x: Tensor, call: Any, steps: int, show: Callable[[float], None]) -> Tensor:
+def _dreamed(
+    model: nn.Module, x: Tensor, call: Any, steps: int, show: Callable[[float], None], near: float
+) -> Tensor:
     """A few steps of gradient descent towards the BNs' means and deviations."""
     scale = float(x.std())
     x = x.clone().requires_grad_(True)
@@ -233,8 +259,11 @@ def _dreamed(model: nn.Module, x: Tensor, call: Any, steps: int, show: Callable[
                 terms = [_distance(bn, z) for bn, z in heard]
                 if not terms:
                     break
+                distance = torch.stack(terms).mean()
+                if float(distance.detach()) <= near:
+                    break
                 optimizer.zero_grad()
-                torch.stack(terms).mean().backward()  # type: ignore[no-untyped-call]
+                distance.backward()  # type: ignore[no-untyped-call]
                 optimizer.step()
     finally:
         for p, needed in frozen:

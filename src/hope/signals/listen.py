@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sized
+from collections.abc import Collection, Iterable, Iterator, Sized
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -43,21 +44,32 @@ def listen(
     total = len(inputs) if isinstance(inputs, Sized) else total
     with mode(model, training=False), torch.no_grad(), bar("measuring", total, progress) as show:
         for batch in batches:
-            args, kwargs = as_call(batch)
-            for value in (*args, *kwargs.values()):
-                if isinstance(value, Tensor) and not bool(value.isfinite().all()):
-                    raise InvalidExample(
-                        f"calibration: batch {count} has entries that are NaN or infinite: "
-                        "leave such inputs out"
-                    )
-            try:
+            check_batch(batch, count)
+            with running(f"batch {count}"):
                 replay.run(batch, wanted, hear)
-            except Exception as error:  # whatever the user's forward raises
-                raise InvalidExample(
-                    f"calibration: the model cannot run on batch {count}: {first_line(error)}; "
-                    "give batches as the model takes them, without labels"
-                ) from error
             count += 1
             show(count)
     if not count:
         raise InvalidExample("calibration: there were no inputs; give an iterable of batches")
+
+
+def check_batch(batch: Any, number: int) -> None:
+    """Refuse a batch with entries that are not finite."""
+    args, kwargs = as_call(batch)
+    for value in (*args, *kwargs.values()):
+        if isinstance(value, Tensor) and not bool(value.isfinite().all()):
+            raise InvalidExample(
+                f"calibration: batch {number} has entries that are NaN or infinite: leave such inputs out"
+            )
+
+
+@contextmanager
+def running(what: str) -> Iterator[None]:
+    """Whatever the user's forward raises, in words."""
+    try:
+        yield
+    except Exception as error:
+        raise InvalidExample(
+            f"calibration: the model cannot run on {what}: {first_line(error)}; "
+            "give batches as the model takes them, without labels"
+        ) from error

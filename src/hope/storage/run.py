@@ -310,7 +310,7 @@ def _replay(
         )
     steps = run.trajectory.steps[: run.trajectory.steps_to(budget.unit, budget.value)]
     inputs = run.inputs() if calibration is None else list(unlabelled(model, calibration))
-    if run.told.get("calibration") and run.told.get("refit") and not inputs:
+    if run.told.get("calibration") not in (None, "patterns") and run.told.get("refit") and not inputs:
         note(
             f"{run.folder} has not kept the inputs that its weights were fitted on: at {budget} they are "
             "absorbed only; give calibration=, the same batches, to fit them"

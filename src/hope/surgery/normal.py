@@ -115,3 +115,10 @@ class Sums:
         change = torch.linalg.solve(xx + ridge, xr) * ~silent[:, None, None]  # (groups, unknowns, outputs)
         shift = r - torch.einsum("gd,gdo->go", x, change) if constant else torch.zeros_like(r)
         return change.transpose(1, 2).flatten(0, 1), shift.flatten()
+
+    def variance(self, weight: Tensor) -> Tensor:
+        """(outputs,) variance of what a weight says of what was read."""
+        mean = self.x / self.samples
+        covariance = self.xx / self.samples - mean[:, :, None] * mean[:, None, :]
+        laid = weight.detach().double().cpu().reshape(self.groups, -1, covariance.shape[1])
+        return ((laid @ covariance) * laid).sum(dim=2).flatten()

@@ -10,7 +10,10 @@ computed from its own:
 with z the original's result, x̂ what the small network reads, and s − ŝ the drift of the stream that the
 branch is added to, in the units in front of the branch's BN. The weight as it is is the prior; λ falls with
 the number of inputs per unknown, so that few inputs do little and many do least squares. The constant c goes
-into the BN's mean, or the bias. No gradient is taken.
+into the BN's mean, or the bias; where nothing is added to a BN's result, its variance follows what the fitted
+weight says, so that signals do not fade along the depth. No gradient is taken. Both networks are run in the
+statistics of the inputs (see `signals/settle.py`), so that few inputs, or made-up ones, do not pass theirs
+on.
 """
 
 from __future__ import annotations
@@ -24,18 +27,21 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from hope._util.calls import Example, duplicate, mode, unlabelled
-from hope._util.progress import bar
+from hope._util.progress import bar, busy
 from hope.anatomy.anatomy import Anatomy
 from hope.anatomy.steps import Step
 from hope.errors import InvalidExample
 from hope.graph.execute import Execution
 from hope.graph.program import module_of
 from hope.methods.base import Rewrite
+from hope.methods.calibration import made
 from hope.signals.intake import Intake
+from hope.signals.settle import carry, stand_in
+from hope.surgery.absorb import LEAST
 from hope.surgery.apply import cut, kept_places, outcome
 from hope.surgery.normal import Sums
 from hope.surgery.resize import get
-from hope.surgery.spots import Spot, gain, given_rows, kept_rows, spots
+from hope.surgery.spots import Spot, every_row, gain, given_rows, spots
 
 
 class Loop:
@@ -94,6 +100,9 @@ class Loop:
         if spot.bn:
             mean = get(model, f"{spot.bn}.running_mean")
             mean -= shift.to(mean)
+            if spot.weight not in self.drifting:  # its results keep the deviation that the next layers expect
+                variance, now = get(model, f"{spot.bn}.running_var"), sums.variance(weight)
+                variance.copy_(torch.where(now > LEAST * variance.cpu(), now.to(variance), variance))
         elif spot.bias:
             bias = get(model, spot.bias)
             bias += shift.to(bias)
@@ -138,20 +147,34 @@ def close_loop(
     *,
     fixed: Collection[str] = (),
     drift: bool = True,
+    made_up: bool = False,
     progress: bool | None = None,
 ) -> None:
     """Fit a small network to the original, in place.
 
     Args:
         batches: inputs for both.
-        rows: weight -> which of the original's outputs it still has; all, where it is not named.
+        rows: weight, or running mean -> which of the original's outputs it still has; all, where it is not
+            named.
         fixed: patterns of modules that stay as they are.
         drift: branches make up for what the stream lacks.
+        made_up: the inputs are (see `signals/settle.py`).
     """
-    with mode(original, training=False), mode(small, training=False), torch.no_grad():
-        loop = Loop(original, small, batches, rows, fixed, drift)
+    with busy("closing the loop", progress):
+        stand = stand_in(original, batches, made_up)
+    _fit(original, small, Loop(stand, small, batches, rows, fixed, drift), progress)
+
+
+def _fit(original: nn.Module, small: nn.Module, loop: Loop, progress: bool | None) -> None:
+    """Close a loop that is laid, in the statistics of its inputs."""
+    stand = loop.before.model
+    norms = {f"{spot.bn}.running_mean": loop.rows.get(name) for name, spot in loop.there.items() if spot.bn}
+    rows = {**norms, **loop.rows}
+    with mode(stand, training=False), mode(small, training=False), torch.no_grad():
+        carry(small, original, stand, rows)
         with bar("closing the loop", len(loop.here), progress) as show:
             loop.run(show)
+        carry(small, stand, original, rows)
 
 
 def compressed(
@@ -176,15 +199,16 @@ def compressed(
     if steps and inputs and rewrite is not None and rewrite.refit:
         places = kept_places(anatomy, outcome(anatomy, steps))
         rows = {tensor: left for (tensor, dim), left in places.items() if dim == 0}
-        close_loop(model, small, inputs, rows, fixed=fixed, progress=progress)
+        close_loop(model, small, inputs, rows, fixed=fixed, made_up=rewrite.made_up, progress=progress)
     return small
 
 
 def refit(
     original: nn.Module,
     small: nn.Module,
-    inputs: Iterable[Example],
+    inputs: Iterable[Example] | str,
     *,
+    example: Example | None = None,
     kept: Mapping[str, Sequence[int]] | None = None,
     exclude: Sequence[str] = (),
     progress: bool | None = None,
@@ -197,7 +221,8 @@ def refit(
         original: the network before.
         small: the network now: the same code, fewer channels in some layers. Which ones are left is found by
             comparing the numbers of BNs and biases, or filters.
-        inputs: a few unlabelled batches, or what `hope.dream(original, example)` makes up.
+        inputs: a few unlabelled batches; or without data, "patterns" or "dream", as `hope.Absorb` takes them.
+        example: an input that the networks run on, where inputs are made up.
         kept: for layers whose numbers have changed too much to tell: module -> the places of the original's
             outputs that are left, in their order.
         exclude: patterns (`*`, `?`) of modules that stay as they are.
@@ -218,6 +243,9 @@ def refit(
         >>> bool((fitted(x) - net(x)).square().sum() < (small(x) - net(x)).square().sum())
         True
     """
+    made_up = isinstance(inputs, str)
+    if isinstance(inputs, str):
+        inputs = made(inputs, original, example, progress=progress)
     batches = list(unlabelled(original, inputs))
     if not batches:
         raise InvalidExample("refit: there were no inputs; give an iterable of batches")
@@ -226,9 +254,9 @@ def refit(
             raise InvalidExample(f"refit: batch {number} has entries that are NaN or infinite: leave it out")
     fitted = duplicate(small)
     given = given_rows(original, kept or {})
-    with mode(original, training=False), mode(fitted, training=False), torch.no_grad():
-        loop = Loop(original, fitted, batches, {}, exclude)
-        loop.rows = {name: kept_rows(original, small, spot, given) for name, spot in loop.there.items()}
-        with bar("closing the loop", len(loop.here), progress) as show:
-            loop.run(show)
+    with busy("closing the loop", progress):
+        stand = stand_in(original, batches, made_up)
+    loop = Loop(stand, fitted, batches, {}, exclude)
+    loop.rows = every_row(original, small, loop.there.values(), given)
+    _fit(original, fitted, loop, progress)
     return fitted

@@ -5,7 +5,7 @@ have.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -128,6 +128,31 @@ def kept_rows(
         f"which outputs of {module} are left cannot be told from its numbers: "
         f"give kept={{{module!r}: [...]}}, {len(new)} places out of {len(old)}"
     )
+
+
+def every_row(
+    original: nn.Module, small: nn.Module, found: Iterable[Spot], given: Mapping[str, Tensor]
+) -> dict[str, Tensor | None]:
+    """Name of a weight, or of a BN's running mean -> the original's outputs that are left; None for all."""
+    rows: dict[str, Tensor | None] = {}
+    for spot in found:
+        rows[spot.weight] = kept_rows(original, small, spot, given)
+        if spot.bn:
+            rows[f"{spot.bn}.running_mean"] = rows[spot.weight]
+    old, new = dict(original.named_buffers()), dict(small.named_buffers())
+    for name in new.keys() & old.keys() - rows.keys():
+        module, _, last = name.rpartition(".")
+        if last != "running_mean" or new[name].shape == old[name].shape:
+            continue
+        sets = [tuple(f"{module}.{number}" for number in some) for some in STATISTICS]
+        matches = (given.get(module), *(_matched(original, small, names) for names in sets))
+        rows[name] = next((match for match in matches if match is not None), None)
+        if rows[name] is None:
+            raise InvalidAction(
+                f"which channels of {module} are left cannot be told from its numbers: "
+                f"give kept={{{module!r}: [...]}}, {len(new[name])} places out of {len(old[name])}"
+            )
+    return rows
 
 
 def _matched(original: nn.Module, small: nn.Module, names: Sequence[str]) -> Tensor | None:
