@@ -18,13 +18,14 @@ from hope.anatomy.anatomy import Anatomy
 from hope.anatomy.read import read_model
 from hope.anatomy.steps import Step
 from hope.encoding import Encoding
-from hope.errors import InvalidExample, UnsupportedModel
+from hope.errors import InvalidExample, UnknownMethod, UnsupportedModel
 from hope.graph.capture import check_readable
 from hope.judge.evictions import decide
 from hope.judge.fidelity import Judge, images_for
 from hope.judge.sensitivity import weigh
 from hope.judge.trial import verify
 from hope.methods import Method, Paper, named
+from hope.reasons import Cause
 from hope.run.align import check_multiple
 from hope.run.budget import Budget, one_budget
 from hope.run.checkpoint import Begun, Checkpoint, Deciding
@@ -36,7 +37,13 @@ from hope.storage.run import fingerprint, read_run
 NOTED = 64  # steps between two looks at the clock
 
 
-def inspect(model: nn.Module, example: Example | None = None, *, progress: bool | None = None) -> Anatomy:
+def inspect(
+    model: nn.Module,
+    example: Example | None = None,
+    *,
+    streams: bool = False,
+    progress: bool | None = None,
+) -> Anatomy:
     """Read a network as neurons, blocks and streams, with a reason for everything that is left alone.
 
     The model is not changed; it is read in evaluation mode and put back in the mode it was in.
@@ -44,6 +51,7 @@ def inspect(model: nn.Module, example: Example | None = None, *, progress: bool 
     Args:
         model: any module that `torch.export` can capture.
         example: an input it can run on: a tensor, a tuple of positional inputs or a dict of keyword inputs.
+        streams: whether channels of residual streams may go; those that can are then among the layers.
         progress: show what is being done on standard error; by default on a terminal only.
 
     Returns:
@@ -63,7 +71,7 @@ def inspect(model: nn.Module, example: Example | None = None, *, progress: bool 
         >>> str(anatomy.skipped[0].reason)
         'it is an output of the model'
     """
-    anatomy, candidates = read_model(model, example, progress=progress)
+    anatomy, candidates = read_model(model, example, streams=streams, progress=progress)
     with busy(f"trying {anatomy.model} without data", progress):
         return verify(model, example, anatomy, candidates)
 
@@ -79,6 +87,7 @@ def encode(
     fidelity: float | None = None,
     method: Method | str = "absorb",
     evict: bool = True,
+    streams: bool = False,
     exclude: Sequence[str] = (),
     multiple_of: int = 1,
     executor: Executor | None = None,
@@ -103,6 +112,7 @@ def encode(
             baseline, `hope.Score("l1-in")`; with their usual options they also go by their names: "absorb",
             "hope", "l1-in", "l1-joint", "bn-scale", "random".
         evict: whether blocks may be evicted: residual ones, and under `hope.Paper` those without a skip.
+        streams: whether channels of residual streams may go, too: with all that writes and reads them.
         exclude: patterns (`*`, `?`) of module names that must stay untouched, inputs and outputs.
         multiple_of: keep widths that are multiples of this (8, 16, 32: what hardware likes). A removal that
             would only break a multiple is not made.
@@ -136,6 +146,7 @@ def encode(
         budget,
         method=method,
         evict=evict,
+        streams=streams,
         exclude=exclude,
         multiple_of=multiple_of,
         executor=executor,
@@ -155,6 +166,7 @@ def work(
     *,
     method: Method | str = "absorb",
     evict: bool = True,
+    streams: bool = False,
     exclude: Sequence[str] = (),
     multiple_of: int = 1,
     executor: Executor | None = None,
@@ -168,10 +180,13 @@ def work(
     check_multiple(multiple_of)
     _check_numbers(model)
     if anatomy is None:
-        anatomy = inspect(model, example, progress=progress)
+        anatomy = inspect(model, example, streams=streams, progress=progress)
+    _check_streams(anatomy, streams)
     plan = Plan(model, example, anatomy, method, evict=evict, exclude=exclude, progress=progress)
     plan.check(budget, multiple_of)
     settings = {"method": method.told(), "evict": evict, "exclude": exclude}
+    if streams:
+        settings["streams"] = True
     file = None
     if checkpoint is not None:
         file = Checkpoint(Path(checkpoint), {"original": fingerprint(model), **settings})
@@ -212,6 +227,17 @@ def work(
 def _ordered(begun: Begun) -> bool:
     """Whether an interrupted run had all its steps, and was deciding about evictions."""
     return begun.deciding is not None and begun.deciding.levels is not None
+
+
+def _check_streams(anatomy: Anatomy, streams: bool) -> None:
+    """Refuse an anatomy that was read with the other answer to whether streams may go."""
+    other = any(one.reason.cause is Cause.STREAM for one in anatomy.skipped)
+    if not streams:
+        other = any(unit.open for unit in anatomy.streams)
+    if other:
+        raise UnknownMethod(
+            f"streams={streams} does not fit this anatomy: give what hope.inspect(..., streams={streams}) returns"
+        )
 
 
 def _check_numbers(model: nn.Module) -> None:

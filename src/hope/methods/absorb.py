@@ -117,6 +117,7 @@ class Absorb(Method):
         """Covariances of what the unit's readers read, and their weights."""
         share = branch_share(unit.block, known) if self.share and unit.block is not None else 1.0
         state = AbsorbState(unit.name, unit.neurons, Releases(known.anatomy).unit(unit.name), share, [], [])
+        stream = unit.kind == "stream"
         uses = uses_of_weights(known.anatomy.program)
         for reader in unit.readers:
             intake = known.intakes.get(reader.weight)
@@ -133,6 +134,8 @@ class Absorb(Method):
             weight = intake.laid(known.numbers[intake.weight])[:, :, flat]
             state.moments.append(ridged(intake.moments[flat][:, flat]))
             state.outer.append(outgoing(weight, intake.taps, metric(intake, known)))
+            home = known.anatomy.home(reader.weight) if stream and self.share else None
+            state.parts.append(branch_share(home, known) if home is not None else 1.0)
         return state
 
     @property

@@ -169,8 +169,9 @@ def outcome_of(
     removed = {}
     uses = spots(anatomy.program)
     for unit in anatomy.layers:
-        part, spot = unit.at(unit.weight, "out"), uses.get(unit.weight)
-        if part is None or spot is None or any(block.removes(unit.weight) for block in blocks):
+        weight = next((w for w in unit.written if not any(block.removes(w) for block in blocks)), "")
+        part, spot = unit.at(weight, "out"), uses.get(weight)
+        if part is None or spot is None:
             continue
         rows = kept_rows(original, small, spot, given)
         if rows is not None:
