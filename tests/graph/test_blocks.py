@@ -114,7 +114,7 @@ def test_streams_list_who_writes_and_who_reads_them() -> None:
     )
     why = reasons(anatomy)
     assert why["stem"] == (
-        "a stream: add in blocks.0 ties it to stem, blocks.0.conv2; streams are not compressed yet"
+        "a stream: add in blocks.0 ties it to stem, blocks.0.conv2; it can go with streams=True"
     )
     assert set(why) == {"stem", "blocks.0.conv2", "blocks.1.conv2", "blocks.1.down.0", "head"}
 

@@ -149,7 +149,8 @@ def _parts(
         if len(some) > 1 and read and _even(places, len(some)):
             writing = [key for key in group if key in touched]
             part = _unit(flow, "stream", writing, places, None, parameters)
-            name = f"{part.name}#{len(found) + 1}" if found else part.name
+            taken = {one.name for one, _ in found}
+            name = f"{part.name}#{len(found) + 1}" if part.name in taken else part.name
             found.append((replace(part, name=name), some))
     return found
 

@@ -138,7 +138,7 @@ def operate(
             if isinstance(step, Merge):
                 merge.write_parent(model, _now(anatomy, before, step.name), step, clamp=how.clamp)
             before.take(step)
-        absorb.hand_over(model, _absorbed(anatomy, steps, done), intakes or {}, how)
+        absorb.hand_over(model, anatomy, _absorbed(anatomy, steps, done), intakes or {}, how)
     gone = [anatomy.block(name) for name in done.evicted]
     for block in gone:
         evict.take_out(model, block, bias_left(anatomy, block, done.evicted[block.name], done.removed))
