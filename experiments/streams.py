@@ -1,6 +1,6 @@
 """What cutting residual streams is worth: `python -m experiments.streams [NETWORK ...]`, resumable.
 
-Absorption with and without stream channels among the neurons that may go: without data, and with moments
+Absorption without evictions, with and without stream channels among the neurons that may go: without data, and with moments
 measured and weights fitted on 512 unlabelled images, which are never among those that are measured on.
 """
 
@@ -32,18 +32,14 @@ from zoo import networks
 RESULTS = FOLDER / "streams.json"
 NETWORKS = ("cifar10-resnet20", "cifar10-resnet56")
 BUDGETS = tuple(f"{unit}={share}" for unit in ("macs", "params") for share in (0.8, 0.6, 0.4))
-WAYS = {
-    "without data": (False, False),
-    "without data, blocks evicted": (False, True),
-    "512 images, refitted": (True, False),
-}  # how -> (with images, with evictions)
+WAYS = ("without data", "512 images, refitted")
 
 
 def parser() -> argparse.ArgumentParser:
     """The command line's grammar."""
     what = "Measure absorption with and without residual streams."
     top = network_parser("streams", what, list(NETWORKS), RESULTS, " --ways 'without data'")
-    top.add_argument("--ways", nargs="+", choices=list(WAYS), default=list(WAYS), help="default: all")
+    top.add_argument("--ways", nargs="+", choices=WAYS, default=WAYS, help="default: all")
     return top
 
 
@@ -85,11 +81,10 @@ def _measured(
     if not budgets:
         return
     start = time.perf_counter()
-    seen, evict = WAYS[way]
-    method = hope.Absorb(calibration=list(torch.split(apart, 32)), refit=True) if seen else hope.Absorb()
-    least: dict[str, Any] = {"macs": 0.4} if evict else {"density": 0.05}
+    batches = None if way == "without data" else list(torch.split(apart, 32))
+    method = hope.Absorb(calibration=batches, refit=True)
     encoding = hope.encode(
-        model, images[:1], method=method, evict=evict, streams=streams, progress=False, **least
+        model, images[:1], macs=0.3, method=method, evict=False, streams=streams, progress=False
     )
     seconds = time.perf_counter() - start
     channels = {unit.name for unit in encoding.anatomy.streams}
@@ -105,7 +100,6 @@ def _measured(
                 "macs": size.macs / whole.macs,
                 "params": size.parameters / whole.parameters,
                 "channels": sum(len(step.gone) for step in taken if step.name in channels),
-                "evictions": sum(step.kind == "evict" for step in taken),
                 "seconds": seconds,
             },
         )
