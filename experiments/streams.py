@@ -1,7 +1,8 @@
 """What cutting residual streams is worth: `python -m experiments.streams [NETWORK ...]`, resumable.
 
-Absorption without evictions, with and without stream channels among the neurons that may go: without data, and with moments
-measured and weights fitted on 512 unlabelled images, which are never among those that are measured on.
+Absorption without evictions, with and without stream channels among the neurons that may go: without data,
+and with moments measured and weights fitted on 512 unlabelled images, which are never among those that are
+measured on.
 """
 
 from __future__ import annotations
@@ -112,8 +113,8 @@ def table() -> str:
         low, high = interval(0.5, entry["images"])
         heads = [budget.replace("=", " ") for budget in BUDGETS]
         lines += [
-            f"\n**{TITLES[name]}**: top-1 without → with streams (stream channels that went), by what is kept; "
-            f"base {entry['base']:.3f}, {entry['images']:,} images, 95% intervals within "
+            f"\n**{TITLES[name]}**: top-1 without → with streams (channels of them that went), by what is "
+            f"kept; base {entry['base']:.3f}, {entry['images']:,} images, 95% intervals within "
             f"±{(high - low) / 2:.3f}\n",
             f"| how | {' | '.join(heads)} |",
             "|---" * (len(heads) + 1) + "|",

@@ -18,19 +18,18 @@ from hope.anatomy.anatomy import Anatomy
 from hope.anatomy.read import read_model
 from hope.anatomy.steps import Step
 from hope.encoding import Encoding
-from hope.errors import InvalidExample, UnknownMethod, UnsupportedModel
+from hope.errors import InvalidExample, UnsupportedModel
 from hope.graph.capture import check_readable
 from hope.judge.evictions import decide
 from hope.judge.fidelity import Judge, images_for
 from hope.judge.sensitivity import weigh
 from hope.judge.trial import verify
 from hope.methods import Method, Paper, named
-from hope.reasons import Cause
 from hope.run.align import check_multiple
 from hope.run.budget import Budget, one_budget
 from hope.run.checkpoint import Begun, Checkpoint, Deciding
 from hope.run.collect import collect
-from hope.run.plan import Plan, waiting
+from hope.run.plan import Plan, check_streams, waiting
 from hope.storage.finetuned import save_trained
 from hope.storage.run import fingerprint, read_run
 
@@ -181,12 +180,11 @@ def work(
     _check_numbers(model)
     if anatomy is None:
         anatomy = inspect(model, example, streams=streams, progress=progress)
-    _check_streams(anatomy, streams)
+    check_streams(anatomy, streams)
     plan = Plan(model, example, anatomy, method, evict=evict, exclude=exclude, progress=progress)
     plan.check(budget, multiple_of)
-    settings = {"method": method.told(), "evict": evict, "exclude": exclude}
-    if streams:
-        settings["streams"] = True
+    more = {"streams": True} if streams else {}
+    settings = {"method": method.told(), "evict": evict, "exclude": exclude, **more}
     file = None
     if checkpoint is not None:
         file = Checkpoint(Path(checkpoint), {"original": fingerprint(model), **settings})
@@ -204,8 +202,8 @@ def work(
     if undecided:
         assert judge is not None
         begun = Begun(_judged(model, plan, judge, executor, file, begun, progress))
-    more = iter(()) if plan.judged else plan.steps(executor=executor, done=begun.steps)
-    trajectory = collect(anatomy, more, budget, begun.steps, multiple_of, file, progress=progress)
+    rest = iter(()) if plan.judged else plan.steps(executor=executor, done=begun.steps)
+    trajectory = collect(anatomy, rest, budget, begun.steps, multiple_of, file, progress=progress)
     encoding = Encoding(
         anatomy,
         trajectory,
@@ -227,17 +225,6 @@ def work(
 def _ordered(begun: Begun) -> bool:
     """Whether an interrupted run had all its steps, and was deciding about evictions."""
     return begun.deciding is not None and begun.deciding.levels is not None
-
-
-def _check_streams(anatomy: Anatomy, streams: bool) -> None:
-    """Refuse an anatomy that was read with the other answer to whether streams may go."""
-    other = any(one.reason.cause is Cause.STREAM for one in anatomy.skipped)
-    if not streams:
-        other = any(unit.open for unit in anatomy.streams)
-    if other:
-        raise UnknownMethod(
-            f"streams={streams} does not fit this anatomy: give what hope.inspect(..., streams={streams}) returns"
-        )
 
 
 def _check_numbers(model: nn.Module) -> None:

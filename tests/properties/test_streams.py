@@ -62,4 +62,6 @@ def test_sizes_and_answers_are_right_as_neurons_channels_and_blocks_go(net: Net,
         assert table[count, 2] == hope.inspect(small, x).size().macs
     wanted = silenced(model, x, anatomy, evictions, cut)
     if all(tensor.abs().max() > 0 for tensor in wanted):
-        assert_same(run(small if count == len(steps) else hope.cut(model, anatomy, steps), x), wanted, TOLERANCE)
+        assert_same(
+            run(small if count == len(steps) else hope.cut(model, anatomy, steps), x), wanted, TOLERANCE
+        )

@@ -117,7 +117,9 @@ CHANNELS = {"identity": [6], "projection": [6, 8], "pad": [6], "squeeze": [6, 8]
 def made(kind: str, double: bool = True) -> tuple[nn.Module, Anatomy]:
     torch.manual_seed(len(kind))
     net = randomise(TOWERS[kind]()).eval()
-    return net.double() if double else net, hope.inspect(net, EXAMPLE.to(next(net.parameters())), streams=True)
+    return net.double() if double else net, hope.inspect(
+        net, EXAMPLE.to(next(net.parameters())), streams=True
+    )
 
 
 def silent(model: nn.Module, anatomy: Anatomy, actions: Sequence[hope.Prune]) -> nn.Module:
@@ -277,7 +279,9 @@ def test_without_streams_nothing_changes() -> None:
     closed = hope.inspect(net, EXAMPLE)
     plain, told = hope.encode(net, EXAMPLE, params=0.6), hope.encode(net, EXAMPLE, params=0.6, streams=False)
     assert plain.trajectory.steps == told.trajectory.steps
-    assert {step.name for step in plain.trajectory} <= {one.name for one in closed.units if one.kind == "layer"}
+    assert {step.name for step in plain.trajectory} <= {
+        one.name for one in closed.units if one.kind == "layer"
+    }
     assert "streams" not in plain.settings
     for anatomy, streams in ((opened, False), (closed, True)):
         with pytest.raises(hope.UnknownMethod, match=f"inspect\\(..., streams={streams}\\)"):

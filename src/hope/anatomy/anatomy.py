@@ -53,15 +53,15 @@ class Anatomy:
 
     @cached_property
     def layers(self) -> tuple[Unit, ...]:
-        """Units whose neurons can be removed one by one, in order of execution; streams, where they were asked
-        for, come last.
+        """Units whose neurons can be removed one by one, in order of execution; streams, where they were
+        asked for, come last.
         """
         return tuple(unit for unit in self.units if unit.open)
 
     @cached_property
     def streams(self) -> tuple[Unit, ...]:
-        """Channels tied together by adds, with all writers and readers. Those that can go (`inspect` was asked
-        for `streams`) are among the layers, too.
+        """Channels tied together by adds, with all writers and readers. Those that can go (`inspect` was
+        asked for `streams`) are among the layers, too.
         """
         return tuple(unit for unit in self.units if unit.kind == "stream")
 

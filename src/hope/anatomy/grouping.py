@@ -164,9 +164,7 @@ def _stream(group: list[Key], tie: str) -> Reason:
     return Cause.STREAM.at(tie, _others(tuple(module_of(tensor) for tensor, _ in group)))
 
 
-def _reason(
-    flow: Flow, group: list[Key], units: _Resolved, own: Ids, touched: list[Key]
-) -> Reason | None:
+def _reason(flow: Flow, group: list[Key], units: _Resolved, own: Ids, touched: list[Key]) -> Reason | None:
     """Why a group of producers is left alone; None if its neurons can go one by one."""
     pinned = next((units.pinned[unit] for unit in own.tolist() if unit in units.pinned), None)
     if pinned is not None:

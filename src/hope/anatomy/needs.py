@@ -77,9 +77,7 @@ def adds_up(unit: Unit, reader: Reader) -> bool:
 
 def writing_bns(stream: Unit) -> list[str]:
     """The BNs that write into a stream: those that own its channels and do not stand in front of a reader."""
-    read = {
-        last.name for reader in stream.readers if (last := reader.last("bn")) and last != reader.path[0]
-    }
+    read = {last.name for reader in stream.readers if (last := reader.last("bn")) and last != reader.path[0]}
     ends = ".running_var"
     own = [p.tensor.removesuffix(ends) for p in stream.places if p.tensor.endswith(ends)]
     return [name for name in own if name not in read]

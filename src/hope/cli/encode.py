@@ -91,9 +91,7 @@ def register(commands: Any) -> None:
         "--kernel", choices=("zero-bias", "exact"), help="of two neurons (hope only; default: zero-bias)"
     )
     parser.add_argument("--no-evict", action="store_true", help="leave all blocks in place")
-    parser.add_argument(
-        "--streams", action="store_true", help="let channels of residual streams go, too"
-    )
+    parser.add_argument("--streams", action="store_true", help="let channels of residual streams go, too")
     parser.add_argument(
         "--exclude", metavar="PATTERN", action="append", default=[], help="modules to leave untouched"
     )
@@ -266,7 +264,10 @@ def _differs(folder: Path, model: Any, budget: dict[str, Any], given: dict[str, 
         saved = read_run(folder)
     except DamagedFolder:
         return None
-    told, wanted = _flat({"streams": False, **saved.details.settings}), _flat({**given, "method": given["method"].told()})
+    told, wanted = (
+        _flat({"streams": False, **saved.details.settings}),
+        _flat({**given, "method": given["method"].told()}),
+    )
     found = [
         f"{name} was {_word(told[name])}, not {_word(value)}"
         for name, value in wanted.items()

@@ -34,9 +34,9 @@ READINGS = ("mended", "literal", "literal kernel", "literal deviation", "literal
 class Paper(Method):
     """The paper's method.
 
-    Channels of streams are pruned, never merged: their capacity is the sum over all readers of what all writers
-    write. It evicts residual branches beside an identity, parts of concatenations, and segments of chains that keep
-    their shape; `evict=False` keeps them all.
+    It evicts residual branches beside an identity, parts of concatenations, and segments of chains that keep
+    their shape; `evict=False` keeps them all. Channels of streams are pruned, never merged; their capacity is
+    a sum over all readers and writers.
 
     Attributes:
         merge: "pair" as in the paper, "sum" (two neurons are replaced by one that stands for their sum), or

@@ -19,8 +19,9 @@ from hope.signals.bn import Numbers
 def capacities(layer: Unit, numbers: Numbers) -> Tensor | Reason:
     """‖f_i‖ of a unit's neurons, or the reason why they are not known.
 
-    A stream's channel counts at every reader. Where that sees a sum that no BN has seen as a whole, its energy
-    is the sum of what the BNs of all writers say, Σ γ² + β², as the paper has it for what a skip carries.
+    A stream's channel counts at every reader. Where that sees a sum that no BN has seen as a whole, its
+    energy is the sum of what the BNs of all writers say, Σ γ² + β², as the paper has it for what a skip
+    carries.
     """
     square = torch.zeros(layer.neurons, dtype=torch.float64)
     for reader in layer.readers:

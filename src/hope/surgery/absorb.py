@@ -29,7 +29,8 @@ def hand_over(
     """Rewrite every reader of these layers, in place. What is removed is left for the slicing.
 
     Args:
-        layers: of this network, with the neurons that are absorbed, all at once: one by one comes to the same.
+        anatomy: the network.
+        layers: layers with the neurons that are absorbed, all at once: one by one comes to the same.
         intakes: moments of what the readers read.
         rewrite: what is rewritten.
     """
@@ -58,10 +59,10 @@ def _rewrite(
         dead = torch.zeros(layer.neurons, dtype=torch.bool)
         dead[list(removed)] = True
         stay = beside(anatomy, layer, intake)
-        gone = torch.cat([dead.repeat_interleave(channels.shape[1]), torch.zeros_like(stay, dtype=torch.bool)])
-        shift += take_over(
-            intake, weight, torch.cat([channels.flatten(), stay]), gone, rewrite.takeover
+        gone = torch.cat(
+            [dead.repeat_interleave(channels.shape[1]), torch.zeros_like(stay, dtype=torch.bool)]
         )
+        shift += take_over(intake, weight, torch.cat([channels.flatten(), stay]), gone, rewrite.takeover)
     if intake.bn and not rewrite.constants:
         shift = torch.zeros_like(shift)
     settle(model, intake, weight, shift, repair=rewrite.repair)

@@ -155,10 +155,16 @@ def bias_left(
     """What is left of the bias of an evicted block once channels of its stream are gone."""
     if bias is None:
         return None
+    lost = lost_places(anatomy, block, removed)
+    return tuple(number for place, number in enumerate(bias) if place not in lost)
+
+
+def lost_places(anatomy: Anatomy, block: Block, removed: Mapping[str, Collection[int]]) -> set[int]:
+    """The places of what a block's branch writes that are gone with channels of its stream."""
     lost: set[int] = set()
     for stream, part in anatomy.ends(block).items():
         lost.update(part.index[list(removed.get(stream, ()))].ravel().tolist())
-    return tuple(number for place, number in enumerate(bias) if place not in lost)
+    return lost
 
 
 def _now(anatomy: Anatomy, gone: Gone, name: str) -> Unit:
