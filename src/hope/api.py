@@ -37,11 +37,7 @@ NOTED = 64  # steps between two looks at the clock
 
 
 def inspect(
-    model: nn.Module,
-    example: Example | None = None,
-    *,
-    streams: bool = False,
-    progress: bool | None = None,
+    model: nn.Module, example: Example | None = None, *, streams: bool = False, progress: bool | None = None
 ) -> Anatomy:
     """Read a network as neurons, blocks and streams, with a reason for everything that is left alone.
 
