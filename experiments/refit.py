@@ -62,7 +62,7 @@ def run(options: argparse.Namespace) -> None:
     folders = [data_folder(options.data), *([Path(options.weights)] if options.weights else [])]
     for name in options.networks or BUDGETS:
         model = networks.trained(name, *folders)
-        images, labels, apart = _images(name, folders[0])
+        images, labels, apart = calibrated(name, folders[0])
         entry = results.setdefault(name, {"points": {}})
         entry |= {"images": len(images), "weights": fingerprint(model)[:16], "versions": versions()}
         if "base" not in entry:
@@ -77,7 +77,7 @@ def run(options: argparse.Namespace) -> None:
                     write_results(out, results)
 
 
-def _images(name: str, folder: Path) -> tuple[Tensor, Tensor, Tensor]:
+def calibrated(name: str, folder: Path) -> tuple[Tensor, Tensor, Tensor]:
     """Images and labels to measure on, and others to calibrate with."""
     if name == "keras-resnet50":
         found = data.imagenet(folder, 1000, apart=False)

@@ -56,10 +56,11 @@ def check_cut(
     fraction: float = 0.3,
     seed: int = 0,
     train: bool = True,
+    streams: bool = False,
 ) -> tuple[Anatomy, nn.Module]:
     """Inspect, cut at random, and hold the result against the masked original."""
     model.eval()
-    anatomy = hope.inspect(model, example)
+    anatomy = hope.inspect(model, example, streams=streams)
     actions = random_cut(anatomy, fraction, seed)
     small = hope.cut(model, anatomy, actions)
     assert type(small) is type(model)

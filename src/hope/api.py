@@ -29,14 +29,16 @@ from hope.run.align import check_multiple
 from hope.run.budget import Budget, one_budget
 from hope.run.checkpoint import Begun, Checkpoint, Deciding
 from hope.run.collect import collect
-from hope.run.plan import Plan, waiting
+from hope.run.plan import Plan, check_streams, waiting
 from hope.storage.finetuned import save_trained
 from hope.storage.run import fingerprint, read_run
 
 NOTED = 64  # steps between two looks at the clock
 
 
-def inspect(model: nn.Module, example: Example | None = None, *, progress: bool | None = None) -> Anatomy:
+def inspect(
+    model: nn.Module, example: Example | None = None, *, streams: bool = False, progress: bool | None = None
+) -> Anatomy:
     """Read a network as neurons, blocks and streams, with a reason for everything that is left alone.
 
     The model is not changed; it is read in evaluation mode and put back in the mode it was in.
@@ -44,6 +46,7 @@ def inspect(model: nn.Module, example: Example | None = None, *, progress: bool 
     Args:
         model: any module that `torch.export` can capture.
         example: an input it can run on: a tensor, a tuple of positional inputs or a dict of keyword inputs.
+        streams: whether channels of residual streams may go; those that can are then among the layers.
         progress: show what is being done on standard error; by default on a terminal only.
 
     Returns:
@@ -63,7 +66,7 @@ def inspect(model: nn.Module, example: Example | None = None, *, progress: bool 
         >>> str(anatomy.skipped[0].reason)
         'it is an output of the model'
     """
-    anatomy, candidates = read_model(model, example, progress=progress)
+    anatomy, candidates = read_model(model, example, streams=streams, progress=progress)
     with busy(f"trying {anatomy.model} without data", progress):
         return verify(model, example, anatomy, candidates)
 
@@ -79,6 +82,7 @@ def encode(
     fidelity: float | None = None,
     method: Method | str = "absorb",
     evict: bool = True,
+    streams: bool = False,
     exclude: Sequence[str] = (),
     multiple_of: int = 1,
     executor: Executor | None = None,
@@ -103,6 +107,7 @@ def encode(
             baseline, `hope.Score("l1-in")`; with their usual options they also go by their names: "absorb",
             "hope", "l1-in", "l1-joint", "bn-scale", "random".
         evict: whether blocks may be evicted: residual ones, and under `hope.Paper` those without a skip.
+        streams: whether channels of residual streams may go, too: with all that writes and reads them.
         exclude: patterns (`*`, `?`) of module names that must stay untouched, inputs and outputs.
         multiple_of: keep widths that are multiples of this (8, 16, 32: what hardware likes). A removal that
             would only break a multiple is not made.
@@ -136,6 +141,7 @@ def encode(
         budget,
         method=method,
         evict=evict,
+        streams=streams,
         exclude=exclude,
         multiple_of=multiple_of,
         executor=executor,
@@ -155,6 +161,7 @@ def work(
     *,
     method: Method | str = "absorb",
     evict: bool = True,
+    streams: bool = False,
     exclude: Sequence[str] = (),
     multiple_of: int = 1,
     executor: Executor | None = None,
@@ -168,10 +175,12 @@ def work(
     check_multiple(multiple_of)
     _check_numbers(model)
     if anatomy is None:
-        anatomy = inspect(model, example, progress=progress)
+        anatomy = inspect(model, example, streams=streams, progress=progress)
+    check_streams(anatomy, streams)
     plan = Plan(model, example, anatomy, method, evict=evict, exclude=exclude, progress=progress)
     plan.check(budget, multiple_of)
-    settings = {"method": method.told(), "evict": evict, "exclude": exclude}
+    more = {"streams": True} if streams else {}
+    settings = {"method": method.told(), "evict": evict, "exclude": exclude, **more}
     file = None
     if checkpoint is not None:
         file = Checkpoint(Path(checkpoint), {"original": fingerprint(model), **settings})
@@ -189,8 +198,8 @@ def work(
     if undecided:
         assert judge is not None
         begun = Begun(_judged(model, plan, judge, executor, file, begun, progress))
-    more = iter(()) if plan.judged else plan.steps(executor=executor, done=begun.steps)
-    trajectory = collect(anatomy, more, budget, begun.steps, multiple_of, file, progress=progress)
+    rest = iter(()) if plan.judged else plan.steps(executor=executor, done=begun.steps)
+    trajectory = collect(anatomy, rest, budget, begun.steps, multiple_of, file, progress=progress)
     encoding = Encoding(
         anatomy,
         trajectory,

@@ -93,7 +93,7 @@ class Cause(Enum):
     )
     STREAM = (
         "stream",
-        "a stream: {place} ties it to {detail}; streams are not compressed yet",
+        "a stream: {place} ties it to {detail}; it can go with streams=True",
         "part of a residual stream",
     )
     SINGLE = "single", "it has a single neuron", "too few neurons"

@@ -51,6 +51,15 @@ def test_inspect_knows_torchvision_and_timm_by_name(capsys: pytest.CaptureFixtur
     assert "SqueezeNet" in capsys.readouterr().out
 
 
+def test_inspect_tells_which_streams_can_go(capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("torchvision", reason="torchvision is not installed")
+    for more, words, floor in (([], "with streams=True", "94.0%"), (["--streams"], "yes", "100.0%")):
+        assert main(["inspect", "torchvision:resnet18", *more]) == 0
+        out = capsys.readouterr().out
+        assert re.search(rf"layer2.0.conv2 +128 +3 +3 +{words}", out)
+        assert f"of which {floor} can go" in out
+
+
 def test_weights_are_loaded_and_checked(
     file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -211,6 +220,7 @@ def test_a_run_with_other_options_is_made_anew_and_they_are_named(
     hope, absorb = ["--method", "hope"], ["--method", "absorb"]
     for more, differs in (
         (hope, None),
+        ([*hope, "--streams"], "(streams was False, not True)"),
         ([*hope, "--calibration", str(tmp_path / "a.npy")], "calibration was none, not "),
         ([*hope, "--merge", "sum"], "merge was pair, not sum"),
         ([*hope, "--merge", "none"], "merge was sum, not none"),

@@ -22,6 +22,7 @@ from experiments import (
     refit,
     rules,
     speed,
+    streams,
     study,
 )
 from experiments.compression import page as compression
@@ -76,6 +77,7 @@ def test_every_experiment_is_on_a_page_and_has_help(capsys: pytest.CaptureFixtur
         "rules",
         "screenshots",
         "speed",
+        "streams",
         "study",
         "train",
     )
@@ -96,6 +98,7 @@ def test_the_pages_have_the_tables_of_the_committed_results(tmp_path: Path) -> N
         *compression.TABLES.items(),
         ("readings", readings.table),
         ("refit", refit.table),
+        ("streams", streams.table),
         ("pairs", pairs.table),
         ("rules", rules.table),
         ("study", study.table),

@@ -114,7 +114,7 @@ def test_streams_list_who_writes_and_who_reads_them() -> None:
     )
     why = reasons(anatomy)
     assert why["stem"] == (
-        "a stream: add in blocks.0 ties it to stem, blocks.0.conv2; streams are not compressed yet"
+        "a stream: add in blocks.0 ties it to stem, blocks.0.conv2; it can go with streams=True"
     )
     assert set(why) == {"stem", "blocks.0.conv2", "blocks.1.conv2", "blocks.1.down.0", "head"}
 
@@ -168,7 +168,7 @@ def test_pre_activation_blocks_need_no_activation_behind_the_skip() -> None:
     assert anatomy.blocks[0].last_bn is None
 
 
-def test_a_shortcut_of_slices_and_zero_channels_holds_its_stream_fast_but_not_the_branch() -> None:
+def test_a_shortcut_of_slices_and_zero_channels_holds_fast_what_it_pads_but_not_the_rest() -> None:
     class OptionA(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -179,7 +179,8 @@ def test_a_shortcut_of_slices_and_zero_channels_holds_its_stream_fast_but_not_th
             y = self.bn2(self.conv2(F.relu(self.bn1(self.conv1(x)))))
             return F.relu(y + F.pad(x[:, :, ::2, ::2], (0, 0, 0, 0, 2, 2)))
 
-    anatomy = read(Tower(4, 8, OptionA()))
+    net = Tower(4, 8, OptionA())
+    anatomy = read(net)
     assert [(layer.name, layer.neurons, layer.block) for layer in anatomy.layers] == [
         ("blocks.0.conv1", 8, "blocks.0")
     ]
@@ -187,7 +188,21 @@ def test_a_shortcut_of_slices_and_zero_channels_holds_its_stream_fast_but_not_th
     assert (block.skip, block.channels) == ("identity", 8)
     (stream,) = anatomy.streams
     assert stream.writers == ("stem", "blocks.0.conv2")
-    assert reasons(anatomy)["stem"] == "add in blocks.0 combines it with channels that stay"
+    left = [(one.name, one.outputs, one.reason.cause) for one in anatomy.skipped[:-1]]
+    assert left == [
+        ("stem", 4, hope.Cause.STREAM),
+        ("blocks.0.conv2", 4, hope.Cause.STREAM),
+        ("blocks.0.conv2", 4, hope.Cause.COMBINED),
+    ]
+    assert reasons(anatomy)["blocks.0.conv2"] == "add in blocks.0 combines it with channels that stay"
+    assert not stream.open
+    opened = hope.inspect(net, torch.zeros(1, 3, 8, 8), streams=True)
+    stem = opened.unit("stem")
+    assert (stem.open, stem.neurons) == (True, 4)
+    places = stem.at("blocks.0.conv2.weight", "out")
+    assert places is not None
+    assert places.owner.tolist() == [-1, -1, 0, 1, 2, 3, -1, -1]
+    assert [one.reason.cause for one in opened.skipped[:-1]] == [hope.Cause.COMBINED]
 
 
 def test_a_block_written_flat_in_a_larger_forward_is_silenced_module_by_module() -> None:

@@ -83,6 +83,26 @@ def test_removing_neurons_and_blocks_equals_silencing_them(entry: Entry) -> None
         check_single_releases(model, anatomy)
 
 
+STREAMS = (
+    "torchvision/resnet18", "torchvision/mobilenet_v2", "torchvision/regnet_y_400mf", "timm/resnetv2_18",
+    "timm/seresnet18", "timm/res2net50_26w_4s", "timm/repvgg_a0", "timm/mobileone_s0", "timm/hrnet_w18_small",
+    "timm/dla34", "timm/ghostnet_050", "timm/inception_resnet_v2",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("key", STREAMS)
+def test_removing_channels_of_streams_equals_silencing_them(key: str) -> None:
+    entry = next(entry for entry in zoo() if entry.key == key)
+    model, example = randomise(entry.build()), entry.example()
+    anatomy, small = check_cut(model, example, tolerance=TOLERANCE, streams=True)
+    assert any(unit.open for unit in anatomy.streams)
+    assert sizes(anatomy, random_cut(anatomy))[-1, 2] == hope.inspect(small, example).size().macs
+    evictions = [hope.Evict(block.name) for block in anatomy.blocks if block.inside is None]
+    program = export(model, example)
+    for some in (evictions, mixture(anatomy)):
+        check_evictions(program, model, example, anatomy, some, random_cut(anatomy, seed=1))
+
+
 def twins(model: nn.Module, anatomy: Anatomy) -> None:
     """Make the second neuron of every layer nearly a copy of the first: something to merge."""
     tensors = dict(model.named_parameters())

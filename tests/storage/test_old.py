@@ -78,7 +78,11 @@ def test_the_anatomy_of_version_1_is_the_one_that_is_read_today() -> None:
         for p, q in zip(a.places, b.places, strict=True):
             assert (p.tensor, p.dim, p.role) == (q.tensor, q.dim, q.role)
             assert np.array_equal(p.owner, q.owner)
-    assert [str(one.reason) for one in old.skipped] == [str(one.reason) for one in new.skipped]
+    words = {"streams are not compressed yet": "it can go with streams=True"}  # what was said then, and now
+    told = [str(one.reason) for one in old.skipped]
+    for before, now in words.items():
+        told = [one.replace(before, now) for one in told]
+    assert told == [str(one.reason) for one in new.skipped]
     assert {one.reason.cause for one in old.skipped} == {Cause.TOLD}
 
 

@@ -8,7 +8,7 @@ from functools import cached_property
 
 from hope.anatomy.sizes import Size, size_after
 from hope.anatomy.taps import Taps
-from hope.anatomy.units import Skipped, Unit
+from hope.anatomy.units import Places, Skipped, Unit
 from hope.graph.blocks import Block
 from hope.graph.labels import Shape
 from hope.graph.program import Program
@@ -53,12 +53,16 @@ class Anatomy:
 
     @cached_property
     def layers(self) -> tuple[Unit, ...]:
-        """Units whose neurons can be removed one by one, in order of execution."""
-        return tuple(unit for unit in self.units if unit.kind == "layer" and unit.fixed is None)
+        """Units whose neurons can be removed one by one, in order of execution; streams, where they were
+        asked for, come last.
+        """
+        return tuple(unit for unit in self.units if unit.open)
 
     @cached_property
     def streams(self) -> tuple[Unit, ...]:
-        """Channels tied together by adds, with all writers and readers. Not compressed yet."""
+        """Channels tied together by adds, with all writers and readers. Those that can go (`inspect` was
+        asked for `streams`) are among the layers, too.
+        """
         return tuple(unit for unit in self.units if unit.kind == "stream")
 
     @cached_property
@@ -76,6 +80,21 @@ class Anatomy:
     def block(self, name: str) -> Block:
         """The block of that name."""
         return self._named[1][name]
+
+    def home(self, tensor: str) -> str | None:
+        """The innermost residual block whose branch uses a tensor."""
+        blocks = [block for block in self.blocks if block.residual and tensor in block.tensors]
+        return min(blocks, key=lambda block: len(block.tensors)).name if blocks else None
+
+    def ends(self, block: Block) -> dict[str, Places]:
+        """Streams whose channels can go -> where these stand in what a residual block's branch writes."""
+        found: dict[str, Places] = {}
+        for unit in self.streams if block.residual else ():
+            inside = [tensor in block.tensors for tensor in unit.written]
+            if unit.open and any(inside) and not all(inside):
+                wide = [p for p in unit.places if self.shapes[p.tensor][p.dim] == block.channels]
+                found[unit.name] = min(wide, key=lambda part: part.tensor not in block.tensors)
+        return found
 
     def size(
         self,

@@ -35,6 +35,7 @@ class Flow:
         self.pins: list[tuple[Ids, Reason]] = []
         self.mixed: list[tuple[Ids, Reason]] = []
         self.added: list[tuple[Ids, str]] = []
+        self.counted: list[tuple[Ids, Reason]] = []  # as places of a weight: its MACs go with them
         self.reads: dict[str, dict[str, tuple[Link, ...]]] = {}
         self.positions: Counter[str] = Counter()
         self.order: dict[str, int] = {}

@@ -45,9 +45,11 @@ def needs(anatomy: Anatomy, method: str = "absorb") -> dict[str, Need]:
 
 def untold(layer: Unit, reader: Reader) -> Reason | None:
     """Why no BN says what a reader sees of a layer's neurons, as the paper's method must know it; None if one
-    does.
+    does. Of a stream, what it adds up is told by all BNs that write into it.
     """
     kinds = [link.kind for link in reader.path]
+    if adds_up(layer, reader):
+        return None if writing_bns(layer) else Cause.NO_BN_BEFORE.at(reader.module)
     if "bn" not in kinds:
         return Cause.NO_BN_BEFORE.at(reader.module)
     if "norm" in kinds:
@@ -64,6 +66,21 @@ def untold(layer: Unit, reader: Reader) -> Reason | None:
     if activations and not activation.known(activations[0]):
         return Cause.UNKNOWN_ACTIVATION.at(activations[0].name)
     return None
+
+
+def adds_up(unit: Unit, reader: Reader) -> bool:
+    """Whether a reader of a stream sees a sum that no BN has seen as a whole."""
+    kinds = [link.kind for link in reader.path]
+    behind = kinds[len(kinds) - kinds[::-1].index("bn") :] if "bn" in kinds else kinds
+    return unit.kind == "stream" and "add" in behind
+
+
+def writing_bns(stream: Unit) -> list[str]:
+    """The BNs that write into a stream: those that own its channels and do not stand in front of a reader."""
+    read = {last.name for reader in stream.readers if (last := reader.last("bn")) and last != reader.path[0]}
+    ends = ".running_var"
+    own = [p.tensor.removesuffix(ends) for p in stream.places if p.tensor.endswith(ends)]
+    return [name for name in own if name not in read]
 
 
 def _of_paper(anatomy: Anatomy, layer: Unit) -> Need:

@@ -37,7 +37,7 @@ class Candidate:
 
 
 def read_model(
-    model: nn.Module, example: Example | None, *, progress: bool | None = None
+    model: nn.Module, example: Example | None, *, streams: bool = False, progress: bool | None = None
 ) -> tuple[Anatomy, list[Candidate]]:
     """Read a network: its layers, streams, what is left alone, and the blocks that might be evicted.
 
@@ -55,7 +55,7 @@ def read_model(
             trained = capture(model, example, training=True, progress=progress)
             unused -= flow.walk(read_program(trained), training=True)
     shared = _shared(model)
-    units, skipped = read(flow, parameters, shared)
+    units, skipped = read(flow, parameters, shared, streams=streams)
     skipped += [
         Skipped(name, _first(flow.shapes[name]), Cause.UNUSED.at(), "parameter") for name in sorted(unused)
     ]
@@ -124,7 +124,7 @@ def _candidates(layout: Layout, found: list[Found], anatomy: Anatomy, flow: Flow
                 channels=shape[dim],
                 channel_dim=dim,
                 ndim=len(shape),
-                layers=tuple(layer.name for layer in anatomy.layers if layer.weight in fed),
+                layers=tuple(one.name for one in anatomy.layers if one.kind == "layer" and one.weight in fed),
                 release=0,
                 inside=names[inside] if inside is not None else None,
                 way=way,

@@ -88,7 +88,7 @@ def _tally(
     shrink: dict[tuple[str, int], Counts] = {}
     for layer in anatomy.layers:
         left = layer.neurons - lost.get(layer.name, np.zeros(length, dtype=np.int64))
-        left[alive_until.get(layer.weight, length) :] = 0
+        left[max(alive_until.get(weight, length) for weight in layer.written) :] = 0
         table[:, 0] += left
         if layer.name in lost:
             for part in layer.places:
@@ -109,7 +109,11 @@ def _tally(
     for name in biased:
         block = anatomy.block(name)
         around = (t for other, t in blocks if other is not block and other.removes(block.place))
-        table[gone[name] : min(around, default=length), 1] += block.channels
+        since, until = gone[name], min(around, default=length)
+        table[since:until, 1] += block.channels
+        for stream, part in anatomy.ends(block).items():
+            if stream in lost:
+                table[since:until, 1] -= lost[stream][since:until] * part.each
     return table
 
 

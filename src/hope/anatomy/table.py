@@ -9,6 +9,7 @@ from rich.table import Table
 
 from hope._util.tables import grid, text
 from hope.anatomy.needs import Need, counts, needs
+from hope.reasons import Cause
 
 if TYPE_CHECKING:
     from hope.anatomy.anatomy import Anatomy
@@ -44,10 +45,11 @@ def parts_of(anatomy: Anatomy) -> list[object]:
             table.add_row(block.name, block.skip, str(block.channels), str(block.release), layers)
         parts += [table, ""]
     if anatomy.streams:
-        title = "Streams (tied by adds, not compressed yet)"
-        table = grid(title, " stream", "channels", "writers", "readers")
+        table = grid("Streams (tied by adds)", " stream", "channels", "writers", "readers", " can go")
+        waiting = {one.name for one in anatomy.skipped if one.reason.cause is Cause.STREAM}
         for one in anatomy.streams:
-            table.add_row(one.name, str(one.neurons), str(len(one.writers)), str(len(one.readers)))
+            goes = "yes" if one.open else "with streams=True" if waiting & set(one.writers) else "no"
+            table.add_row(one.name, str(one.neurons), str(len(one.writers)), str(len(one.readers)), goes)
         parts += [table, ""]
     if anatomy.skipped:
         parts.append(_left_alone(anatomy))

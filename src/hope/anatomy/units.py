@@ -106,7 +106,8 @@ class Unit:
         neurons: how many there are (of a stream: channels).
         channels: channels of the first writer per neuron (more than 1 where a grouped convolution ties them).
         fan_in, fan_out: incoming and outgoing weights of one neuron, on average.
-        release: parameters that removing one neuron releases, in the network as it is; 0 for a stream.
+        release: parameters that removing one neuron releases, in the network as it is; 0 for a stream whose
+            channels stay.
         writers: module paths, in order of execution.
         readers: who reads the neurons, and through what.
         places: everything that is cut when neurons go.
@@ -144,6 +145,18 @@ class Unit:
         """The activation's kind ("relu", "silu", …, "identity"), or "several" if the readers differ."""
         found = {reader.activation for reader in self.readers}
         return found.pop() if len(found) == 1 else "several"
+
+    @property
+    def open(self) -> bool:
+        """Whether its neurons can be removed one by one."""
+        return self.fixed is None and (self.kind == "layer" or self.release > 0)
+
+    @property
+    def written(self) -> tuple[str, ...]:
+        """The weights that write it: without all of them there is no such unit."""
+        if self.kind == "layer":
+            return (self.weight,)
+        return tuple(part.tensor for part in self.places if part.role == "out")
 
     @property
     def modules(self) -> tuple[str, ...]:

@@ -91,6 +91,7 @@ def register(commands: Any) -> None:
         "--kernel", choices=("zero-bias", "exact"), help="of two neurons (hope only; default: zero-bias)"
     )
     parser.add_argument("--no-evict", action="store_true", help="leave all blocks in place")
+    parser.add_argument("--streams", action="store_true", help="let channels of residual streams go, too")
     parser.add_argument(
         "--exclude", metavar="PATTERN", action="append", default=[], help="modules to leave untouched"
     )
@@ -254,6 +255,7 @@ def _given(options: argparse.Namespace) -> dict[str, Any]:
     return {
         "method": _method(options),
         "evict": not options.no_evict,
+        "streams": options.streams,
         "exclude": options.exclude,
         "multiple_of": options.multiple_of,
     }
@@ -267,7 +269,10 @@ def _differs(folder: Path, model: Any, budget: dict[str, Any], given: dict[str, 
         saved = read_run(folder)
     except DamagedFolder:
         return None
-    told, wanted = _flat(saved.details.settings), _flat({**given, "method": given["method"].told()})
+    told, wanted = (
+        _flat({"streams": False, **saved.details.settings}),
+        _flat({**given, "method": given["method"].told()}),
+    )
     found = [
         f"{name} was {_word(told[name])}, not {_word(value)}"
         for name, value in wanted.items()

@@ -18,6 +18,9 @@ def register(commands: Any) -> None:
         epilog="example: hope inspect torchvision:resnet18",
     )
     models.add_arguments(parser)
+    parser.add_argument(
+        "--streams", action="store_true", help="with channels of residual streams among what can go"
+    )
     parser.set_defaults(run=run)
 
 
@@ -27,4 +30,4 @@ def run(options: argparse.Namespace) -> None:
         from hope.api import inspect
 
         model, example = models.build(options)
-    print(inspect(model, example))
+    print(inspect(model, example, streams=options.streams))

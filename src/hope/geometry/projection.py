@@ -43,6 +43,17 @@ def takeover(covariance: Tensor, keep: Tensor, gone: Tensor) -> Tensor:
     return torch.cholesky_solve(covariance[keep][:, gone], factor)
 
 
+def unexplained(covariance: Tensor, first: int) -> Tensor:
+    """The covariance of the first signals that the others do not explain: C₁₁ − C₁₂ C₂₂⁻¹ C₂₁. Its inverse is
+    the first block of C⁻¹, so that what holds of C⁻¹ holds with the others among the survivors for good.
+    """
+    if first == len(covariance):
+        return covariance
+    own, rest = torch.arange(first), torch.arange(first, len(covariance))
+    found = covariance[:first, :first] - covariance[:first, first:] @ takeover(covariance, rest, own)
+    return (found + found.T) / 2
+
+
 def outgoing(weight: Tensor, taps: Tensor, metric: Tensor) -> Tensor:
     """H = Σ_o metric_o Σ_tt' Q_tt' w_oti w_ot'j: what signals do to the outputs, as a Gram matrix of inputs.
 

@@ -22,7 +22,7 @@ from hope.anatomy.sizes import sizes
 from hope.anatomy.steps import Evict, Step
 from hope.run.checkpoint import Deciding
 from hope.run.plan import Plan
-from hope.surgery.apply import operate
+from hope.surgery.apply import bias_left, operate
 from hope.surgery.evict import take_out
 
 LEVELS = (0.9, 0.8, 0.7, 0.6, 0.5, 0.4, 0.3, 0.2, 0.1)  # of the parameters, where plans are compared
@@ -94,8 +94,10 @@ class _Looks:
     def without(self, steps: Sequence[Step], evict: Evict) -> float:
         """After these steps and an eviction."""
         small = duplicate(self._network(steps))
-        bias = None if evict.bias is None else tuple(evict.bias)
-        take_out(small, self._plan.anatomy.block(evict.name), bias)
+        block, removed = self._plan.anatomy.block(evict.name), dict[str, list[int]]()
+        for step in steps:
+            removed.setdefault(step.name, []).extend(step.gone)
+        take_out(small, block, bias_left(self._plan.anatomy, block, evict.bias, removed))
         return 1 - self._judge(small)
 
     def _network(self, steps: Sequence[Step]) -> nn.Module:

@@ -152,6 +152,6 @@ def _closed(
     from hope.judge.trial import verify
     from hope.surgery.spots import given_rows, outcome_of
 
-    anatomy = verify(original, example, *read_model(original, example, progress=False))
+    anatomy = verify(original, example, *read_model(original, example, streams=True, progress=False))
     done = outcome_of(original, compressed, anatomy, given_rows(original, kept))
     return ClosedForm(original, anatomy)(compressed, done)

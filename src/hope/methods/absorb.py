@@ -21,7 +21,7 @@ from hope.anatomy.anatomy import Anatomy
 from hope.anatomy.sizes import Releases
 from hope.anatomy.units import Unit
 from hope.errors import UnknownMethod, first_line
-from hope.geometry.projection import outgoing, ridged
+from hope.geometry.projection import outgoing, ridged, unexplained
 from hope.graph.blocks import Block
 from hope.methods.absorption import AbsorbPath, AbsorbState
 from hope.methods.base import Branch, Known, Method, Rewrite, State, listed
@@ -30,7 +30,7 @@ from hope.ops.weight import uses_of_weights
 from hope.reasons import Cause, Reason
 from hope.signals.bn import Numbers
 from hope.signals.energy import capacities
-from hope.signals.intake import Intake, channels_of, propagated_intakes
+from hope.signals.intake import Intake, beside, channels_of, propagated_intakes
 from hope.signals.measure import measured_intakes
 from hope.signals.settle import stand_in
 
@@ -145,6 +145,7 @@ class Absorb(Method):
         """Covariances of what the unit's readers read, and their weights."""
         share = branch_share(unit.block, known) if self.share and unit.block is not None else 1.0
         state = AbsorbState(unit.name, unit.neurons, Releases(known.anatomy).unit(unit.name), share, [], [])
+        stream = unit.kind == "stream"
         uses = uses_of_weights(known.anatomy.program)
         for reader in unit.readers:
             intake = known.intakes.get(reader.weight)
@@ -159,8 +160,11 @@ class Absorb(Method):
                 return Cause.NO_PLAIN_ORDER.at(reader.module)
             flat = channels.flatten()
             weight = intake.laid(known.numbers[intake.weight])[:, :, flat]
-            state.moments.append(ridged(intake.moments[flat][:, flat]))
+            every = torch.cat([flat, beside(known.anatomy, unit, intake)])
+            state.moments.append(unexplained(ridged(intake.moments[every][:, every]), len(flat)))
             state.outer.append(outgoing(weight, intake.taps, metric(intake, known)))
+            home = known.anatomy.home(reader.weight) if stream and self.share else None
+            state.parts.append(branch_share(home, known) if home is not None else 1.0)
         return state
 
     @property

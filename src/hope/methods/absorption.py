@@ -11,7 +11,7 @@ the layer's branch writes.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import torch
@@ -36,6 +36,7 @@ class AbsorbState:
         share: of the stream's variance, what the layer's branch writes; 1 in a plain chain.
         moments: per reader, (neurons·channels)² ridged covariances of the signals that it reads.
         outer: per reader, Gram matrices of its weights, in units of its output's variance.
+        parts: per reader, what its losses count: of a stream, by the share of what it writes back into it.
     """
 
     name: str
@@ -44,6 +45,7 @@ class AbsorbState:
     share: float
     moments: list[Tensor]
     outer: list[Tensor]
+    parts: list[float] = field(default_factory=list)
 
     @property
     def capacity(self) -> float:
@@ -112,6 +114,7 @@ class AbsorbPath:
     def __init__(self, state: AbsorbState, *, linear: bool = False) -> None:
         self.state, self._linear = state, linear
         self.alive = list(range(state.neurons))
+        self._parts = state.parts or [1.0] * len(state.outer)
         pairs = zip(state.moments, state.outer, strict=True)
         self._sides = [_Side(c, h, len(c) // state.neurons) for c, h in pairs]
 
@@ -139,11 +142,11 @@ class AbsorbPath:
     def _costs(self, lost: list[Array]) -> Array:
         """J of removing each neuron."""
         cost = np.zeros(len(self.alive))
-        for side, loss in zip(self._sides, lost, strict=True):
+        for side, loss, part in zip(self._sides, lost, self._parts, strict=True):
             if self._linear:
-                cost += loss
+                cost += part * loss
             else:
-                cost -= np.log((side.left - loss).clip(min=LEFT) / max(side.left, LEFT))
+                cost -= part * np.log((side.left - loss).clip(min=LEFT) / max(side.left, LEFT))
         cost *= self.state.share
         return cost
 

@@ -35,7 +35,8 @@ class Paper(Method):
     """The paper's method.
 
     It evicts residual branches beside an identity, parts of concatenations, and segments of chains that keep
-    their shape; `evict=False` keeps them all.
+    their shape; `evict=False` keeps them all. Channels of streams are pruned, never merged; their capacity is
+    a sum over all readers and writers.
 
     Attributes:
         merge: "pair" as in the paper, "sum" (two neurons are replaced by one that stands for their sum), or
@@ -213,7 +214,7 @@ def _mergeable(layer: Unit, numbers: Numbers) -> bool:
     """One filter, one PH-1 activation, and directly behind the filter a BN, or with measured signals nothing:
     what the paper's geometry of pairs is about.
     """
-    if layer.along or layer.channels != 1:
+    if layer.kind == "stream" or layer.along or layer.channels != 1:
         return False
     kinds = [[step.kind for step in reader.path] for reader in layer.readers]
     plain = all(not {"gate", "scale", "shift", "depthwise", "grouped", "norm"} & set(kind) for kind in kinds)

@@ -75,7 +75,8 @@ class Score(Method):
     """A baseline.
 
     Attributes:
-        by: "l1-in" (incoming weights), "l1-joint" (incoming and outgoing), "bn-scale" (|γ|) or "random".
+        by: "l1-in" (incoming weights), "l1-joint" (incoming and outgoing), "bn-scale" (|γ|) or "random". A
+            stream's channel has the sum over all its writers and readers.
 
     >>> Score("l1-in").name
     'l1-in'
@@ -134,13 +135,16 @@ def l1_joint(layer: Unit, numbers: Numbers) -> Tensor | None:
 
 
 def bn_scale(layer: Unit, numbers: Numbers) -> Tensor | None:
-    """|γ| of the BN that the readers see; None for layers without one."""
+    """|γ| of the BN that the readers see; None for layers without one. Of a stream, the sum over all BNs."""
+    ends = ".running_var"
+    every = {part.tensor.removesuffix(ends) for part in layer.places if part.tensor.endswith(ends)}
+    names = {f"{bn}.weight" for bn in (every if layer.kind == "stream" else {layer.bn})}
     scales = [
         numbers[part.tensor].double().abs()[torch.from_numpy(part.index)].sum(dim=1)
         for part in layer.places
-        if part.tensor == f"{layer.bn}.weight"
+        if part.tensor in names
     ]
-    return scales[0] if scales else None
+    return torch.stack(scales).sum(dim=0) if scales else None
 
 
 def random(layer: Unit, numbers: Numbers) -> Tensor | None:

@@ -119,7 +119,9 @@ def _through(flow: Flow, operation: Operation, x: Value, channel: int) -> tuple[
     others = [label for label in x.labels if dims(label) != (channel,)]
     through = tuple(label for label in others if all(d < channel for d in dims(label)))
     for label in others:
-        if not any(label is one for one in through):
+        if any(label is one for one in through):
+            flow.counted.append((label, Cause.MIXED.at(str(operation))))
+        else:
             flow.pin(label, Cause.MIXED.at(str(operation)))
     return through
 

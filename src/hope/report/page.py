@@ -241,7 +241,7 @@ def gone(anatomy: Anatomy, steps: Sequence[Step]) -> tuple[dict[str, int | None]
         return None if math.isinf(time) else int(time)
 
     layers = {
-        layer.name: known(max(first(name) for name in anatomy.names(layer.weight)))
+        layer.name: known(max(first(name) for weight in layer.written for name in anatomy.names(weight)))
         for layer in anatomy.layers
     }
     inside = {block.name: block.inside for block in anatomy.blocks}

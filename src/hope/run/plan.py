@@ -154,6 +154,16 @@ class Plan:
             )
 
 
+def check_streams(anatomy: Anatomy, streams: bool) -> None:
+    """Refuse an anatomy that was read with the other answer to whether streams may go."""
+    waiting = any(one.reason.cause is Cause.STREAM for one in anatomy.skipped)
+    if waiting if streams else any(unit.open for unit in anatomy.streams):
+        raise UnknownMethod(
+            f"streams={streams} does not fit this anatomy: "
+            f"give what hope.inspect(..., streams={streams}) returns"
+        )
+
+
 def calibration(anatomy: Anatomy, left_alone: Mapping[str, Reason], method: Method) -> str:
     """What to type where neurons stay because no BN tells of their signals; "" if there are none."""
     words = waiting(anatomy, left_alone)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from hope.anatomy.needs import untold
+from hope.anatomy.needs import adds_up, untold, writing_bns
 from hope.anatomy.units import Reader, Unit
 from hope.geometry import gaussian
 from hope.graph.values import Link
@@ -17,7 +17,12 @@ from hope.signals.bn import Numbers
 
 
 def capacities(layer: Unit, numbers: Numbers) -> Tensor | Reason:
-    """‖f_i‖ of a layer's neurons, or the reason why they are not known."""
+    """‖f_i‖ of a unit's neurons, or the reason why they are not known.
+
+    A stream's channel counts at every reader. Where that sees a sum that no BN has seen as a whole, its
+    energy is the sum of what the BNs of all writers say, Σ γ² + β², as the paper has it for what a skip
+    carries.
+    """
     square = torch.zeros(layer.neurons, dtype=torch.float64)
     for reader in layer.readers:
         signal = signal_energies(layer, reader, numbers)
@@ -29,6 +34,8 @@ def capacities(layer: Unit, numbers: Numbers) -> Tensor | Reason:
 
 def signal_energies(layer: Unit, reader: Reader, numbers: Numbers) -> Tensor | Reason:
     """Energies E Ψ(y)² of what a reader sees, (neurons, channels a neuron has there)."""
+    if numbers.measured is None and adds_up(layer, reader):
+        return untold(layer, reader) or _written(layer, numbers)
     signal = seen(layer, reader, numbers)
     if isinstance(signal, Reason):
         return signal
@@ -48,6 +55,18 @@ def signal_energies(layer: Unit, reader: Reader, numbers: Numbers) -> Tensor | R
     if behind is None:
         return gaussian.energy_of(smooth, mean, spread)
     return gaussian.energy_of(lambda y: behind[0] * smooth(y) + behind[1], mean, spread)
+
+
+def _written(stream: Unit, numbers: Numbers) -> Tensor | Reason:
+    """Energies of what all writers of a stream write, (channels, 1)."""
+    total = torch.zeros(stream.neurons, 1, dtype=torch.float64)
+    for name in writing_bns(stream):
+        bn, places = numbers.bn(name), stream.at(f"{name}.running_var")
+        if bn is None or places is None:
+            return Cause.NO_STATISTICS.at(name)
+        energy = (bn.spread**2 + bn.shift**2)[torch.from_numpy(places.index)]
+        total += energy.mean(dim=1, keepdim=True)
+    return total
 
 
 @dataclass(frozen=True, eq=False)

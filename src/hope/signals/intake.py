@@ -134,6 +134,20 @@ def propagated_intakes(
     return intakes, surrogate
 
 
+def beside(anatomy: Anatomy, unit: Unit, intake: Intake) -> Tensor:
+    """Channels that a weight reads beside those of a stream and that never go, such as those that a skip
+    pads: what a removed channel did, they take over, too. None beside a layer.
+    """
+    if unit.kind != "stream":
+        return torch.zeros(0, dtype=torch.long)
+    going = torch.zeros(len(intake.mean), dtype=torch.bool)
+    for one in anatomy.layers:
+        part = one.at(intake.weight, "in")
+        if part is not None:
+            going[torch.from_numpy(part.owned) // intake.repeat] = True
+    return (~going).nonzero()[:, 0]
+
+
 def channels_of(layer: Unit, intake: Intake) -> Tensor | None:
     """(neurons, channels) where a layer's neurons stand in what a weight reads; None if not plainly."""
     part = layer.at(intake.weight, "in")

@@ -60,7 +60,7 @@ def stand_in(model: nn.Module, batches: Sequence[Example], made_up: bool = False
             if position not in norms:
                 return False
             reads, bn = norms[position]
-            inputs, counted, mean, variance = _statistics(execution.look(reads))
+            inputs, counted, mean, variance = statistics(execution.look(reads))
             known = [tensors[f"{bn}.{name}"] for name in (MEAN, VARIANCE)]
             part = counted / (counted + 1)
             if not made_up:
@@ -86,7 +86,7 @@ def _laid(stand: nn.Module, batches: Sequence[Example], after: Callable[[int], b
         raise
 
 
-def _statistics(batches: Sequence[Tensor]) -> tuple[int, float, Tensor, Tensor]:
+def statistics(batches: Sequence[Tensor]) -> tuple[int, float, Tensor, Tensor]:
     """How many inputs there are, how many samples count, and mean and variance of every channel."""
     total = square = torch.zeros((), dtype=torch.float64)
     count = inputs = 0

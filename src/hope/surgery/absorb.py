@@ -7,11 +7,12 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor, nn
 
+from hope.anatomy.anatomy import Anatomy
 from hope.anatomy.units import Unit
 from hope.errors import InvalidAction
 from hope.geometry.projection import ridged, takeover, variances
 from hope.methods.base import Rewrite
-from hope.signals.intake import Intake, channels_of
+from hope.signals.intake import Intake, beside, channels_of
 from hope.surgery.resize import get
 
 LEAST = 1e-4  # of an output's variance: what has less left is without signal
@@ -20,6 +21,7 @@ LEAST = 1e-4  # of an output's variance: what has less left is without signal
 @torch.no_grad()
 def hand_over(
     model: nn.Module,
+    anatomy: Anatomy,
     layers: Sequence[tuple[Unit, Sequence[int]]],
     intakes: Mapping[str, Intake],
     rewrite: Rewrite,
@@ -27,6 +29,7 @@ def hand_over(
     """Rewrite every reader of these layers, in place. What is removed is left for the slicing.
 
     Args:
+        anatomy: the network.
         layers: layers with the neurons that are absorbed, all at once: one by one comes to the same.
         intakes: moments of what the readers read.
         rewrite: what is rewritten.
@@ -38,11 +41,15 @@ def hand_over(
     for weight, feeding in read.items():
         if weight not in intakes:
             raise InvalidAction(f"there are no moments of what {weight} reads: prune instead of absorbing")
-        _rewrite(model, intakes[weight], feeding, rewrite)
+        _rewrite(model, anatomy, intakes[weight], feeding, rewrite)
 
 
 def _rewrite(
-    model: nn.Module, intake: Intake, feeding: Sequence[tuple[Unit, Sequence[int]]], rewrite: Rewrite
+    model: nn.Module,
+    anatomy: Anatomy,
+    intake: Intake,
+    feeding: Sequence[tuple[Unit, Sequence[int]]],
+    rewrite: Rewrite,
 ) -> None:
     weight = intake.laid(get(model, intake.weight).cpu())
     shift = torch.zeros(len(weight), dtype=torch.float64)
@@ -51,8 +58,11 @@ def _rewrite(
         assert channels is not None
         dead = torch.zeros(layer.neurons, dtype=torch.bool)
         dead[list(removed)] = True
-        gone = dead.repeat_interleave(channels.shape[1])
-        shift += take_over(intake, weight, channels.flatten(), gone, rewrite.takeover)
+        stay = beside(anatomy, layer, intake)
+        gone = torch.cat(
+            [dead.repeat_interleave(channels.shape[1]), torch.zeros_like(stay, dtype=torch.bool)]
+        )
+        shift += take_over(intake, weight, torch.cat([channels.flatten(), stay]), gone, rewrite.takeover)
     if intake.bn and not rewrite.constants:
         shift = torch.zeros_like(shift)
     settle(model, intake, weight, shift, repair=rewrite.repair)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -138,12 +138,33 @@ def operate(
             if isinstance(step, Merge):
                 merge.write_parent(model, _now(anatomy, before, step.name), step, clamp=how.clamp)
             before.take(step)
-        absorb.hand_over(model, _absorbed(anatomy, steps, done), intakes or {}, how)
+        absorb.hand_over(model, anatomy, _absorbed(anatomy, steps, done), intakes or {}, how)
     gone = [anatomy.block(name) for name in done.evicted]
     for block in gone:
-        evict.take_out(model, block, done.evicted[block.name])
+        evict.take_out(model, block, bias_left(anatomy, block, done.evicted[block.name], done.removed))
     resize.keep(model, kept_places(anatomy, done))
     return done
+
+
+def bias_left(
+    anatomy: Anatomy,
+    block: Block,
+    bias: Sequence[float] | None,
+    removed: Mapping[str, Collection[int]],
+) -> tuple[float, ...] | None:
+    """What is left of the bias of an evicted block once channels of its stream are gone."""
+    if bias is None:
+        return None
+    lost = lost_places(anatomy, block, removed)
+    return tuple(number for place, number in enumerate(bias) if place not in lost)
+
+
+def lost_places(anatomy: Anatomy, block: Block, removed: Mapping[str, Collection[int]]) -> set[int]:
+    """The places of what a block's branch writes that are gone with channels of its stream."""
+    lost: set[int] = set()
+    for stream, part in anatomy.ends(block).items():
+        lost.update(part.index[list(removed.get(stream, ()))].ravel().tolist())
+    return lost
 
 
 def _now(anatomy: Anatomy, gone: Gone, name: str) -> Unit:
@@ -197,7 +218,11 @@ def _absorbed(anatomy: Anatomy, steps: Sequence[Step], done: Outcome) -> list[tu
             found.setdefault(step.name, []).extend(step.gone)
     gone = [anatomy.block(name) for name in done.evicted]
     layers = [(anatomy.unit(name), sorted(neurons)) for name, neurons in found.items()]
-    return [(one, some) for one, some in layers if not any(block.removes(one.weight) for block in gone)]
+    return [
+        (one, some)
+        for one, some in layers
+        if not all(any(block.removes(weight) for block in gone) for weight in one.written)
+    ]
 
 
 def cut(

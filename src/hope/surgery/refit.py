@@ -36,7 +36,7 @@ from hope.graph.program import module_of
 from hope.methods.base import Rewrite
 from hope.methods.calibration import made
 from hope.signals.intake import Intake
-from hope.signals.settle import carry, stand_in
+from hope.signals.settle import carry, stand_in, statistics
 from hope.surgery.absorb import LEAST
 from hope.surgery.apply import cut, kept_places, outcome
 from hope.surgery.normal import Sums
@@ -62,6 +62,7 @@ class Loop:
         drift: bool = True,
     ) -> None:
         self.rows = rows
+        self._heard: dict[str, Tensor] = {}  # variances of what BNs got in the original
         self.before, self.now = Execution(original, batches), Execution(small, batches, after=self._after)
         there, here = spots(self.before.program), spots(self.now.program)
         both = [
@@ -100,13 +101,19 @@ class Loop:
         if spot.bn:
             mean = get(model, f"{spot.bn}.running_mean")
             mean -= shift.to(mean)
-            if spot.weight not in self.drifting:  # its results keep the deviation that the next layers expect
-                variance, now = get(model, f"{spot.bn}.running_var"), sums.variance(weight)
-                variance.copy_(torch.where(now > LEAST * variance.cpu(), now.to(variance), variance))
+            if spot.weight not in self.drifting:
+                self._repair(spot, sums.variance(weight))
         elif spot.bias:
             bias = get(model, spot.bias)
             bias += shift.to(bias)
         return True
+
+    def _repair(self, spot: Spot, variance: Tensor) -> None:
+        """What a BN says keeps the deviation that the next layers expect: its variance goes with what it gets."""
+        before = self._heard[spot.weight]
+        alive = (before > 0) & (variance > LEAST * before)
+        known = get(self.now.model, f"{spot.bn}.running_var")
+        known *= torch.where(alive, variance / before.clamp(min=1e-300), 1.0).to(known)
 
     def _lacks(self, spot: Spot, weight: Tensor) -> list[Tensor]:
         """What the results of an operation lack, batch by batch, in the units of the original's."""
@@ -114,6 +121,8 @@ class Loop:
         channel = 1 if weight.ndim > 2 else -1
         self._restore(spot, there, rows)
         wanted = _taken(self.before.get(there.position), rows, channel)
+        if spot.bn:
+            self._heard[spot.weight] = statistics(wanted)[-1]
         lacks = [z - said for z, said in zip(wanted, self.now.look(spot.position), strict=True)]
         if spot.weight not in self.drifting:
             return lacks

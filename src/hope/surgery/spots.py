@@ -18,7 +18,7 @@ from hope.graph.blocks import Block, Replace
 from hope.graph.program import Operation, Program, Ref, module_of
 from hope.ops.norm import bn_of, is_bn
 from hope.ops.weight import is_weight
-from hope.surgery.apply import Outcome
+from hope.surgery.apply import Outcome, lost_places
 from hope.surgery.resize import get
 
 FITTED = ("conv1d", "conv2d", "conv3d", "linear")
@@ -194,8 +194,9 @@ def outcome_of(
     removed = {}
     uses = spots(anatomy.program)
     for unit in anatomy.layers:
-        part, spot = unit.at(unit.weight, "out"), uses.get(unit.weight)
-        if part is None or spot is None or any(block.removes(unit.weight) for block in blocks):
+        weight = next((w for w in unit.written if not any(block.removes(w) for block in blocks)), "")
+        part, spot = unit.at(weight, "out"), uses.get(weight)
+        if part is None or spot is None:
             continue
         rows = kept_rows(original, small, spot, given)
         if rows is not None:
@@ -203,6 +204,9 @@ def outcome_of(
                 raise InvalidAction(f"the outputs of {unit.name} stand in another order than the original's")
             lost = ~torch.isin(torch.from_numpy(part.index), rows).all(dim=1)
             removed[unit.name] = tuple(lost.nonzero()[:, 0].tolist())
+    for block in (anatomy.block(name) for name, bias in evicted.items() if bias is not None):
+        left, gone_too = iter(evicted[block.name] or ()), lost_places(anatomy, block, removed)
+        evicted[block.name] = tuple(0.0 if k in gone_too else next(left) for k in range(block.channels))
     return Outcome(removed, evicted)
 
 

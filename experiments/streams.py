@@ -1,0 +1,141 @@
+"""What cutting residual streams is worth: `python -m experiments.streams [NETWORK ...]`, resumable.
+
+Absorption without evictions, with and without stream channels among the neurons that may go: without data,
+and with moments measured and weights fitted on 512 unlabelled images, which are never among those that are
+measured on.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+import hope
+from experiments import readme
+from experiments.command import RESULTS as FOLDER
+from experiments.command import call, network_parser
+from experiments.compression.page import TITLES
+from experiments.data import data_folder
+from experiments.refit import calibrated
+from hope.bench.accuracy import accuracy, interval
+from hope.bench.results import check_out, versions, write_results
+from hope.storage.run import fingerprint
+from zoo import networks
+
+RESULTS = FOLDER / "streams.json"
+NETWORKS = ("cifar10-resnet20", "cifar10-resnet56")
+BUDGETS = tuple(f"{unit}={share}" for unit in ("macs", "params") for share in (0.8, 0.6, 0.4))
+WAYS = ("without data", "512 images, refitted")
+
+
+def parser() -> argparse.ArgumentParser:
+    """The command line's grammar."""
+    what = "Measure absorption with and without residual streams."
+    top = network_parser("streams", what, list(NETWORKS), RESULTS, " --ways 'without data'")
+    top.add_argument("--ways", nargs="+", choices=WAYS, default=WAYS, help="default: all")
+    return top
+
+
+def run(options: argparse.Namespace) -> None:
+    """Measure what is missing."""
+    if readme.shown(options, {"streams": table}):
+        return
+    out = Path(options.out)
+    check_out(out)
+    results = json.loads(out.read_text()) if out.is_file() else {}
+    folders = [data_folder(options.data), *([Path(options.weights)] if options.weights else [])]
+    for name in options.networks or NETWORKS:
+        model = networks.trained(name, *folders)
+        images, labels, apart = calibrated(name, folders[0])
+        entry = results.setdefault(name, {"points": {}})
+        entry |= {"images": len(images), "weights": fingerprint(model)[:16], "versions": versions()}
+        if "base" not in entry:
+            entry["base"] = accuracy(model, images, labels)
+        for way in options.ways:
+            for streams in (False, True):
+                points = entry["points"].setdefault(way, {}).setdefault("on" if streams else "off", {})
+                missing = [budget for budget in BUDGETS if budget not in points]
+                for budget, point in _measured(model, way, streams, apart, images, labels, missing):
+                    points[budget] = point
+                    print(name, way, "streams" if streams else "", budget, point, flush=True)
+                    write_results(out, results)
+
+
+def _measured(
+    model: nn.Module,
+    way: str,
+    streams: bool,
+    apart: Tensor,
+    images: Tensor,
+    labels: Tensor,
+    budgets: Sequence[str],
+) -> Iterator[tuple[str, dict[str, Any]]]:
+    """(budget, what was measured there)."""
+    if not budgets:
+        return
+    start = time.perf_counter()
+    batches = None if way == "without data" else list(torch.split(apart, 32))
+    method = hope.Absorb(calibration=batches, refit=True)
+    encoding = hope.encode(
+        model, images[:1], macs=0.3, method=method, evict=False, streams=streams, progress=False
+    )
+    seconds = time.perf_counter() - start
+    channels = {unit.name for unit in encoding.anatomy.streams}
+    whole = encoding.trajectory.size(0)
+    for budget in budgets:
+        unit, _, share = budget.partition("=")
+        steps = encoding.trajectory.steps_to(unit, float(share))
+        size, taken = encoding.trajectory.size(steps), encoding.trajectory.steps[:steps]
+        yield (
+            budget,
+            {
+                "accuracy": accuracy(encoding.at(steps=steps), images, labels),
+                "macs": size.macs / whole.macs,
+                "params": size.parameters / whole.parameters,
+                "channels": sum(len(step.gone) for step in taken if step.name in channels),
+                "seconds": seconds,
+            },
+        )
+
+
+def table() -> str:
+    """A table per network."""
+    lines: list[str] = []
+    for name, entry in json.loads(RESULTS.read_text()).items():
+        low, high = interval(0.5, entry["images"])
+        heads = [budget.replace("=", " ") for budget in BUDGETS]
+        lines += [
+            f"\n**{TITLES[name]}**: top-1 without → with streams (channels of them that went), by what is "
+            f"kept; base {entry['base']:.3f}, {entry['images']:,} images, 95% intervals within "
+            f"±{(high - low) / 2:.3f}\n",
+            f"| how | {' | '.join(heads)} |",
+            "|---" * (len(heads) + 1) + "|",
+        ]
+        for way in WAYS:
+            points = entry["points"].get(way)
+            if points:
+                cells = [_cell(points["off"].get(b), points.get("on", {}).get(b)) for b in BUDGETS]
+                lines.append(f"| {way} | {' | '.join(cells)} |")
+    return "\n".join(lines).strip() + "\n"
+
+
+def _cell(off: dict[str, Any] | None, on: dict[str, Any] | None) -> str:
+    told = [f"{one['accuracy']:.3f}" for one in (off, on) if one is not None]
+    return " → ".join(told) + (f" ({on['channels']})" if on is not None else "")
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command and return its exit status."""
+    return call(parser(), run, argv)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
