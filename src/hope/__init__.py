@@ -24,6 +24,7 @@ if TYPE_CHECKING:
         UnsupportedModel,
     )
     from hope.judge.fidelity import fidelity
+    from hope.latency.runtime import Runtime
     from hope.methods import Absorb, Paper, Score
     from hope.reasons import Cause
     from hope.signals.dream import dream
@@ -51,6 +52,7 @@ __all__ = [
     "Merge",
     "Paper",
     "Prune",
+    "Runtime",
     "Score",
     "UnknownMethod",
     "UnsupportedModel",
@@ -90,6 +92,7 @@ _PLACES = {  # where names live: each is imported when it is first used, and tor
         "UnsupportedModel",
     ),
     "hope.judge.fidelity": ("fidelity",),
+    "hope.latency.runtime": ("Runtime",),
     "hope.methods": ("Absorb", "Paper", "Score"),
     "hope.reasons": ("Cause",),
     "hope.signals.dream": ("dream",),

@@ -18,12 +18,14 @@ from hope.anatomy.anatomy import Anatomy
 from hope.anatomy.read import read_model
 from hope.anatomy.steps import Step
 from hope.encoding import Encoding
-from hope.errors import InvalidExample, UnsupportedModel
+from hope.errors import InvalidExample, UnknownMethod, UnsupportedModel
 from hope.graph.capture import check_readable
 from hope.judge.evictions import decide
 from hope.judge.fidelity import Judge, images_for
 from hope.judge.sensitivity import weigh
 from hope.judge.trial import verify
+from hope.latency.measure import clock_of, settled
+from hope.latency.runtime import Runtime, runtime_of
 from hope.methods import Method, Paper, named
 from hope.run.align import check_multiple
 from hope.run.budget import Budget, one_budget
@@ -75,12 +77,15 @@ def encode(
     density: float | None = None,
     params: float | None = None,
     macs: float | None = None,
+    size: float | str | None = None,
+    latency: float | str | None = None,
     steps: int | None = None,
     fidelity: float | None = None,
     method: Method | str = "absorb",
     evict: bool = True,
     exclude: Sequence[str] = (),
     multiple_of: int = 1,
+    runtime: Runtime | str | None = None,
     executor: Executor | None = None,
     anatomy: Anatomy | None = None,
     checkpoint: str | PathLike[str] | None = None,
@@ -96,6 +101,10 @@ def encode(
         density: share (or number) of compressible neurons to keep.
         params: share (or number) of parameters to keep.
         macs: share (or number) of multiply-accumulates to keep.
+        size: share of the bytes of all parameters and buffers to keep, or how many: "10MB".
+        latency: share of the time that the original takes on the example, or how long: "12ms". Steps are
+            ranked by the time that they save. What operators take on this machine is measured once and kept
+            (in `$HOPE_CACHE` or `~/.cache/hope`); the result is measured in the end (`encoding.latency`).
         steps: how many steps to take.
         fidelity: the least predicted fidelity (see `hope.fidelity`): the longest run that never dips below,
             looked at in 20 places and then refined.
@@ -106,6 +115,8 @@ def encode(
         exclude: patterns (`*`, `?`) of module names that must stay untouched, inputs and outputs.
         multiple_of: keep widths that are multiples of this (8, 16, 32: what hardware likes). A removal that
             would only break a multiple is not made.
+        runtime: where `latency` counts: "torch" (the default), "onnxruntime", or a `hope.Runtime` with a
+            batch and a number of threads.
         executor: any `concurrent.futures.Executor` to work out the units' paths on; the result is the same.
         anatomy: what `hope.inspect` returned, to save reading the model again.
         checkpoint: a file to note the run in while it is under way; if it has the beginning of the same run,
@@ -114,7 +125,9 @@ def encode(
 
     Raises:
         InfeasibleBudget: the budget cannot be met; the message says what can.
-        UnknownMethod: there is no such method or option.
+        UnknownMethod: there is no such method, runtime or option.
+        MissingExtra: the runtime is not installed.
+        CannotExport: the runtime cannot run the model.
 
     Example:
         >>> import torch, hope
@@ -126,10 +139,17 @@ def encode(
         Conv2d(3, 4, kernel_size=(3, 3), stride=(1, 1))
         >>> encoding.at(steps=1)[0]
         Conv2d(3, 7, kernel_size=(3, 3), stride=(1, 1))
+        >>> hope.encode(net, torch.zeros(1, 3, 8, 8), size="1.5kB").size.neurons
+        5
+        >>> encoding = hope.encode(net, torch.zeros(1, 3, 8, 8), latency=0.9)  # doctest: +SKIP
+        >>> encoding.latency.predicted, encoding.latency.measured, encoding.latency.original  # doctest: +SKIP
+        (0.031, 0.032, 0.038)
         >>> hope.encode(net, torch.zeros(1, 3, 8, 8), density=0.5, method=hope.Paper(merge="sum")).steps
         4
     """
-    budget = one_budget(density=density, params=params, macs=macs, steps=steps, fidelity=fidelity)
+    budget = one_budget(
+        density=density, params=params, macs=macs, size=size, latency=latency, steps=steps, fidelity=fidelity
+    )
     encoding = work(
         model,
         example,
@@ -138,6 +158,7 @@ def encode(
         evict=evict,
         exclude=exclude,
         multiple_of=multiple_of,
+        runtime=runtime,
         executor=executor,
         anatomy=anatomy,
         checkpoint=checkpoint,
@@ -157,6 +178,7 @@ def work(
     evict: bool = True,
     exclude: Sequence[str] = (),
     multiple_of: int = 1,
+    runtime: Runtime | str | None = None,
     executor: Executor | None = None,
     anatomy: Anatomy | None = None,
     checkpoint: str | PathLike[str] | None = None,
@@ -166,15 +188,19 @@ def work(
     method = named(method)
     exclude = [exclude] if isinstance(exclude, str) else list(exclude)
     check_multiple(multiple_of)
+    where = _runtime(budget, runtime, example)
     _check_numbers(model)
     if anatomy is None:
         anatomy = inspect(model, example, progress=progress)
     plan = Plan(model, example, anatomy, method, evict=evict, exclude=exclude, progress=progress)
-    plan.check(budget, multiple_of)
     settings = {"method": method.told(), "evict": evict, "exclude": exclude}
-    file = None
-    if checkpoint is not None:
-        file = Checkpoint(Path(checkpoint), {"original": fingerprint(model), **settings})
+    told: dict[str, Any] = {"original": fingerprint(model), **settings}
+    if where is not None:
+        clock = clock_of(model, example, anatomy, where, progress=progress)
+        plan.pace, settings["runtime"] = clock, where.told()
+        told |= {"runtime": where.told(), "clock": clock.told()}
+    plan.check(budget, multiple_of)
+    file = Checkpoint(Path(checkpoint), told) if checkpoint is not None else None
     begun = file.read() if file is not None else Begun()
     judge: Judge | None = None
     undecided = plan.judged and (not begun.steps or begun.deciding is not None)
@@ -190,7 +216,7 @@ def work(
         assert judge is not None
         begun = Begun(_judged(model, plan, judge, executor, file, begun, progress))
     more = iter(()) if plan.judged else plan.steps(executor=executor, done=begun.steps)
-    trajectory = collect(anatomy, more, budget, begun.steps, multiple_of, file, progress=progress)
+    trajectory = collect(anatomy, more, budget, begun.steps, multiple_of, file, pace=plan.pace, progress=progress)
     encoding = Encoding(
         anatomy,
         trajectory,
@@ -205,8 +231,22 @@ def work(
         {**settings, "multiple_of": multiple_of},
         plan.known.inputs,
         judge,
+        runtime=where,
     )
-    return encoding.ended_at(budget, multiple_of, progress=progress)
+    encoding = encoding.ended_at(budget, multiple_of, progress=progress)
+    if where is not None:
+        with busy("measuring the result", progress):
+            encoding.look_at_latency()
+    return encoding
+
+
+def _runtime(budget: Budget, given: Runtime | str | None, example: Example | None) -> Runtime | None:
+    """Where a latency counts, with nothing left open; None for other budgets."""
+    if budget.unit == "latency":
+        return settled(runtime_of(given), example)
+    if given is not None:
+        raise UnknownMethod(f"a runtime goes with a latency, not with {budget}: leave it out, or give latency=")
+    return None
 
 
 def _ordered(begun: Begun) -> bool:
@@ -301,6 +341,8 @@ def save_finetuned(
     density: float | None = None,
     params: float | None = None,
     macs: float | None = None,
+    size: float | str | None = None,
+    latency: float | str | None = None,
     steps: int | None = None,
 ) -> Path:
     """Save a compressed network that was trained on: `hope.load(folder, fresh_model)` gives it back. There is
@@ -311,7 +353,7 @@ def save_finetuned(
         source: the run that the network came from: the `Encoding`, or the folder that it was saved in.
         small: the trained network, with the shapes that the run left: a head with another number of
             outputs is refused.
-        density, params, macs, steps: the budget it was taken at, where that was not the run's own.
+        density, params, macs, size, latency, steps: the budget it was taken at, where that was not the run's own.
 
     Raises:
         CheckpointMismatch: the network has other shapes than the run left; the message names the first.
@@ -330,7 +372,9 @@ def save_finetuned(
         True
     """
     run = source.as_run() if isinstance(source, Encoding) else read_run(source)
-    given = {"density": density, "params": params, "macs": macs, "steps": steps}
+    given = {
+        "density": density, "params": params, "macs": macs, "size": size, "latency": latency, "steps": steps
+    }  # fmt: skip
     taken = run.steps
     if any(value is not None for value in given.values()):
         budget = one_budget(**given)

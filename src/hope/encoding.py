@@ -18,6 +18,9 @@ from hope.anatomy.anatomy import Anatomy
 from hope.anatomy.sizes import Size
 from hope.errors import InfeasibleBudget
 from hope.judge.fidelity import Judge, images_for
+from hope.latency.runtime import Runtime, machine
+from hope.latency.stopwatch import Stopwatch
+from hope.latency.timing import Latency, Timing
 from hope.methods.base import Method
 from hope.reasons import Reason
 from hope.report.accuracies import checked_points
@@ -50,6 +53,7 @@ class Encoding:
         measures: unit -> what each of its neurons counted before the first step: its capacity ‖f_i‖, or a
             baseline's score.
         inputs: what weights are fitted on in the end, if they are.
+        runtime: where its latency counts, if it was made for one.
 
     Example:
         >>> import torch, hope
@@ -78,6 +82,8 @@ class Encoding:
     inputs: Sequence[Any] = ()
     _judge: Judge | None = None
     _looked: dict[int, float] = field(default_factory=dict)
+    runtime: Runtime | None = None
+    _timed: dict[int, int] = field(default_factory=dict)
 
     @cached_property
     def model(self) -> nn.Module:
@@ -90,12 +96,16 @@ class Encoding:
         density: float | None = None,
         params: float | None = None,
         macs: float | None = None,
+        size: float | str | None = None,
+        latency: float | str | None = None,
         steps: int | None = None,
     ) -> nn.Module:
         """The network at another moment of the same run, from the original weights; only what is fitted to
         inputs is fitted again.
         """
-        budget = one_budget(density=density, params=params, macs=macs, steps=steps)
+        budget = one_budget(
+            density=density, params=params, macs=macs, size=size, latency=latency, steps=steps
+        )
         return self._after(self.trajectory.steps_to(budget.unit, budget.value))
 
     def _after(self, steps: int) -> nn.Module:
@@ -153,6 +163,21 @@ class Encoding:
         """Neurons, parameters and MACs at the budget."""
         return self.trajectory.size(self.steps)
 
+    @property
+    def latency(self) -> Latency | None:
+        """Predicted and measured milliseconds, where the run was made for a latency; else None."""
+        if self.runtime is None or self.trajectory.times is None:
+            return None
+        self.look_at_latency()
+        predicted, measured = int(self.trajectory.times[self.steps]), self._timed
+        return Latency(self.runtime, predicted / 1e6, measured[self.steps] / 1e6, measured[0] / 1e6)
+
+    def look_at_latency(self) -> None:
+        """Measure the original and the compressed model, side by side, if that was not done yet."""
+        if self.runtime is not None and self.steps not in self._timed:
+            found = Stopwatch(self.runtime).networks([self.original, self.model], self.example)
+            self._timed.update(zip((0, self.steps), map(round, found), strict=True))
+
     def ended_at(self, budget: Budget, multiple_of: int = 1, *, progress: bool | None = False) -> Encoding:
         """The same run, ended where a budget is met.
 
@@ -194,6 +219,7 @@ class Encoding:
             self.intakes,
             self._details(source),
             self._stored_inputs(),
+            self._timing(),
         )
 
     def _stored_inputs(self) -> Sequence[Any]:
@@ -201,6 +227,11 @@ class Encoding:
         ours to keep.
         """
         return self.inputs if self.method.told().get("calibration") == "dream" else ()
+
+    def _timing(self) -> Timing | None:
+        if self.runtime is None:
+            return None
+        return Timing(self.runtime, machine(self.runtime), tuple(sorted(self._timed.items())))
 
     def _details(self, source: Mapping[str, str] | None = None) -> Details:
         looked = sorted(self._looked.items())
@@ -240,6 +271,7 @@ class Encoding:
             Arrays(file="", sha256=""),
             details=self._details(source).rounded(),
             held=self.intakes,
+            timing=self._timing(),
         )
 
     def export_onnx(self, path: str | PathLike[str], *, check: bool = True) -> Exported:
@@ -284,6 +316,8 @@ class Encoding:
             old, new = getattr(before, name), getattr(after, name)
             table.add_row(name, f"{old:,}", f"{new:,}", f"{new / old:.1%}" if old else "")
         parts: list[object] = [table]
+        if self.latency is not None:
+            parts.append(str(self.latency))
         if self.example is not None:
             parts.append(f"fidelity {self.fidelity:.3f} (predicted without data; 1 is the original)")
         parts += self.notes

@@ -28,15 +28,22 @@ METHODS = ("absorb", "hope", "l1-in", "l1-joint", "bn-scale", "random")
 OPTIONS = {"merge": ("hope",), "kernel": ("hope",), "calibration": ("absorb", "hope")}  # whose they are
 PARTIAL = "partial.json"
 KEPT = {"density": "neurons", "params": "parameters", "macs": "MACs"}
+AMOUNTS = {  # budgets that are written with a unit
+    "size": "bytes of parameters and buffers to keep: a fraction (0.6) or an amount (10MB)",
+    "latency": "time to keep on this machine: a fraction of the original's (0.6) or a time (12ms)",
+}
 
 
 def add_budgets(parser: argparse.ArgumentParser, *, required: bool) -> None:
-    """--density, --params, --macs, --steps: one of them; where a run is made, also --fidelity."""
+    """--density, --params, --macs, --size, --latency, --steps: one of them; where a run is made, also
+    --fidelity.
+    """
     group = parser.add_mutually_exclusive_group(required=required)
     for unit in UNITS:
         kept = f"{KEPT.get(unit, unit)} to keep: a fraction (0.6) or a count"
-        words = "how many steps to take" if unit == "steps" else kept
-        group.add_argument(f"--{unit}", type=_number, metavar="N", help=words)
+        words = "how many steps to take" if unit == "steps" else AMOUNTS.get(unit, kept)
+        kind = _amount if unit in AMOUNTS else _number
+        group.add_argument(f"--{unit}", type=kind, metavar="N", help=words)
     if required:
         group.add_argument(
             "--fidelity", type=_number, metavar="F", help="the least predicted fidelity, e.g. 0.9"
@@ -58,6 +65,18 @@ def _number(text: str) -> float:
     except ValueError:
         words = f"{text!r} is no number: give a fraction up to 1 (0.6) or a whole count"
         raise argparse.ArgumentTypeError(words) from None
+
+
+def _amount(text: str) -> float | str:
+    """A budget with a unit: "0.6" is a fraction, anything else is looked at with its unit.
+
+    >>> _amount("0.6"), _amount("12ms"), _amount("12")
+    (0.6, '12ms', '12')
+    """
+    try:
+        return float(text) if 0 <= float(text) <= 1 else text
+    except ValueError:
+        return text
 
 
 def budget_of(options: argparse.Namespace) -> dict[str, Any]:
@@ -102,6 +121,13 @@ def register(commands: Any) -> None:
         help="keep widths that are multiples of N (8, 16, 32: what hardware likes)",
     )
     parser.add_argument(
+        "--runtime",
+        metavar="ENGINE",
+        help="where --latency counts: torch (the default) or onnxruntime, on the CPU of this machine",
+    )
+    parser.add_argument("--batch", metavar="N", type=int, help="inputs at once there (default: that of --input)")
+    parser.add_argument("--threads", metavar="N", type=int, help="threads there (default: torch's)")
+    parser.add_argument(
         "--calibration",
         metavar="WHAT",
         help='"dream" (made up from the checkpoint), or a .npy file of unlabelled inputs (absorb and hope)',
@@ -136,7 +162,7 @@ def run(options: argparse.Namespace) -> None:
     if models.random_weights(options):
         note(f"{options.model} has random weights: give --weights FILE or --pretrained for a trained network")
     given = _given(options)
-    differs = _differs(out, model, budget, given) if options.resume else None
+    differs = _differs(out, model, example, budget, given) if options.resume else None
     partial = out / PARTIAL
     if differs == [] and not partial.exists():
         print(f"{options.out} already has this run")
@@ -202,6 +228,15 @@ def _check_options(options: argparse.Namespace) -> None:
                 f"--{name} is no option of {options.method}: leave it out, "
                 f"or take --method {' or '.join(methods)}"
             )
+    where = _runtime(options)
+    if where and options.latency is None:
+        raise UnknownMethod(
+            f"--{next(iter(where)).replace('engine', 'runtime')} goes with --latency: leave it out, or give --latency 0.6 or --latency 12ms"
+        )
+    if options.latency is not None:
+        from hope.latency.runtime import Runtime, runtime_of
+
+        runtime_of(Runtime(**{"engine": "torch", **where}))
     if options.multiple_of < 1:
         raise UnknownMethod(
             f"--multiple-of {options.multiple_of} makes no sense: give 8, 16 or 32, or 1 for any width"
@@ -246,16 +281,31 @@ def _method(options: argparse.Namespace) -> Method:
 
 def _given(options: argparse.Namespace) -> dict[str, Any]:
     """What was asked for besides the budget, as keywords."""
-    return {
+    given = {
         "method": _method(options),
         "evict": not options.no_evict,
         "exclude": options.exclude,
         "multiple_of": options.multiple_of,
     }
+    if options.latency is not None:
+        from hope.latency.runtime import Runtime
+
+        given["runtime"] = Runtime(**{"engine": "torch", **_runtime(options)})
+    return given
 
 
-def _differs(folder: Path, model: Any, budget: dict[str, Any], given: dict[str, Any]) -> list[str] | None:
+def _runtime(options: argparse.Namespace) -> dict[str, Any]:
+    """What was said of the runtime."""
+    names = {"runtime": "engine", "batch": "batch", "threads": "threads"}
+    given = {key: getattr(options, name) for name, key in names.items()}
+    return {key: value for key, value in given.items() if value is not None}
+
+
+def _differs(
+    folder: Path, model: Any, example: Any, budget: dict[str, Any], given: dict[str, Any]
+) -> list[str] | None:
     """What sets a saved run apart from the one that is asked for; None if there is no run."""
+    from hope.latency.measure import settled
     from hope.storage.run import fingerprint, read_run
 
     try:
@@ -263,6 +313,9 @@ def _differs(folder: Path, model: Any, budget: dict[str, Any], given: dict[str, 
     except DamagedFolder:
         return None
     told, wanted = _flat(saved.details.settings), _flat({**given, "method": given["method"].told()})
+    runtime = wanted.pop("runtime", None)
+    where = None if runtime is None else settled(runtime, example)
+    before = None if saved.timing is None else saved.timing.runtime
     found = [
         f"{name} was {_word(told[name])}, not {_word(value)}"
         for name, value in wanted.items()
@@ -270,9 +323,11 @@ def _differs(folder: Path, model: Any, budget: dict[str, Any], given: dict[str, 
     ]
     if told.get("method") == wanted["method"] and not wanted.keys() <= told.keys():
         found.append("it does not tell its options")
+    if where != before:
+        found.append(f"it was made for {before or 'no latency'}, not for {where or 'none'}")
     if saved.original != fingerprint(model):
         found.append("it has other weights")
-    ((unit, value),) = budget.items()
+    unit, value = (asked := one_budget(**budget)).unit, asked.value
     try:  # where a fidelity is met is not told by the sizes
         same = unit != "fidelity" and saved.trajectory.steps_to(unit, value) == saved.steps
     except InfeasibleBudget:

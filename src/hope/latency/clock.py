@@ -52,6 +52,11 @@ class Clock:
         """What steps save, from the original on."""
         return Saves(self)
 
+    def told(self) -> list[int]:
+        """Numbers that tell clocks apart: a run that was ranked by another one is not gone on with."""
+        halves = {unit.name: unit.neurons // 2 for unit in self.anatomy.layers}
+        return [self.after({}), self.after(halves)]
+
     def fit(self, cuts: Sequence[Mapping[str, int]], measured: Sequence[float]) -> None:
         """Find the factors from whole networks: what was removed from each, and its nanoseconds."""
         terms = np.concatenate([self._after(removed) for removed in cuts])
@@ -121,6 +126,7 @@ class Saves(Releases):
             for part in unit.places:
                 self._units.setdefault(part.tensor, set()).add(unit.name)
         self._known: dict[str, float] = {}
+        self._blocks: dict[str, tuple[float, set[str]]] = {}  # a block's saving, and the tensors it hangs on
 
     def unit(self, name: str) -> float:  # type: ignore[override]
         """Nanoseconds that a neuron's removal saves."""
@@ -142,7 +148,13 @@ class Saves(Releases):
 
     def block(self, name: str) -> float:  # type: ignore[override]
         """Nanoseconds that a block's eviction saves."""
-        saved, factors = self._saved(self._after(Evict(name))), self._clock.factors
+        if name not in self._blocks:
+            after = self._after(Evict(name))
+            self._blocks[name] = self._whole(name, after), set(after)
+        return self._blocks[name][0]
+
+    def _whole(self, name: str, after: Mapping[str, Sequence[int]]) -> float:
+        saved, factors = self._saved(after), self._clock.factors
         for rest in self._clock.layout.rests:  # what goes with its modules, whoever wrote what it reads
             if name in rest.blocks and not set(rest.blocks) & set(self._gone.evicted):
                 saved += factors[1] * rest.count + factors[2] * rest.entries * self._share(rest, self._shapes)
@@ -150,8 +162,11 @@ class Saves(Releases):
 
     def take(self, step: Step) -> set[str]:  # type: ignore[override]
         """Note a step; returns the units of which a neuron saves something else from now on."""
-        changed = {name for tensor in self._after(step) for name in self._units.get(tensor, ())}
+        touched = self._after(step).keys()
+        changed = {name for tensor in touched for name in self._units.get(tensor, ())}
         super().take(step)
+        stale = isinstance(step, Evict)
+        self._blocks = {k: v for k, v in self._blocks.items() if not stale and not v[1] & touched}
         for name in changed:
             self._known.pop(name, None)
         return changed

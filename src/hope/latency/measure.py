@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
@@ -22,8 +22,6 @@ from hope.surgery.apply import operate
 
 ODD = (1.0, 0.5, 0.25)  # of the widths, where networks of uneven widths are measured
 
-Watch = Callable[[Runtime], Stopwatch]
-
 
 def settled(runtime: Runtime, example: Example | None) -> Runtime:
     """A runtime with nothing left open."""
@@ -38,18 +36,16 @@ def clock_of(
     anatomy: Anatomy,
     runtime: Runtime,
     *,
-    watch: Watch = Stopwatch,
     progress: bool | None = None,
 ) -> Clock:
     """The clock of a network: whole networks first, so that what cannot be run is told first.
 
     Args:
         runtime: with nothing left open.
-        watch: what measures.
     """
     check_device(model)
     assert runtime.batch is not None
-    table, stopwatch = Table(runtime), watch(runtime)
+    table, stopwatch = Table(runtime), Stopwatch(runtime)
     cuts = _cuts(anatomy, block_of(runtime))
 
     def networks() -> list[float]:
