@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from os import PathLike
@@ -17,7 +17,7 @@ from hope._util.tables import grid, html, text
 from hope.anatomy.anatomy import Anatomy
 from hope.anatomy.sizes import Size
 from hope.errors import InfeasibleBudget
-from hope.judge.fidelity import Judge, images_for
+from hope.judge.fidelity import LOOKS, Judge, images_for, longest_above
 from hope.latency.runtime import Runtime, machine
 from hope.latency.stopwatch import Stopwatch
 from hope.latency.timing import Latency, Timing
@@ -34,7 +34,6 @@ from hope.storage.run import Details, Run, fingerprint, save_trajectory
 from hope.surgery.export import Exported, export_onnx, export_program
 from hope.surgery.refit import compressed
 
-GRID, REFINEMENTS = 20, 6  # looks at a run's fidelity
 GROWTH = 4.0  # times the original's largest entry: beyond it, weights are reported as grown
 
 
@@ -185,8 +184,9 @@ class Encoding:
             InfeasibleBudget: the run does not come so far; the message says how far, and what to do.
         """
         if budget.unit == "fidelity":
-            with bar("looking for the fidelity", GRID + REFINEMENTS, progress) as show:
-                return replace(self, steps=_longest(self, budget.value, show))
+            with bar("looking for the fidelity", LOOKS, progress) as show:
+                longest = longest_above(budget.value, len(self.trajectory), self.fidelity_after, show)
+                return replace(self, steps=self.trajectory.steps_to("steps", longest))
         try:
             return replace(self, steps=self.trajectory.steps_to(budget.unit, budget.value))
         except InfeasibleBudget as error:
@@ -335,28 +335,3 @@ class Encoding:
             more = len(self.left_alone) - 12
             parts += ["", reasons, *([f"and {more} more (encoding.left_alone)"] if more > 0 else [])]
         return parts
-
-
-def _longest(encoding: Encoding, least: float, show: Callable[[float], None]) -> int:
-    """The longest prefix that never dips below a fidelity, on a grid of steps that is then refined."""
-    total = len(encoding.trajectory)
-    looks = sorted({round(total * k / GRID) for k in range(1, GRID + 1)})
-    low = 0
-    for done, steps in enumerate(looks):
-        show(done)
-        if encoding.fidelity_after(steps) < least:
-            high = steps
-            break
-        low = steps
-    else:
-        return total
-    for done in range(REFINEMENTS):
-        show(GRID + done)
-        if high - low <= 1:
-            break
-        middle = (low + high) // 2
-        if encoding.fidelity_after(middle) < least:
-            high = middle
-        else:
-            low = middle
-    return encoding.trajectory.steps_to("steps", low)

@@ -136,8 +136,8 @@ def _tally(
 def _dimensions(
     anatomy: Anatomy, lost: Mapping[str, Counts], gone: Mapping[str, int], length: int
 ) -> Iterator[tuple[str, Counts]]:
-    """Tensors, and (moments, dimensions) their shape at so many moments, zeros once they are gone; of one that
-    stays as it is (1, dimensions). The arguments are those of `_tally`.
+    """Tensors, and (moments, dimensions) their shape at so many moments, zeros once they are gone; of one
+    that stays as it is (1, dimensions). The arguments are those of `_tally`.
     """
     alive_until = _ends(anatomy, gone, length)
     shrink: dict[tuple[str, int], Counts] = {}
@@ -172,7 +172,7 @@ def _ends(anatomy: Anatomy, gone: Mapping[str, int], length: int) -> dict[str, i
 def _biases(
     anatomy: Anatomy, gone: Mapping[str, int], biased: Sequence[str], length: int
 ) -> Iterator[tuple[str, int, int]]:
-    """Evicted blocks that leave a bias behind, from when, and until when: it goes with a block around them."""
+    """Evicted blocks that leave a bias behind, from when on and until when: it goes with one around them."""
     for name in biased:
         block = anatomy.block(name)
         others = ((anatomy.block(other), t) for other, t in gone.items() if other != name)

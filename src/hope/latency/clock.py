@@ -100,8 +100,8 @@ def _share(rest: Rest, now: Mapping[str, Floats], anatomy: Anatomy) -> Floats:
     if not rest.sources:
         return np.ones(1)
     whole = sum(anatomy.shapes[tensor][dim] for tensor, dim in rest.sources)
-    found: Floats = sum(now[tensor][..., dim] for tensor, dim in rest.sources) / max(1, whole)
-    return found
+    left = sum((now[tensor][..., dim] for tensor, dim in rest.sources), np.zeros(1))
+    return left / max(1, whole)
 
 
 class Saves(Releases):
@@ -184,12 +184,17 @@ class Saves(Releases):
 
     def _time(self, tensor: str, shapes: Mapping[str, Sequence[int]]) -> float:
         shape = shapes[tensor]
-        some = (curve.smooth(*_numbers(shape[curve.site.reads], shape[curve.site.writes])) for curve in self._at.get(tensor, ()))
+        some = (
+            curve.smooth(*_numbers(shape[curve.site.reads], shape[curve.site.writes]))
+            for curve in self._at.get(tensor, ())
+        )
         return float(self._clock.factors[0]) * sum(float(one) for one in some)
 
     def _share(self, rest: Rest, shapes: Mapping[str, Sequence[int]]) -> float:
         whole = sum(self._anatomy.shapes[tensor][dim] for tensor, dim in rest.sources)
-        return sum(shapes[tensor][dim] for tensor, dim in rest.sources) / max(1, whole) if rest.sources else 1.0
+        return (
+            sum(shapes[tensor][dim] for tensor, dim in rest.sources) / max(1, whole) if rest.sources else 1.0
+        )
 
 
 def _numbers(*values: int) -> tuple[Floats, ...]:

@@ -68,10 +68,13 @@ def _cuts(anatomy: Anatomy, block: int) -> list[Mapping[str, int]]:
     """What to remove for the networks that the clock is fitted to: all layers at a few shares of their
     widths, and where uneven widths are slower, at uneven ones.
     """
-    cuts = [{u.name: u.neurons - _kept(u.neurons, share, block) for u in anatomy.layers} for share in FRACTIONS]
+    cuts = [
+        {u.name: u.neurons - _kept(u.neurons, share, block) for u in anatomy.layers} for share in FRACTIONS
+    ]
     if block > 1:
         uneven = (
-            {u.name: u.neurons - max(1, _kept(u.neurons, share, block) - 1) for u in anatomy.layers} for share in ODD
+            {u.name: u.neurons - max(1, _kept(u.neurons, share, block) - 1) for u in anatomy.layers}
+            for share in ODD
         )
         cuts += uneven
     return [cut for n, cut in enumerate(cuts) if cut not in cuts[:n]]
@@ -98,5 +101,13 @@ def narrow(model: nn.Module, anatomy: Anatomy, removed: Mapping[str, int]) -> nn
 def _digest(anatomy: Anatomy, runtime: Runtime, cuts: Sequence[Mapping[str, int]]) -> str:
     """What tells networks apart that take different times."""
     told = [(one.operator, one.inputs, one.shapes, sorted(one.tensors.items())) for one in anatomy.program]
-    text = repr((anatomy.model, told, sorted(anatomy.shapes.items()), runtime.batch, [sorted(c.items()) for c in cuts]))
+    text = repr(
+        (
+            anatomy.model,
+            told,
+            sorted(anatomy.shapes.items()),
+            runtime.batch,
+            [sorted(c.items()) for c in cuts],
+        )
+    )
     return hashlib.sha256(text.encode()).hexdigest()[:16]

@@ -46,7 +46,9 @@ class Mesh:
         return found
 
 
-def _between(grid: tuple[int, ...], widths: Times) -> tuple[tuple[NDArray[np.int64], NDArray[np.int64]], Times]:
+def _between(
+    grid: tuple[int, ...], widths: Times
+) -> tuple[tuple[NDArray[np.int64], NDArray[np.int64]], Times]:
     """The two grid points around each width, and how far it is from the first to the second."""
     zero = np.zeros(np.shape(widths), dtype=np.int64)
     if len(grid) == 1:
@@ -143,7 +145,8 @@ class Curve:
         else:
             padded = writes
         first, second = even or odd, odd or even
-        assert first is not None and second is not None
+        assert first is not None
+        assert second is not None
         found = np.where(astray, second(reads, writes), first(blocked, padded))
         return np.where((reads > 0) & (writes > 0), found, 0.0)
 

@@ -16,10 +16,11 @@ from hope.ops.registry import forms
 from hope.ops.weight import Convolution, Linear, Transposed, Transposing, is_weight
 
 Key: TypeAlias = tuple[str, int]  # a tensor and one of its dimensions
-FREE = frozenset(
-    "alias clone constant contiguous detach dropout expand flatten permute reshape select slice split "
-    "squeeze t transpose unsqueeze view _to_copy chunk unbind __getitem__ getitem lift_fresh_copy".split()
-)  # operators that hand their input on
+FREE = (  # operators that hand their input on
+    "alias", "chunk", "clone", "contiguous", "detach", "dropout", "expand", "flatten", "getitem",
+    "lift_fresh_copy", "permute", "reshape", "select", "slice", "split", "squeeze", "t", "transpose",
+    "unbind", "unsqueeze", "view", "_to_copy",
+)  # fmt: skip
 FOLDED = ("batch_norm", "_native_batch_norm_legit_no_training")
 MELTED = ("relu", "hardtanh", "clamp", "sigmoid", "tanh", "leaky_relu")  # into a convolution in front
 
@@ -81,7 +82,7 @@ class Site:
     Attributes:
         operator: what it does.
         weight: its weight.
-        reads, writes: the dimensions of the weight that its two widths stand in; the same where it has groups.
+        reads, writes: the dimensions of the weight that its two widths stand in; one where it has groups.
         full: the widths in the original.
         places: how many entries of what it reads and of what it writes stand for each channel.
     """

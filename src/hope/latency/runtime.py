@@ -84,7 +84,7 @@ def check_device(model: nn.Module) -> None:
     away = next((one.device for one in model.parameters() if one.device.type != "cpu"), None)
     if away is not None:
         raise UnsupportedModel(
-            f"the model lies on {away}, and latency is measured on the CPU: give model.cpu(), or another budget"
+            f"the model lies on {away}, and latency is measured on the CPU: give model.cpu(), or another unit"
         )
 
 

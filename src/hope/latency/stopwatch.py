@@ -1,8 +1,8 @@
 """Seconds, measured: of single operators, and of whole networks in turns.
 
 What is measured goes round and round: in every round each one runs, so that whatever else the machine does
-meets all of them. Of the rounds the fastest fifth counts, and of those the mean: what is slower was disturbed.
-Where one thread does everything, it is the processor's time that counts: others do not prolong it.
+meets all of them. Of the rounds the fastest fifth counts, and of those the mean: what is slower was
+disturbed. Where one thread does everything, the processor's time counts: others do not prolong it.
 """
 
 from __future__ import annotations
@@ -55,7 +55,8 @@ class Stopwatch:
     """What measures, at a runtime with nothing left open."""
 
     def __init__(self, runtime: Runtime) -> None:
-        assert runtime.batch is not None and runtime.threads is not None
+        assert runtime.batch is not None
+        assert runtime.threads is not None
         self.runtime, self.batch, self.threads = runtime, runtime.batch, runtime.threads
 
     def operators(self, points: Sequence[Point]) -> list[float]:
@@ -114,7 +115,11 @@ def batched(example: Example | None, batch: int) -> Any:
         if not isinstance(leaf, Tensor) or not leaf.ndim:
             return leaf
         some = leaf.detach().cpu()[torch.arange(batch) % len(leaf)] if len(leaf) else leaf
-        return torch.randn(some.shape, generator=generator, dtype=some.dtype) if some.is_floating_point() else some
+        return (
+            torch.randn(some.shape, generator=generator, dtype=some.dtype)
+            if some.is_floating_point()
+            else some
+        )
 
     as_call(example)
     return pytree.tree_map(one, example)
@@ -155,7 +160,11 @@ class _Store:
 
 def _input(operator: Operator, width: Width) -> tuple[int, ...]:
     reads, _, _ = operator.channels(width)
-    return (*operator.over, reads) if operator.kind == "linear" else (operator.over[0], reads, *operator.over[1:])
+    return (
+        (*operator.over, reads)
+        if operator.kind == "linear"
+        else (operator.over[0], reads, *operator.over[1:])
+    )
 
 
 def _weight(operator: Operator, width: Width) -> tuple[int, ...]:

@@ -76,7 +76,11 @@ class Table:
         if (kept.format, kept.version) != (FORMAT, VERSION):
             note(f"{self.path} is of another version: latencies are measured anew")
             return None
-        other = [f"{name} {kept.machine.get(name)}, here {here[name]}" for name in here if kept.machine.get(name) != here[name]]
+        other = [
+            f"{name} {kept.machine.get(name)}, here {here[name]}"
+            for name in here
+            if kept.machine.get(name) != here[name]
+        ]
         if other:
             note(f"{self.path} was measured elsewhere ({other[0]}): latencies are measured anew")
             return None

@@ -23,14 +23,15 @@ from hope.anatomy.anatomy import Anatomy
 from hope.anatomy.sizes import sizes, stored
 from hope.anatomy.steps import AnyStep, Step
 from hope.errors import CheckpointMismatch, InfeasibleBudget, InvalidAction, first_line
-from hope.methods import recalled
 from hope.latency.timing import Timing
+from hope.methods import recalled
 from hope.methods.base import Rewrite
 from hope.run.budget import one_budget
 from hope.run.trajectory import Trajectory
 from hope.signals.intake import Intake
 from hope.storage.arrays import (
     Arrays,
+    check_architecture,
     fingerprint,
     fit_dtypes,
     read_arrays,
@@ -288,7 +289,7 @@ def load(
         (Linear(in_features=3, out_features=2, bias=True), 4)
     """
     run = read_run(folder)
-    _same_architecture(run.anatomy, model, run.folder)
+    check_architecture(run.anatomy, model, run.folder)
     given = {
         "density": density, "params": params, "macs": macs, "size": size, "latency": latency, "steps": steps
     }  # fmt: skip
@@ -339,17 +340,3 @@ def _replay(
     fixed = run.details.settings.get("exclude", ())
     how = {"intakes": run.intakes(), "rewrite": run.rewrite, "inputs": inputs, "fixed": fixed}
     return compressed(model, run.anatomy, steps, **how)
-
-
-def _same_architecture(anatomy: Anatomy, model: nn.Module, folder: Path) -> None:
-    shapes = {
-        name: tuple(tensor.shape) for name, tensor in [*model.named_parameters(), *model.named_buffers()]
-    }
-    for name, shape in anatomy.shapes.items():
-        if shapes.get(name) != shape:
-            found = f"has shape {shapes[name]}" if name in shapes else "is missing"
-            raise CheckpointMismatch(
-                f"{folder} was saved from a {anatomy.model} where {name} has shape {shape}; "
-                f"in this {type(model).__name__} it {found}: "
-                "build the architecture that was compressed, uncut"
-            )
