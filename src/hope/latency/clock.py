@@ -1,9 +1,9 @@
 """A network's time, predicted from its widths.
 
-T = s·(operators with weights, looked up) + a·(other operations) + b·(entries they write) + c·(entries that
-change their layout around convolutions which leave the engine's blocks). Each term follows the widths of the
-network after a prefix of steps; s, a, b and c, none below 0, are fitted to a few whole networks that are
-measured: what one operator costs another (caches, dispatch, fusion) only they tell.
+T = s·(operators with weights, looked up) + a·(operations) + b·(entries that those without weights write) +
+c·(entries laid out anew around convolutions which leave the engine's blocks) + d. Each term follows
+the widths of the network after a prefix of steps; the factors, none below 0, are fitted to a few whole
+networks that are measured: what one operator costs another (caches, dispatch, fusion) only they tell.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from hope.latency.mesh import Curve
 from hope.latency.operators import Layout, Rest
 
 Floats = NDArray[np.float64]
+Cut = tuple[Mapping[str, int], Sequence[str]]  # neurons removed from units, and evicted blocks
 LEAST = 0.02  # of its even share of the time, what a neuron counts for at least
 
 
@@ -35,7 +36,7 @@ class Clock:
 
     def __init__(self, anatomy: Anatomy, layout: Layout, curves: Sequence[Curve]) -> None:
         self.anatomy, self.layout, self.curves = anatomy, layout, curves
-        self.factors: Floats = np.array([1.0, 0.0, 0.0, 0.0])
+        self.factors: Floats = np.array([1.0, 0.0, 0.0, 0.0, 0.0])
         self._needed = {curve.site.weight for curve in curves}
         self._needed |= {tensor for rest in layout.rests for tensor, _ in rest.sources}
 
@@ -57,9 +58,9 @@ class Clock:
         halves = {unit.name: unit.neurons // 2 for unit in self.anatomy.layers}
         return [self.after({}), self.after(halves)]
 
-    def fit(self, cuts: Sequence[Mapping[str, int]], measured: Sequence[float]) -> None:
+    def fit(self, cuts: Sequence[Cut], measured: Sequence[float]) -> None:
         """Find the factors from whole networks: what was removed from each, and its nanoseconds."""
-        terms = np.concatenate([self._after(removed) for removed in cuts])
+        terms = np.concatenate([self._after(*cut) for cut in cuts])
         self.factors = nonnegative(terms, np.array(measured))
 
     def _after(self, removed: Mapping[str, int], evicted: Collection[str] = ()) -> Floats:
@@ -69,11 +70,14 @@ class Clock:
         return np.rint(terms @ self.factors).astype(np.int64)
 
     def _terms(self, shapes: Iterable[tuple[str, Counts]], gone: Mapping[str, int], length: int) -> Floats:
-        """(moments, 4) what the factors stand before."""
+        """(moments, 5) what the factors stand before."""
         now = {tensor: some.astype(np.float64) for tensor, some in shapes if tensor in self._needed}
-        terms = np.zeros((length, 4))
+        terms = np.zeros((length, 5))
+        terms[:, 4] = 1
         for curve in self.curves:
-            terms[:, 0] += curve(*_reads(curve, now))
+            reads, writes = _reads(curve, now)
+            terms[:, 0] += curve(reads, writes)
+            terms[:, 1] += (reads > 0) & (writes > 0)
             terms[:, 3] += _reordered(curve, now)
         for rest in self.layout.rests:
             share = np.broadcast_to(_share(rest, now, self.anatomy), (length,)).copy()
@@ -180,7 +184,10 @@ class Saves(Releases):
             now = self._share(rest, self._shapes)
             lost = now - self._share(rest, {**self._shapes, **after})
             saved += self._clock.factors[2] * rest.entries * lost
-        return float(saved)
+        gone = sum(
+            len(self._at.get(t, ())) for t, shape in after.items() if not all(shape) and all(self._shapes[t])
+        )
+        return float(saved + self._clock.factors[1] * gone)
 
     def _time(self, tensor: str, shapes: Mapping[str, Sequence[int]]) -> float:
         shape = shapes[tensor]

@@ -11,8 +11,8 @@ from torch.utils import _pytree as pytree
 from hope._util.calls import Example, as_call, duplicate
 from hope._util.progress import busy
 from hope.anatomy.anatomy import Anatomy
-from hope.anatomy.steps import Prune
-from hope.latency.clock import Clock
+from hope.anatomy.steps import Evict, Prune, Step
+from hope.latency.clock import Clock, Cut
 from hope.latency.mesh import ALIGNED, FRACTIONS, Curve
 from hope.latency.operators import movable, read_layout
 from hope.latency.runtime import Runtime, block_of, check_device
@@ -50,7 +50,7 @@ def clock_of(
 
     def networks() -> list[float]:
         with busy(f"measuring {anatomy.model} at {len(cuts)} widths, once: {runtime}", progress):
-            return stopwatch.networks([narrow(model, anatomy, removed) for removed in cuts], example)
+            return stopwatch.networks([narrow(model, anatomy, *cut) for cut in cuts], example)
 
     measured = table.networks(_digest(anatomy, runtime, cuts), networks)
     layout, moves = read_layout(anatomy, runtime.batch, runtime.engine), set(movable(anatomy))
@@ -64,20 +64,17 @@ def clock_of(
     return clock
 
 
-def _cuts(anatomy: Anatomy, block: int) -> list[Mapping[str, int]]:
+def _cuts(anatomy: Anatomy, block: int) -> list[Cut]:
     """What to remove for the networks that the clock is fitted to: all layers at a few shares of their
-    widths, and where uneven widths are slower, at uneven ones.
+    widths, where uneven widths are slower also at uneven ones, and all residual blocks.
     """
-    cuts = [
-        {u.name: u.neurons - _kept(u.neurons, share, block) for u in anatomy.layers} for share in FRACTIONS
-    ]
+    kept = [{u.name: _kept(u.neurons, share, block) for u in anatomy.layers} for share in FRACTIONS]
     if block > 1:
-        uneven = (
-            {u.name: u.neurons - max(1, _kept(u.neurons, share, block) - 1) for u in anatomy.layers}
-            for share in ODD
-        )
-        cuts += uneven
-    return [cut for n, cut in enumerate(cuts) if cut not in cuts[:n]]
+        kept += [{name: max(1, n - 1) for name, n in kept[FRACTIONS.index(share)].items()} for share in ODD]
+    removed = [{u.name: u.neurons - one[u.name] for u in anatomy.layers} for one in kept]
+    cuts: list[Cut] = [(one, ()) for n, one in enumerate(removed) if one not in removed[:n]]
+    outer = tuple(one.name for one in anatomy.blocks if one.residual and one.inside is None)
+    return [*cuts, ({}, outer)] if outer else cuts
 
 
 def _kept(neurons: int, share: float, block: int) -> int:
@@ -86,28 +83,23 @@ def _kept(neurons: int, share: float, block: int) -> int:
     return max(step, round(neurons * share / step) * step)
 
 
-def narrow(model: nn.Module, anatomy: Anatomy, removed: Mapping[str, int]) -> nn.Module:
+def narrow(
+    model: nn.Module, anatomy: Anatomy, removed: Mapping[str, int], evicted: Sequence[str] = ()
+) -> nn.Module:
     """The network without the last neurons of its layers; what it computes does not matter."""
     small = duplicate(model)
-    steps = [
+    steps: list[Step] = [
         Prune(name, tuple(range(anatomy.unit(name).neurons - count, anatomy.unit(name).neurons)))
         for name, count in removed.items()
         if count
     ]
-    operate(small, anatomy, steps, arithmetic=False)
+    operate(small, anatomy, [*steps, *map(Evict, evicted)], arithmetic=False)
     return small.eval()
 
 
-def _digest(anatomy: Anatomy, runtime: Runtime, cuts: Sequence[Mapping[str, int]]) -> str:
+def _digest(anatomy: Anatomy, runtime: Runtime, cuts: Sequence[Cut]) -> str:
     """What tells networks apart that take different times."""
     told = [(one.operator, one.inputs, one.shapes, sorted(one.tensors.items())) for one in anatomy.program]
-    text = repr(
-        (
-            anatomy.model,
-            told,
-            sorted(anatomy.shapes.items()),
-            runtime.batch,
-            [sorted(c.items()) for c in cuts],
-        )
-    )
+    done = [(sorted(removed.items()), list(evicted)) for removed, evicted in cuts]
+    text = repr((anatomy.model, told, sorted(anatomy.shapes.items()), runtime.batch, done))
     return hashlib.sha256(text.encode()).hexdigest()[:16]
