@@ -24,7 +24,7 @@ Look = Callable[[Operator, Width], float]
 
 @dataclass(frozen=True)
 class Mesh:
-    """Times at widths: (rows, columns), bilinear in between and straight on below, down to half the least."""
+    """Times at widths: (rows, columns), bilinear in between, straight on below, to a quarter of the least."""
 
     rows: tuple[int, ...]
     columns: tuple[int, ...]
@@ -42,7 +42,7 @@ class Mesh:
         at = self.values
         low = at[i[0], j[0]] * (1 - v) + at[i[0], j[1]] * v
         high = at[i[1], j[0]] * (1 - v) + at[i[1], j[1]] * v
-        found: Times = np.maximum(low * (1 - u) + high * u, at.min() / 2)
+        found: Times = np.maximum(low * (1 - u) + high * u, at.min() / 4)
         return found
 
 

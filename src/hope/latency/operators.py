@@ -12,8 +12,8 @@ from typing import Any, TypeAlias
 
 from hope.anatomy.anatomy import Anatomy
 from hope.graph.program import Operation, Ref, references
-from hope.ops.registry import forms
-from hope.ops.weight import Convolution, Linear, Transposed, Transposing, is_weight
+from hope.ops.registry import find
+from hope.ops.weight import Convolution, Linear, Transposed, Transposing, Weighted
 
 Key: TypeAlias = tuple[str, int]  # a tensor and one of its dimensions
 FREE = (  # operators that hand their input on
@@ -132,12 +132,12 @@ def read_layout(anatomy: Anatomy, batch: int, engine: str) -> Layout:
     sources: list[tuple[Key, ...]] = []
     counts: dict[tuple[tuple[Key, ...], tuple[str, ...]], list[int]] = defaultdict(lambda: [0, 0])
     melting: set[int] = set()  # results that onnxruntime computes together with a convolution
-    for operation, form in zip(program, forms(program), strict=True):
+    for operation in program:
         known = [sources[position] for position in operation.inputs if sources[position]]
         own = known[0] if known else ()
         if operation.operator == "cat":
             own = tuple(key for some in known for key in some)
-        site = _site(operation, form, anatomy, scaled) if is_weight(form) else None
+        site = _site(operation, anatomy, scaled)
         if site is not None:
             sites.append(site)
             own = ((site.weight, site.writes),)
@@ -165,15 +165,18 @@ def _melts(operation: Operation, melting: set[int]) -> bool:
     return reads in melting and operation.operator in (*FOLDED, *MELTED)
 
 
-def _site(operation: Operation, form: Any, anatomy: Anatomy, scaled: Any) -> Site | None:
+def _site(operation: Operation, anatomy: Anatomy, scaled: Any) -> Site | None:
     """An operation with a weight as an operator that can be measured; None if it is of another kind."""
-    entry, weight = form.operator, operation.tensors.get("weight")
+    entry = find(operation)
+    if not isinstance(entry, Weighted):
+        return None
+    weight = operation.tensors.get(entry.names[1])
     shape = anatomy.shapes.get(weight or "", ())
-    reading = next(iter(form.inputs), None)
+    reading = next(references(operation.arguments.get(entry.names[0])), None)
     if weight is None or reading is None or len(shape) < 2:
         return None
     reads, writes = scaled(anatomy.program[reading].output), scaled(operation.output)
-    bias = operation.arguments.get("bias") is not None
+    bias = operation.arguments.get(entry.names[2]) is not None
     if isinstance(entry, Linear) and len(shape) == 2:
         sides = (0, 1) if isinstance(entry, Transposing) else (1, 0)
         rows, full = prod(writes[:-1]), (shape[sides[0]], shape[sides[1]])
