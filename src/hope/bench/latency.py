@@ -78,8 +78,12 @@ def onnx(model: nn.Module, inputs: Tensor, folder: Path) -> Runner:
     return run
 
 
-def in_turns(runners: Sequence[Runner], repeats: int) -> list[list[float]]:
-    """Seconds of each runner in every repeat; the first of a repeat is the second of the one before."""
+def in_turns(runners: Sequence[Runner], repeats: int, *, warm: bool = False) -> list[list[float]]:
+    """Seconds of each runner in every repeat; the first of a repeat is the second of the one before.
+
+    Args:
+        warm: run each twice and time the second, so that caches do not hold another network.
+    """
     for _ in range(WARM_UPS):
         for run in runners:
             run()
@@ -88,6 +92,8 @@ def in_turns(runners: Sequence[Runner], repeats: int) -> list[list[float]]:
     for repeat in range(repeats):
         for turn in range(len(runners)):
             which = (turn + repeat) % len(runners)
+            if warm:
+                runners[which]()
             start = now()
             runners[which]()
             times[which].append(now() - start)
@@ -157,7 +163,7 @@ def measure(
                     notes.append(f"without {engine}: {first_line(error)}")
                     note(notes[-1])
                     break
-                times = in_turns(runners, repeats)
+                times = in_turns(runners, repeats, warm=paced is not None)  # as predictions are meant
             for network, own in zip(measured, times, strict=True):
                 row = {"engine": engine, "batch": batch, **network.facts, **summary(own, times[0])}
                 if paced is not None:
@@ -171,6 +177,7 @@ def measure(
         "threads": torch.get_num_threads(),
         "input": list(example.shape[1:]),
         "repeats": repeats,
+        "warm": paced is not None,
         "notes": notes,
         "rows": rows,
     }
