@@ -141,6 +141,8 @@ def test_one_run_answers_every_latency(network: nn.Module, fake: Fake, tmp_path:
     assert [steps for steps, _ in run.timing.measured] == [0, encoding.steps]
     assert run.trajectory.times is not None
     assert np.array_equal(run.trajectory.times, times)
+    trained = read_run(hope.save_finetuned(tmp_path / "trained", folder, encoding.model))
+    assert trained.timing == run.timing
 
 
 def test_the_least_latency_is_told_before_the_work(network: nn.Module, fake: Fake) -> None:

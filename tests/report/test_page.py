@@ -277,6 +277,6 @@ def test_predicted_latency_and_what_was_measured_are_on_the_page(folder: Path) -
     assert list(accumulate(data["times"])) == run.trajectory.times.tolist()
     measured = [[0, encoding.latency.original], [encoding.steps, encoding.latency.measured]]
     assert data["timed"] == measured
-    assert data["runtime"].startswith("torch, batch 1")
+    assert data["runtime"].startswith("torch, batch 2")
     other = run_data(read_run(folder))
     assert (other["times"], other["timed"], other["runtime"]) == ([], [], "")
