@@ -15,7 +15,9 @@ import hope.deft
 
 PAGE = Path(__file__).with_name("api.md")
 WIDTH = 100
-MADE_BY_USERS = (hope.Absorb, hope.Paper, hope.Score, hope.Evict, hope.Merge, hope.Prune)  # others are given
+MADE_BY_USERS = (  # others are given
+    hope.Absorb, hope.Paper, hope.Score, hope.Runtime, hope.Evict, hope.Merge, hope.Prune
+)  # fmt: skip
 SECTION = re.compile(r"(Args|Attributes|Returns|Raises|Example):")
 ITEM = re.compile(r"(\*{0,2}\w+(?:, \*{0,2}\w+)*): (.*)")
 HEAD = """# API reference

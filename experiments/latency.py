@@ -1,15 +1,18 @@
-"""How much faster Keras' ResNet-50 gets: `python -m experiments.latency NETWORK`.
+"""How much faster networks get: `python -m experiments.latency NETWORK`.
 
 The committed results:
 
     python -m experiments.latency keras-resnet50 --weights keras-resnet50.safetensors --methods absorb hope \
         --budgets params=0.65 params=0.4 --multiple-of 8 --out experiments/results/latency.json
+    python -m experiments.latency cifar10-resnet20 --data FOLDER --budgets params=0.65 params=0.4 macs=0.5 \
+        latency=0.8 latency=0.65 --multiple-of 8 --repeats 100 --out experiments/results/latency-budgets.json
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import statistics
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -25,6 +28,7 @@ from hope.cli.weights import load_weights
 from zoo import networks
 
 RESULTS = FOLDER / "latency.json"
+IN_TIME = FOLDER / "latency-budgets.json"
 
 
 def parser() -> argparse.ArgumentParser:
@@ -50,7 +54,7 @@ def parser() -> argparse.ArgumentParser:
 
 def run(options: argparse.Namespace) -> None:
     """Measure, or show what was measured."""
-    if readme.shown(options, {"latency": table}):
+    if readme.shown(options, {"latency": table, "latency-budgets": in_time}):
         return
     bench.check_latency(options)
     name = options.network
@@ -88,6 +92,41 @@ def table(path: Path = RESULTS) -> str:
         f"medians over {results['repeats']} interleaved repeats in one run. {_spread(results)}"
     )
     return "\n".join(lines) + "\n"
+
+
+def in_time(path: Path = IN_TIME) -> str:
+    """Fidelity and speed-up of networks at equal predicted time, by engine and batch size."""
+    results = json.loads(path.read_text())
+    columns = list(dict.fromkeys((row["engine"], row["batch"]) for row in results["rows"]))
+    networks: dict[tuple[str, int], dict[tuple[str, int], Any]] = {}
+    for row in results["rows"]:
+        if row["method"] != "original":
+            key = (row["budget"], row["multiple of"])
+            networks.setdefault(key, {})[row["engine"], row["batch"]] = row
+    heads = [f"{engine}, batch {batch}" for engine, batch in columns]
+    lines = ["| | " + " | ".join(heads) + " |", "|---" + "|---:" * len(heads) + "|"]
+    for (budget, multiple), rows in networks.items():
+        name = budget + (f", multiples of {multiple}" if multiple > 1 else "")
+        cells = [
+            f"{rows[column]['fidelity']:.2f} at {rows[column]['speed-up']:.2f}" if column in rows else ""
+            for column in columns
+        ]
+        lines.append(f"| {name} | {' | '.join(cells)} |")
+    lines.append(
+        f"\nFidelity at a speed-up, {TITLES[results['model']]}, absorb, {results['threads']} "
+        f"thread: ratios of medians over {results['repeats']} interleaved repeats. {_off(results, columns)}"
+    )
+    return "\n".join(lines) + "\n"
+
+
+def _off(results: dict[str, Any], columns: Sequence[tuple[str, int]]) -> str:
+    """How far predictions were off."""
+    told = []
+    for engine, batch in columns:
+        rows = [row for row in results["rows"] if (row["engine"], row["batch"]) == (engine, batch)]
+        errors = [abs(row["predicted ms"] / row["fastest ms"] - 1) for row in rows]
+        told.append(f"{statistics.median(errors):.1%} ({max(errors):.1%}) in {engine} at batch {batch}")
+    return f"Predicted times are off by {', '.join(told)}: the median (the largest) over all networks."
 
 
 def _spread(results: dict[str, Any]) -> str:

@@ -9,7 +9,7 @@ if TYPE_CHECKING:
     from hope import deft, ops
     from hope.anatomy.anatomy import Anatomy
     from hope.anatomy.steps import Evict, Merge, Prune
-    from hope.api import capacities, encode, inspect, save_finetuned
+    from hope.api import capacities, encode, inspect
     from hope.encoding import Encoding
     from hope.errors import (
         CannotExport,
@@ -23,7 +23,9 @@ if TYPE_CHECKING:
         UnknownMethod,
         UnsupportedModel,
     )
+    from hope.finetuned import save_finetuned
     from hope.judge.fidelity import fidelity
+    from hope.latency.runtime import Runtime
     from hope.methods import Absorb, Paper, Score
     from hope.reasons import Cause
     from hope.signals.dream import dream
@@ -51,6 +53,7 @@ __all__ = [
     "Merge",
     "Paper",
     "Prune",
+    "Runtime",
     "Score",
     "UnknownMethod",
     "UnsupportedModel",
@@ -75,7 +78,7 @@ __all__ = [
 _PLACES = {  # where names live: each is imported when it is first used, and torch not before
     "hope.anatomy.anatomy": ("Anatomy",),
     "hope.anatomy.steps": ("Evict", "Merge", "Prune"),
-    "hope.api": ("capacities", "encode", "inspect", "save_finetuned"),
+    "hope.api": ("capacities", "encode", "inspect"),
     "hope.encoding": ("Encoding",),
     "hope.errors": (
         "CannotExport",
@@ -89,7 +92,9 @@ _PLACES = {  # where names live: each is imported when it is first used, and tor
         "UnknownMethod",
         "UnsupportedModel",
     ),
+    "hope.finetuned": ("save_finetuned",),
     "hope.judge.fidelity": ("fidelity",),
+    "hope.latency.runtime": ("Runtime",),
     "hope.methods": ("Absorb", "Paper", "Score"),
     "hope.reasons": ("Cause",),
     "hope.signals.dream": ("dream",),

@@ -1,4 +1,4 @@
-"""`inspect`, `encode`, `capacities`, `save_finetuned`: the way of the data, from a model to a smaller one."""
+"""`inspect`, `encode`, `capacities`: the way of the data, from a model to a smaller one."""
 
 from __future__ import annotations
 
@@ -18,20 +18,21 @@ from hope.anatomy.anatomy import Anatomy
 from hope.anatomy.read import read_model
 from hope.anatomy.steps import Step
 from hope.encoding import Encoding
-from hope.errors import InvalidExample, UnsupportedModel
+from hope.errors import InvalidExample, UnknownMethod, UnsupportedModel
 from hope.graph.capture import check_readable
 from hope.judge.evictions import decide
 from hope.judge.fidelity import Judge, images_for
 from hope.judge.sensitivity import weigh
 from hope.judge.trial import verify
+from hope.latency.measure import clock_of, settled
+from hope.latency.runtime import Runtime, runtime_of
 from hope.methods import Method, Paper, named
 from hope.run.align import check_multiple
 from hope.run.budget import Budget, one_budget
 from hope.run.checkpoint import Begun, Checkpoint, Deciding
 from hope.run.collect import collect
 from hope.run.plan import Plan, check_streams, waiting
-from hope.storage.finetuned import save_trained
-from hope.storage.run import fingerprint, read_run
+from hope.storage.run import fingerprint
 
 NOTED = 64  # steps between two looks at the clock
 
@@ -78,6 +79,8 @@ def encode(
     density: float | None = None,
     params: float | None = None,
     macs: float | None = None,
+    size: float | str | None = None,
+    latency: float | str | None = None,
     steps: int | None = None,
     fidelity: float | None = None,
     method: Method | str = "absorb",
@@ -85,6 +88,7 @@ def encode(
     streams: bool = False,
     exclude: Sequence[str] = (),
     multiple_of: int = 1,
+    runtime: Runtime | str | None = None,
     executor: Executor | None = None,
     anatomy: Anatomy | None = None,
     checkpoint: str | PathLike[str] | None = None,
@@ -100,6 +104,10 @@ def encode(
         density: share (or number) of compressible neurons to keep.
         params: share (or number) of parameters to keep.
         macs: share (or number) of multiply-accumulates to keep.
+        size: share of the bytes of all parameters and buffers to keep, or how many: "10MB".
+        latency: share of the time that the original takes on the example, or how long: "12ms". Steps are
+            ranked by the time that they save. What operators take on this machine is measured once and kept
+            (in `$HOPE_CACHE` or `~/.cache/hope`); the result is measured in the end (`encoding.latency`).
         steps: how many steps to take.
         fidelity: the least predicted fidelity (see `hope.fidelity`): the longest run that never dips below,
             looked at in 20 places and then refined.
@@ -111,6 +119,8 @@ def encode(
         exclude: patterns (`*`, `?`) of module names that must stay untouched, inputs and outputs.
         multiple_of: keep widths that are multiples of this (8, 16, 32: what hardware likes). A removal that
             would only break a multiple is not made.
+        runtime: where `latency` counts: "torch" (the default), "onnxruntime", or a `hope.Runtime` with a
+            batch and a number of threads.
         executor: any `concurrent.futures.Executor` to work out the units' paths on; the result is the same.
         anatomy: what `hope.inspect` returned, to save reading the model again.
         checkpoint: a file to note the run in while it is under way; if it has the beginning of the same run,
@@ -119,7 +129,9 @@ def encode(
 
     Raises:
         InfeasibleBudget: the budget cannot be met; the message says what can.
-        UnknownMethod: there is no such method or option.
+        UnknownMethod: there is no such method, runtime or option.
+        MissingExtra: the runtime is not installed.
+        CannotExport: the runtime cannot run the model.
 
     Example:
         >>> import torch, hope
@@ -131,10 +143,17 @@ def encode(
         Conv2d(3, 4, kernel_size=(3, 3), stride=(1, 1))
         >>> encoding.at(steps=1)[0]
         Conv2d(3, 7, kernel_size=(3, 3), stride=(1, 1))
+        >>> hope.encode(net, torch.zeros(1, 3, 8, 8), size="1.5kB").size.neurons
+        5
+        >>> encoding = hope.encode(net, torch.zeros(1, 3, 8, 8), latency=0.9)  # doctest: +SKIP
+        >>> encoding.latency.predicted, encoding.latency.measured, encoding.latency.original  # doctest: +SKIP
+        (0.031, 0.032, 0.038)
         >>> hope.encode(net, torch.zeros(1, 3, 8, 8), density=0.5, method=hope.Paper(merge="sum")).steps
         4
     """
-    budget = one_budget(density=density, params=params, macs=macs, steps=steps, fidelity=fidelity)
+    budget = one_budget(
+        density=density, params=params, macs=macs, size=size, latency=latency, steps=steps, fidelity=fidelity
+    )
     encoding = work(
         model,
         example,
@@ -144,6 +163,7 @@ def encode(
         streams=streams,
         exclude=exclude,
         multiple_of=multiple_of,
+        runtime=runtime,
         executor=executor,
         anatomy=anatomy,
         checkpoint=checkpoint,
@@ -164,6 +184,7 @@ def work(
     streams: bool = False,
     exclude: Sequence[str] = (),
     multiple_of: int = 1,
+    runtime: Runtime | str | None = None,
     executor: Executor | None = None,
     anatomy: Anatomy | None = None,
     checkpoint: str | PathLike[str] | None = None,
@@ -173,17 +194,21 @@ def work(
     method = named(method)
     exclude = [exclude] if isinstance(exclude, str) else list(exclude)
     check_multiple(multiple_of)
+    where = _runtime(budget, runtime, example)
     _check_numbers(model)
     if anatomy is None:
         anatomy = inspect(model, example, streams=streams, progress=progress)
     check_streams(anatomy, streams)
     plan = Plan(model, example, anatomy, method, evict=evict, exclude=exclude, progress=progress)
+    settings = {"method": method.told(), "evict": evict, "exclude": exclude}
+    settings |= {"streams": True} if streams else {}
+    told: dict[str, Any] = {"original": fingerprint(model), **settings}
+    if where is not None:
+        clock = clock_of(model, example, anatomy, where, progress=progress)
+        plan.pace, settings["runtime"] = clock, where.told()
+        told |= {"runtime": where.told(), "clock": clock.told()}
     plan.check(budget, multiple_of)
-    more = {"streams": True} if streams else {}
-    settings = {"method": method.told(), "evict": evict, "exclude": exclude, **more}
-    file = None
-    if checkpoint is not None:
-        file = Checkpoint(Path(checkpoint), {"original": fingerprint(model), **settings})
+    file = Checkpoint(Path(checkpoint), told) if checkpoint is not None else None
     begun = file.read() if file is not None else Begun()
     judge: Judge | None = None
     undecided = plan.judged and (not begun.steps or begun.deciding is not None)
@@ -198,8 +223,10 @@ def work(
     if undecided:
         assert judge is not None
         begun = Begun(_judged(model, plan, judge, executor, file, begun, progress))
-    rest = iter(()) if plan.judged else plan.steps(executor=executor, done=begun.steps)
-    trajectory = collect(anatomy, rest, budget, begun.steps, multiple_of, file, progress=progress)
+    more = iter(()) if plan.judged else plan.steps(executor=executor, done=begun.steps)
+    trajectory = collect(
+        anatomy, more, budget, begun.steps, multiple_of, file, pace=plan.pace, progress=progress
+    )
     encoding = Encoding(
         anatomy,
         trajectory,
@@ -214,8 +241,24 @@ def work(
         {**settings, "multiple_of": multiple_of},
         plan.known.inputs,
         judge,
+        runtime=where,
     )
-    return encoding.ended_at(budget, multiple_of, progress=progress)
+    encoding = encoding.ended_at(budget, multiple_of, progress=progress)
+    if where is not None:
+        with busy("measuring the result", progress):
+            encoding.look_at_latency()
+    return encoding
+
+
+def _runtime(budget: Budget, given: Runtime | str | None, example: Example | None) -> Runtime | None:
+    """Where a latency counts, with nothing left open; None for other budgets."""
+    if budget.unit == "latency":
+        return settled(runtime_of(given), example)
+    if given is not None:
+        raise UnknownMethod(
+            f"a runtime goes with a latency, not with {budget}: leave it out, or give latency="
+        )
+    return None
 
 
 def _ordered(begun: Begun) -> bool:
@@ -300,48 +343,3 @@ def capacities(
         raise InvalidExample(f"{advice}: give a few inputs, hope.capacities(..., calibration=batches)")
     found = plan.method.measures(plan.known, plan.states)
     return {name: torch.tensor(values, dtype=torch.float64) for name, values in found.items()}
-
-
-def save_finetuned(
-    folder: str | PathLike[str],
-    source: Encoding | str | PathLike[str],
-    small: nn.Module,
-    *,
-    density: float | None = None,
-    params: float | None = None,
-    macs: float | None = None,
-    steps: int | None = None,
-) -> Path:
-    """Save a compressed network that was trained on: `hope.load(folder, fresh_model)` gives it back. There is
-    one budget in such a folder, the one that was trained.
-
-    Args:
-        folder: where to; one of its own, not that of the run. An earlier save of this kind is replaced.
-        source: the run that the network came from: the `Encoding`, or the folder that it was saved in.
-        small: the trained network, with the shapes that the run left: a head with another number of
-            outputs is refused.
-        density, params, macs, steps: the budget it was taken at, where that was not the run's own.
-
-    Raises:
-        CheckpointMismatch: the network has other shapes than the run left; the message names the first.
-        CannotWrite: the folder has a run, whose other budgets would be lost.
-
-    Example:
-        >>> import tempfile, torch, hope
-        >>> linear, bn = torch.nn.Linear(3, 8), torch.nn.BatchNorm1d(8)
-        >>> net = torch.nn.Sequential(linear, bn, torch.nn.ReLU(), torch.nn.Linear(8, 2)).eval()
-        >>> encoding = hope.encode(net, torch.zeros(2, 3), density=0.25)
-        >>> small = encoding.model.train()
-        >>> small(torch.randn(16, 3)).square().sum().backward()
-        >>> torch.optim.SGD(small.parameters(), lr=0.1).step()
-        >>> folder = hope.save_finetuned(tempfile.mkdtemp(), encoding, small)
-        >>> torch.equal(hope.load(folder, net)[0].weight, small[0].weight)
-        True
-    """
-    run = source.as_run() if isinstance(source, Encoding) else read_run(source)
-    given = {"density": density, "params": params, "macs": macs, "steps": steps}
-    taken = run.steps
-    if any(value is not None for value in given.values()):
-        budget = one_budget(**given)
-        taken = run.trajectory.steps_to(budget.unit, budget.value)
-    return save_trained(Path(folder), run, taken, small)

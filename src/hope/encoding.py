@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from os import PathLike
@@ -17,7 +17,10 @@ from hope._util.tables import grid, html, text
 from hope.anatomy.anatomy import Anatomy
 from hope.anatomy.sizes import Size
 from hope.errors import InfeasibleBudget
-from hope.judge.fidelity import Judge, images_for
+from hope.judge.fidelity import LOOKS, Judge, images_for, longest_above
+from hope.latency.runtime import Runtime, machine
+from hope.latency.stopwatch import Stopwatch
+from hope.latency.timing import Latency, Timing
 from hope.methods.base import Method
 from hope.methods.calibration import MADE_UP
 from hope.reasons import Reason
@@ -32,7 +35,6 @@ from hope.storage.run import Details, Run, fingerprint, save_trajectory
 from hope.surgery.export import Exported, export_onnx, export_program
 from hope.surgery.refit import compressed
 
-GRID, REFINEMENTS = 20, 6  # looks at a run's fidelity
 GROWTH = 4.0  # times the original's largest entry: beyond it, weights are reported as grown
 
 
@@ -51,6 +53,7 @@ class Encoding:
         measures: unit -> what each of its neurons counted before the first step: its capacity ‖f_i‖, or a
             baseline's score.
         inputs: what weights are fitted on in the end, if they are.
+        runtime: where its latency counts, if it was made for one.
 
     Example:
         >>> import torch, hope
@@ -79,6 +82,8 @@ class Encoding:
     inputs: Sequence[Any] = ()
     _judge: Judge | None = None
     _looked: dict[int, float] = field(default_factory=dict)
+    runtime: Runtime | None = None
+    _timed: dict[int, int] = field(default_factory=dict)
 
     @cached_property
     def model(self) -> nn.Module:
@@ -91,12 +96,16 @@ class Encoding:
         density: float | None = None,
         params: float | None = None,
         macs: float | None = None,
+        size: float | str | None = None,
+        latency: float | str | None = None,
         steps: int | None = None,
     ) -> nn.Module:
         """The network at another moment of the same run, from the original weights; only what is fitted to
         inputs is fitted again.
         """
-        budget = one_budget(density=density, params=params, macs=macs, steps=steps)
+        budget = one_budget(
+            density=density, params=params, macs=macs, size=size, latency=latency, steps=steps
+        )
         return self._after(self.trajectory.steps_to(budget.unit, budget.value))
 
     def _after(self, steps: int) -> nn.Module:
@@ -154,6 +163,21 @@ class Encoding:
         """Neurons, parameters and MACs at the budget."""
         return self.trajectory.size(self.steps)
 
+    @property
+    def latency(self) -> Latency | None:
+        """Predicted and measured milliseconds, where the run was made for a latency; else None."""
+        if self.runtime is None or self.trajectory.times is None:
+            return None
+        self.look_at_latency()
+        predicted, measured = int(self.trajectory.times[self.steps]), self._timed
+        return Latency(self.runtime, predicted / 1e6, measured[self.steps] / 1e6, measured[0] / 1e6)
+
+    def look_at_latency(self) -> None:
+        """Measure the original and the compressed model, side by side, if that was not done yet."""
+        if self.runtime is not None and self.steps not in self._timed:
+            found = Stopwatch(self.runtime).networks([self.original, self.model], self.example)
+            self._timed.update(zip((0, self.steps), map(round, found), strict=True))
+
     def ended_at(self, budget: Budget, multiple_of: int = 1, *, progress: bool | None = False) -> Encoding:
         """The same run, ended where a budget is met.
 
@@ -161,8 +185,9 @@ class Encoding:
             InfeasibleBudget: the run does not come so far; the message says how far, and what to do.
         """
         if budget.unit == "fidelity":
-            with bar("looking for the fidelity", GRID + REFINEMENTS, progress) as show:
-                return replace(self, steps=_longest(self, budget.value, show))
+            with bar("looking for the fidelity", LOOKS, progress) as show:
+                longest = longest_above(budget.value, len(self.trajectory), self.fidelity_after, show)
+                return replace(self, steps=self.trajectory.steps_to("steps", longest))
         try:
             return replace(self, steps=self.trajectory.steps_to(budget.unit, budget.value))
         except InfeasibleBudget as error:
@@ -195,6 +220,7 @@ class Encoding:
             self.intakes,
             self._details(source),
             self._stored_inputs(),
+            self._timing(),
         )
 
     def _stored_inputs(self) -> Sequence[Any]:
@@ -202,6 +228,11 @@ class Encoding:
         ours to keep.
         """
         return self.inputs if self.method.told().get("calibration") in MADE_UP else ()
+
+    def _timing(self) -> Timing | None:
+        if self.runtime is None:
+            return None
+        return Timing(self.runtime, machine(self.runtime), tuple(sorted(self._timed.items())))
 
     def _details(self, source: Mapping[str, str] | None = None) -> Details:
         looked = sorted(self._looked.items())
@@ -241,6 +272,7 @@ class Encoding:
             Arrays(file="", sha256=""),
             details=self._details(source).rounded(),
             held=self.intakes,
+            timing=self._timing(),
         )
 
     def export_onnx(self, path: str | PathLike[str], *, check: bool = True) -> Exported:
@@ -285,6 +317,8 @@ class Encoding:
             old, new = getattr(before, name), getattr(after, name)
             table.add_row(name, f"{old:,}", f"{new:,}", f"{new / old:.1%}" if old else "")
         parts: list[object] = [table]
+        if self.latency is not None:
+            parts.append(str(self.latency))
         if self.example is not None:
             parts.append(f"fidelity {self.fidelity:.3f} (predicted without data; 1 is the original)")
         parts += self.notes
@@ -302,28 +336,3 @@ class Encoding:
             more = len(self.left_alone) - 12
             parts += ["", reasons, *([f"and {more} more (encoding.left_alone)"] if more > 0 else [])]
         return parts
-
-
-def _longest(encoding: Encoding, least: float, show: Callable[[float], None]) -> int:
-    """The longest prefix that never dips below a fidelity, on a grid of steps that is then refined."""
-    total = len(encoding.trajectory)
-    looks = sorted({round(total * k / GRID) for k in range(1, GRID + 1)})
-    low = 0
-    for done, steps in enumerate(looks):
-        show(done)
-        if encoding.fidelity_after(steps) < least:
-            high = steps
-            break
-        low = steps
-    else:
-        return total
-    for done in range(REFINEMENTS):
-        show(GRID + done)
-        if high - low <= 1:
-            break
-        middle = (low + high) // 2
-        if encoding.fidelity_after(middle) < least:
-            high = middle
-        else:
-            low = middle
-    return encoding.trajectory.steps_to("steps", low)

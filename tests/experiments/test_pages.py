@@ -105,6 +105,7 @@ def test_the_pages_have_the_tables_of_the_committed_results(tmp_path: Path) -> N
         ("calibration", calibration.table),
         ("finetune", finetune.table),
         ("latency", latency.table),
+        ("latency-budgets", latency.in_time),
         ("transfer", transfer.table),
         ("transfer-ablation", transfer.ablation),
         ("transfer-small", transfer.small),

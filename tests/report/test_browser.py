@@ -13,6 +13,7 @@ import hope
 from hope.report.page import write_page
 from hope.storage.run import read_run
 from tests.report.conftest import arrives, slide
+from tests.storage.record import OLD
 
 
 @pytest.fixture(scope="module")
@@ -26,6 +27,9 @@ def pages(folder: Path, absorbed: Path, tmp_path_factory: pytest.TempPathFactory
     write_page(
         [replace(run, anatomy=replace(run.anatomy, model=name, skipped=(first,)))], target / "evil.html"
     )
+    timed = read_run(OLD / "run-v3-latency")
+    write_page([timed], target / "timed.html")
+    write_page([run, timed], target / "both.html")
     return {path.stem: path.as_uri() for path in target.glob("*.html")}
 
 
@@ -196,3 +200,17 @@ def test_names_are_text_and_nothing_else(visit: Any) -> None:
     assert page.locator("h1").inner_text().startswith("<img src=x onerror=alert(1)>")
     assert page.locator("img").count() == 0
     assert page.locator("script").count() == 2
+
+
+def test_predicted_latency_is_drawn_with_what_was_measured(visit: Any) -> None:
+    run = read_run(OLD / "run-v3-latency")
+    page = visit("timed")
+    assert page.locator("#panel-time").is_visible()
+    assert "torch, batch 1" in page.locator("#runtimes").inner_text()
+    assert page.locator("#chart-time circle.timed").count() == 2
+    slide(page, run.steps)
+    tile = page.locator(".tile", has_text="latency, predicted").inner_text()
+    assert "ms measured here" in tile
+    assert "J per millisecond that it saves" in page.locator("body").inner_text()
+    assert visit("both").locator("#chart-time path.curve").count() == 1
+    assert not visit("one").locator("#panel-time").is_visible()

@@ -23,7 +23,9 @@ from hope.report.page import KINDS, labels, page_data, render, run_data, scales,
 from hope.report.takers import takers
 from hope.storage import run as store
 from hope.storage.run import read_run
+from tests.latency.fake import faked
 from tests.report.conftest import EXAMPLE
+from tests.support import randomise
 
 
 def widths(data: dict[str, Any], steps: int) -> dict[str, int]:
@@ -263,3 +265,18 @@ def test_fidelities_that_were_looked_at_are_saved_and_shown(folder: Path, absorb
     assert [steps for steps, _ in looked] == sorted({steps for steps, _ in looked})
     assert page_data([read_run(folder)])["runs"][0]["fidelity"] == [list(point) for point in looked]
     assert not read_run(absorbed).details.fidelities
+
+
+def test_predicted_latency_and_what_was_measured_are_on_the_page(folder: Path) -> None:
+    with faked():
+        encoding = hope.encode(randomise(DigitsNet()).eval(), EXAMPLE, latency=0.6)
+    run = encoding.as_run()
+    data = run_data(run)
+    assert run.trajectory.times is not None
+    assert encoding.latency is not None
+    assert list(accumulate(data["times"])) == run.trajectory.times.tolist()
+    measured = [[0, encoding.latency.original], [encoding.steps, encoding.latency.measured]]
+    assert data["timed"] == measured
+    assert data["runtime"].startswith("torch, batch 2")
+    other = run_data(read_run(folder))
+    assert (other["times"], other["timed"], other["runtime"]) == ([], [], "")

@@ -1,6 +1,6 @@
 """Folders as they are written today, and what they must compute ever after.
 
-    python -m tests.storage.record      write tests/storage/old/*-v2-* and the JSON Schemas in docs/schema
+    python -m tests.storage.record      write tests/storage/old/run-v3-* and the JSON Schemas in docs/schema
 
 Recorded once per version of a format. A folder that a released version wrote is never written again: if a
 format changes, its version goes up, a migration is added, and folders of the new version are recorded beside
@@ -24,6 +24,7 @@ from hope.storage.adapter import ADAPTER
 from hope.storage.codec import Form, json_schema
 from hope.storage.record import RUN
 from tests.golden.record import digits
+from tests.latency.fake import faked
 
 OLD = Path(__file__).parent / "old"
 SCHEMAS = Path(__file__).parents[2] / "docs" / "schema"
@@ -77,17 +78,17 @@ def tuned() -> Tuning:
 
 def main() -> None:
     torch.manual_seed(0)
-    absorbed = hope.encode(digits(), EXAMPLE, params=0.6, multiple_of=2)
-    absorbed.save(OLD / "run-v2-absorb")
     paper = hope.encode(digits(), EXAMPLE, params=0.6, method="hope")
     paper.fidelities(5)
-    paper.save(OLD / "run-v2-hope", source={"model": "net.py:make"})
-    hope.save_finetuned(OLD / "run-v2-trained", absorbed, finetuned(absorbed))
-    tuned().save_pretrained(OLD / "adapter-v2-mask")
+    paper.save(OLD / "run-v3-hope", source={"model": "net.py:make"})
+    absorbed = hope.encode(digits(), EXAMPLE, params=0.6, multiple_of=2)
+    hope.save_finetuned(OLD / "run-v3-trained", absorbed, finetuned(absorbed))
+    with faked():
+        hope.encode(digits(), EXAMPLE, latency=0.6).save(OLD / "run-v3-latency")
     x = load_file(OLD / "expected.safetensors")["x"]
-    folders = sorted(path for path in OLD.glob("*-v2-*") if path.is_dir())
+    folders = sorted(path for path in OLD.glob("*-v3-*") if path.is_dir())
     found = {"x": x, **{name: y for folder in folders for name, y in outputs(folder, x).items()}}
-    save_file({name: y.contiguous() for name, y in found.items()}, OLD / "expected-v2.safetensors")
+    save_file({name: y.contiguous() for name, y in found.items()}, OLD / "expected-v3.safetensors")
     SCHEMAS.mkdir(parents=True, exist_ok=True)
     for form in FORMS:
         (SCHEMAS / f"{form.schema}.json").write_text(json.dumps(json_schema(form), indent=1) + "\n")

@@ -121,7 +121,7 @@ def test_the_same_run_gives_the_same_file(tmp_path: Path) -> None:
     plan = json.loads((first / PLAN).read_bytes())
     assert (first / PLAN).read_bytes() == (second / PLAN).read_bytes()
     assert plan["anatomy"]["parameters"] == sorted(anatomy.parameters)
-    assert (plan["format"], plan["version"], plan["schema"]) == ("hope-run", 2, "hope-run-2")
+    assert (plan["format"], plan["version"], plan["schema"]) == ("hope-run", 3, "hope-run-3")
 
 
 def test_an_ablation_is_replayed_as_one(tmp_path: Path) -> None:
@@ -139,7 +139,7 @@ def test_an_ablation_is_replayed_as_one(tmp_path: Path) -> None:
 def altered(tmp_path: Path, change: Callable[[dict[str, Any]], object], *, sealed: bool = True) -> Path:
     """A copy of a saved run with other words in it; sealed: with the hash that fits them."""
     folder = tmp_path / "copy"
-    shutil.copytree(OLD / "run-v2-hope", folder)
+    shutil.copytree(OLD / "run-v3-hope", folder)
     plan = json.loads((folder / PLAN).read_text())
     change(plan)
     if sealed:
@@ -178,10 +178,10 @@ def test_a_record_that_makes_no_sense_is_refused(
     assert "\n" not in str(refusal.value)
 
 
-@pytest.mark.parametrize("version", [3, 99, 0, -1, "2", None, True])
+@pytest.mark.parametrize("version", [4, 99, 0, -1, "3", None, True])
 def test_other_versions_are_refused(tmp_path: Path, version: object) -> None:
     folder = altered(tmp_path, lambda plan: plan.update(version=version))
-    with pytest.raises(hope.DamagedFolder, match="this package reads 2: update the package"):
+    with pytest.raises(hope.DamagedFolder, match="this package reads 3: update the package"):
         hope.load(folder, digits())
 
 
@@ -196,7 +196,9 @@ def test_version_1_that_makes_no_sense_is_refused(tmp_path: Path) -> None:
             hope.load(folder, digits())
 
 
-@pytest.mark.parametrize("name", ["run-v1-hope", "run-v2-hope", "adapter-v1-first", "adapter-v2-mask"])
+@pytest.mark.parametrize(
+    "name", ["run-v1-hope", "run-v2-hope", "run-v3-hope", "adapter-v1-first", "adapter-v2-mask"]
+)
 def test_an_altered_byte_is_noticed(tmp_path: Path, name: str) -> None:
     folder = tmp_path / "copy"
     shutil.copytree(OLD / name, folder)

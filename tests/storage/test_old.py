@@ -25,6 +25,7 @@ from tests.storage.record import EXAMPLE, FORMS, OLD, outputs
 
 EXPECTED = load_file(OLD / "expected.safetensors")
 EXPECTED_2 = load_file(OLD / "expected-v2.safetensors")
+EXPECTED_3 = load_file(OLD / "expected-v3.safetensors")
 
 
 def close(found: Tensor, name: str) -> None:
@@ -61,6 +62,23 @@ def test_adapters_of_version_1_in_both_its_forms(kind: str) -> None:
 def test_folders_of_version_2(name: str) -> None:
     for told, found in outputs(OLD / name, EXPECTED_2["x"]).items():
         torch.testing.assert_close(found, EXPECTED_2[told], rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize("name", ["run-v3-hope", "run-v3-latency", "run-v3-trained"])
+def test_folders_of_version_3(name: str) -> None:
+    for told, found in outputs(OLD / name, EXPECTED_3["x"]).items():
+        torch.testing.assert_close(found, EXPECTED_3[told], rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize("name", ["run-v1-hope", "run-v2-hope"])
+def test_runs_that_know_no_times_know_their_bytes(name: str) -> None:
+    run, net = read_run(OLD / name), digits()
+    assert run.timing is None
+    assert run.trajectory.times is None
+    assert run.trajectory.bytes is not None
+    assert run.trajectory.bytes[0] == sum(one.nbytes for one in [*net.parameters(), *net.buffers()])
+    with pytest.raises(hope.InfeasibleBudget, match="does not know its latency: encode again with latency="):
+        hope.load(OLD / name, net, latency=0.5)
 
 
 def test_the_anatomy_of_version_1_is_the_one_that_is_read_today() -> None:

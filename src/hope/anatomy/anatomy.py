@@ -28,6 +28,7 @@ class Anatomy:
         positions: weight -> how many times the example uses each of its entries (for MACs).
         aliases: parameter -> all the names it goes by, for those with several.
         eps: BN -> its ε.
+        itemsize: tensor -> bytes of an entry, where these are not 4.
         program: the order of operations, for surrogates that follow signals; not saved with a run.
         taps: (unit, reading weight) -> where the program shows the unit's signal; not saved either.
 
@@ -48,6 +49,7 @@ class Anatomy:
     positions: Mapping[str, int]
     aliases: Mapping[str, tuple[str, ...]]
     eps: Mapping[str, float]
+    itemsize: Mapping[str, int] = field(default_factory=dict)
     program: Program = field(default=(), repr=False)
     taps: Taps = field(default_factory=dict, repr=False)
 

@@ -14,6 +14,7 @@ from hope._util.calls import Example
 from hope.anatomy.anatomy import Anatomy
 from hope.anatomy.flow import Flow
 from hope.anatomy.grouping import read
+from hope.anatomy.sizes import USUAL
 from hope.anatomy.skipless import skipless
 from hope.anatomy.taps import find_taps
 from hope.anatomy.units import Skipped, Unit
@@ -73,6 +74,7 @@ def read_model(
         positions=dict(flow.positions),
         aliases=shared,
         eps=_eps(units, program),
+        itemsize={name: one.itemsize for name, one in tensors.items() if one.itemsize != USUAL},
         program=program,
         taps=find_taps(flow, program, units),
     )

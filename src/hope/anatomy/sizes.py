@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 from typing import TYPE_CHECKING, TypeAlias
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from hope.anatomy.units import Places
 
 Counts: TypeAlias = NDArray[np.int64]
+USUAL = 4  # bytes of an entry
 
 
 @dataclass(frozen=True)
@@ -37,6 +38,30 @@ class Size:
 
 def sizes(anatomy: Anatomy, steps: Sequence[Step]) -> Counts:
     """(steps + 1, 3) neurons, parameters and MACs before the first and after each step, all at once."""
+    return _tally(anatomy, *_account(anatomy, steps), len(steps) + 1)
+
+
+def stored(anatomy: Anatomy, steps: Sequence[Step]) -> Counts:
+    """(steps + 1,) bytes of all parameters and buffers, each in its own type."""
+    lost, gone, biased = _account(anatomy, steps)
+    total = np.zeros(len(steps) + 1, dtype=np.int64)
+    for tensor, now in _dimensions(anatomy, lost, gone, len(total)):
+        total += now.prod(axis=-1) * anatomy.itemsize.get(tensor, USUAL)
+    for name, entries in _biases(anatomy, lost, gone, biased, len(total)):
+        total += entries * anatomy.itemsize.get(anatomy.block(name).tensors[0], USUAL)
+    return total
+
+
+def widths(anatomy: Anatomy, steps: Sequence[Step]) -> Iterator[tuple[str, Counts]]:
+    """Tensors, and (steps + 1, dimensions) their shape before the first and after each step, zeros once they
+    are gone. Of a tensor that stays as it is: (1, dimensions).
+    """
+    lost, gone, _ = _account(anatomy, steps)
+    return _dimensions(anatomy, lost, gone, len(steps) + 1)
+
+
+def _account(anatomy: Anatomy, steps: Sequence[Step]) -> tuple[dict[str, Counts], dict[str, int], list[str]]:
+    """What `_tally` wants to know of steps."""
     length = len(steps) + 1
     lost: dict[str, Counts] = {}
     gone: dict[str, int] = {}
@@ -48,7 +73,7 @@ def sizes(anatomy: Anatomy, steps: Sequence[Step]) -> Counts:
             biased += [step.name] if step.bias is not None else []
         for name, neurons in account.take(step).items():
             lost.setdefault(name, np.zeros(length, dtype=np.int64))[t] += len(neurons)
-    return _tally(anatomy, {name: counts.cumsum() for name, counts in lost.items()}, gone, biased, length)
+    return {name: counts.cumsum() for name, counts in lost.items()}, gone, biased
 
 
 def size_after(
@@ -56,13 +81,25 @@ def size_after(
 ) -> Size:
     """The size after a cut: see `Anatomy.size`."""
     biased = [name for name in biases if name in evicted]
+    lost = _lost(anatomy, removed, evicted)
+    return Size(*map(int, _tally(anatomy, lost, dict.fromkeys(evicted, 0), biased, 1)[0]))
+
+
+def widths_after(
+    anatomy: Anatomy, removed: Mapping[str, int], evicted: Collection[str] = ()
+) -> Iterator[tuple[str, Counts]]:
+    """Tensors, and (1, dimensions) their shape after a cut: see `Anatomy.size`."""
+    return _dimensions(anatomy, _lost(anatomy, removed, evicted), dict.fromkeys(evicted, 0), 1)
+
+
+def _lost(anatomy: Anatomy, removed: Mapping[str, int], evicted: Collection[str]) -> dict[str, Counts]:
+    """Unit -> how many of its neurons a cut takes, those that go along with blocks among them."""
     account = Gone(anatomy)
     for name, count in removed.items():
         account.of(name).update(range(count))
     for name in evicted:
         account.take(Evict(name))
-    lost = {name: np.array([len(neurons)]) for name, neurons in account.neurons.items()}
-    return Size(*map(int, _tally(anatomy, lost, dict.fromkeys(evicted, 0), biased, 1)[0]))
+    return {name: np.array([len(neurons)]) for name, neurons in account.neurons.items()}
 
 
 def _tally(
@@ -78,43 +115,76 @@ def _tally(
         biased: those of the evicted blocks that leave a bias behind; it goes with a block around them.
         length: how many moments there are.
     """
-    blocks = [(anatomy.block(name), t) for name, t in gone.items()]
-    alive_until: dict[str, int] = {}  # a tensor goes with the last of its names
-    for tensor in anatomy.shapes if blocks else ():
-        times = [min((t for b, t in blocks if b.removes(n)), default=length) for n in anatomy.names(tensor)]
-        if max(times) < length:
-            alive_until[tensor] = max(times)
     table = np.zeros((length, 3), dtype=np.int64)
-    shrink: dict[tuple[str, int], Counts] = {}
+    alive_until = _ends(anatomy, gone, length)
     for layer in anatomy.layers:
         left = layer.neurons - lost.get(layer.name, np.zeros(length, dtype=np.int64))
         left[max(alive_until.get(weight, length) for weight in layer.written) :] = 0
         table[:, 0] += left
+    for tensor, now in _dimensions(anatomy, lost, gone, length):
+        counted, positions = tensor in anatomy.parameters, anatomy.positions.get(tensor, 0)
+        if counted or positions:
+            size = now.prod(axis=-1)
+            table[:, 1] += size if counted else 0
+            table[:, 2] += size * positions
+    for _, entries in _biases(anatomy, lost, gone, biased, length):
+        table[:, 1] += entries
+    return table
+
+
+def _dimensions(
+    anatomy: Anatomy, lost: Mapping[str, Counts], gone: Mapping[str, int], length: int
+) -> Iterator[tuple[str, Counts]]:
+    """Tensors, and (moments, dimensions) their shape at so many moments, zeros once they are gone; of one
+    that stays as it is (1, dimensions). The arguments are those of `_tally`.
+    """
+    alive_until = _ends(anatomy, gone, length)
+    shrink: dict[tuple[str, int], Counts] = {}
+    for layer in anatomy.layers:
         if layer.name in lost:
             for part in layer.places:
                 key = (part.tensor, part.dim)
                 shrink[key] = shrink.get(key, 0) + lost[layer.name] * part.each
     touched = {tensor for tensor, _ in shrink} | alive_until.keys()
     for tensor, shape in anatomy.shapes.items():
-        counted, positions = tensor in anatomy.parameters, anatomy.positions.get(tensor, 0)
-        if not counted and not positions:
-            continue
-        size = np.ones(length if tensor in touched else 1, dtype=np.int64)
-        for dim, width in enumerate(shape):
-            size = size * (width - shrink[tensor, dim] if (tensor, dim) in shrink else width)
+        now = np.tile(np.array(shape, dtype=np.int64), (length if tensor in touched else 1, 1))
+        for dim in range(len(shape)):
+            if (tensor, dim) in shrink:
+                now[:, dim] -= shrink[tensor, dim]
         if tensor in alive_until:
-            size[alive_until[tensor] :] = 0
-        table[:, 1] += size if counted else 0
-        table[:, 2] += size * positions
+            now = now if shape else np.ones((length, 1), dtype=np.int64)  # a number has no dimension to lose
+            now[alive_until[tensor] :] = 0
+        yield tensor, now
+
+
+def _ends(anatomy: Anatomy, gone: Mapping[str, int], length: int) -> dict[str, int]:
+    """Tensor -> the moment from which on it is gone with a block: it goes with the last of its names."""
+    blocks = [(anatomy.block(name), t) for name, t in gone.items()]
+    found: dict[str, int] = {}
+    for tensor in anatomy.shapes if blocks else ():
+        times = [min((t for b, t in blocks if b.removes(n)), default=length) for n in anatomy.names(tensor)]
+        if max(times) < length:
+            found[tensor] = max(times)
+    return found
+
+
+def _biases(
+    anatomy: Anatomy, lost: Mapping[str, Counts], gone: Mapping[str, int], biased: Sequence[str], length: int
+) -> Iterator[tuple[str, Counts]]:
+    """Evicted blocks that leave a bias behind, and its entries at so many moments: it goes with a block around
+    them, and channels of the stream that it is added to take theirs along. The arguments are those of `_tally`.
+    """
     for name in biased:
         block = anatomy.block(name)
-        around = (t for other, t in blocks if other is not block and other.removes(block.place))
-        since, until = gone[name], min(around, default=length)
-        table[since:until, 1] += block.channels
+        others = ((anatomy.block(other), t) for other, t in gone.items() if other != name)
+        around = (t for other, t in others if other.removes(block.place))
+        entries = np.zeros(length, dtype=np.int64)
+        here = slice(gone[name], min(around, default=length))
+        entries[here] = block.channels
         for stream, part in anatomy.ends(block).items():
             if stream in lost:
-                table[since:until, 1] -= lost[stream][since:until] * part.each
-    return table
+                entries[here] -= lost[stream][here] * part.each
+        yield name, entries
 
 
 class Releases:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -10,9 +10,11 @@ from torch import Tensor, nn
 
 from hope._util.calls import duplicate
 from hope.anatomy.anatomy import Anatomy
+from hope.anatomy.steps import Step
 from hope.api import encode, inspect
 from hope.encoding import Encoding
 from hope.errors import InfeasibleBudget, first_line
+from hope.run.trajectory import Trajectory
 
 KEPT = {"density": "neurons", "params": "parameters", "macs": "macs"}
 """unit -> what it is called in the facts about a compressed network."""
@@ -21,7 +23,7 @@ At = Callable[[str], tuple[nn.Module, dict[str, Any]]]
 """budget -> (network, facts)."""
 
 
-def parse(budget: str) -> tuple[str, float]:
+def parse(budget: str, units: Collection[str] = tuple(KEPT)) -> tuple[str, float]:
     """Unit and share.
 
     >>> parse("params=0.65")
@@ -32,9 +34,9 @@ def parse(budget: str) -> tuple[str, float]:
         share = float(value)
     except ValueError:
         share = -1.0
-    if unit not in KEPT or not 0 < share <= 1:
+    if unit not in units or not 0 < share <= 1:
         raise InfeasibleBudget(
-            f"{budget!r} is not a budget: write it like params=0.65, a share to keep of {', '.join(KEPT)}"
+            f"{budget!r} is not a budget: write it like params=0.65, a share to keep of {', '.join(units)}"
         )
     return unit, share
 
@@ -54,7 +56,21 @@ def by_unit(budgets: Sequence[str]) -> dict[str, list[str]]:
 def compressed(
     model: nn.Module, example: Tensor, anatomy: Anatomy, budgets: Sequence[str], **options: Any
 ) -> At:
-    """The networks at some budgets: one run per unit, down to the lowest of its budgets that can be met.
+    """The networks at some budgets, and what they keep; see `located`."""
+    where = located(model, example, anatomy, budgets, **options)
+
+    def at(budget: str) -> tuple[nn.Module, dict[str, Any]]:
+        encoding, steps = where(budget)
+        return encoding.at(steps=steps), kept(encoding.trajectory, steps)
+
+    return at
+
+
+def located(
+    model: nn.Module, example: Tensor, anatomy: Anatomy, budgets: Sequence[str], **options: Any
+) -> Callable[[str], tuple[Encoding, int]]:
+    """Where some budgets are met, a run and its steps: one run per unit, down to the lowest of its budgets
+    that can be met.
 
     Asked for another one, what is returned raises `InfeasibleBudget`.
     """
@@ -69,19 +85,20 @@ def compressed(
             except InfeasibleBudget as error:
                 refused[budget] = error
 
-    def at(budget: str) -> tuple[nn.Module, dict[str, Any]]:
+    def where(budget: str) -> tuple[Encoding, int]:
         if budget in refused:
             raise refused[budget]
         unit, share = parse(budget)
-        encoding, trajectory = runs[unit], runs[unit].trajectory
-        steps = trajectory.steps_to(unit, share)
-        before, after = trajectory.size(0), trajectory.size(steps)
-        facts: dict[str, Any] = {
-            name: getattr(after, name) / max(1, getattr(before, name)) for name in KEPT.values()
-        }
-        return encoding.at(steps=steps), {**facts, "mix": trajectory.mix(steps)}
+        return runs[unit], runs[unit].trajectory.steps_to(unit, share)
 
-    return at
+    return where
+
+
+def kept(trajectory: Trajectory, steps: int) -> dict[str, Any]:
+    """The shares that a network keeps, and what was done to it."""
+    before, after = trajectory.size(0), trajectory.size(steps)
+    shares = {name: getattr(after, name) / max(1, getattr(before, name)) for name in KEPT.values()}
+    return {**shares, "mix": trajectory.mix(steps)}
 
 
 @dataclass(frozen=True)
@@ -91,10 +108,12 @@ class Candidate:
     Attributes:
         model: in evaluation mode.
         facts: what the results say about it: how it was made and the shares it kept.
+        steps: that were taken.
     """
 
     model: nn.Module = field(repr=False)
     facts: dict[str, Any]
+    steps: tuple[Step, ...] = field(default=(), repr=False)
 
 
 def candidates(
@@ -104,10 +123,12 @@ def candidates(
     methods: Sequence[str] = ("absorb",),
     budgets: Sequence[str] = ("params=0.65", "params=0.4"),
     multiple_of: int = 1,
+    fidelities: bool = False,
     note: Callable[[str], None] = lambda line: None,
 ) -> Iterator[Candidate]:
     """The original, and every method at every budget; with `multiple_of` also with widths that are multiples
-    of it. Budgets that cannot be met are left out, and `note` is told.
+    of it. Budgets that cannot be met are left out, and `note` is told. The facts have the fidelities where
+    these are asked for.
 
     Raises:
         InfeasibleBudget: none of them can be met.
@@ -117,21 +138,24 @@ def candidates(
     anatomy = inspect(model, example, progress=False)
     whole: dict[str, Any] = dict.fromkeys(KEPT.values(), 1.0)
     made = {"method": "original", "budget": "", "multiple of": 1}
-    yield Candidate(duplicate(model).eval(), {**made, **whole, "mix": {}})
+    seen = {"fidelity": 1.0} if fidelities else {}
+    yield Candidate(duplicate(model).eval(), {**made, **whole, "mix": {}, **seen})
     refused: InfeasibleBudget | None = None
     met = 0
     for method in methods:
         for multiple in dict.fromkeys((1, multiple_of)):
-            at = compressed(model, example, anatomy, budgets, method=method, multiple_of=multiple)
+            where = located(model, example, anatomy, budgets, method=method, multiple_of=multiple)
             for budget in budgets:
                 try:
-                    small, facts = at(budget)
+                    encoding, steps = where(budget)
                 except InfeasibleBudget as error:
                     refused = error
                     note(f"without {method} at {budget}: {first_line(error)}")
                     continue
                 met += 1
                 made = {"method": method, "budget": budget, "multiple of": multiple}
-                yield Candidate(small.eval(), {**made, **facts})
+                seen = {"fidelity": encoding.fidelity_after(steps)} if fidelities else {}
+                facts = {**made, **kept(encoding.trajectory, steps), **seen}
+                yield Candidate(encoding.at(steps=steps).eval(), facts, encoding.trajectory.steps[:steps])
     if refused is not None and not met:
         raise refused

@@ -2,14 +2,14 @@
 
 All networks are measured in one process and in turns, so that whatever else the machine does meets all of
 them: in every repeat each network runs once, and who is first changes from repeat to repeat. What counts is
-the ratio of medians, not a time.
+the ratio of medians, not a time. Where one thread does everything, the processor's time counts: others do not
+prolong it.
 """
 
 from __future__ import annotations
 
 import statistics
 import tempfile
-import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -18,8 +18,10 @@ import torch
 from torch import Tensor, nn
 
 from hope.bench.budgets import Candidate
+from hope.bench.paced import Paced
 from hope.bench.results import versions
 from hope.errors import EnginesDisagree, InvalidExample, MissingExtra, first_line
+from hope.latency.stopwatch import ticks, typical
 from hope.surgery.export import export_onnx
 
 FORMAT, VERSION = "hope-bench-latency", 1
@@ -76,18 +78,25 @@ def onnx(model: nn.Module, inputs: Tensor, folder: Path) -> Runner:
     return run
 
 
-def in_turns(runners: Sequence[Runner], repeats: int) -> list[list[float]]:
-    """Seconds of each runner in every repeat; the first of a repeat is the second of the one before."""
+def in_turns(runners: Sequence[Runner], repeats: int, *, warm: bool = False) -> list[list[float]]:
+    """Seconds of each runner in every repeat; the first of a repeat is the second of the one before.
+
+    Args:
+        warm: run each twice and time the second, so that caches do not hold another network.
+    """
     for _ in range(WARM_UPS):
         for run in runners:
             run()
     times: list[list[float]] = [[] for _ in runners]
+    now = ticks(torch.get_num_threads())
     for repeat in range(repeats):
         for turn in range(len(runners)):
             which = (turn + repeat) % len(runners)
-            start = time.perf_counter()
+            if warm:
+                runners[which]()
+            start = now()
             runners[which]()
-            times[which].append(time.perf_counter() - start)
+            times[which].append(now() - start)
     return times
 
 
@@ -122,6 +131,7 @@ def measure(
     batches: Sequence[int] = (1, 32),
     repeats: int = 30,
     engines: Sequence[str] = ENGINES,
+    paced: Paced | None = None,
     note: Callable[[str], None] = lambda line: None,
 ) -> dict[str, Any]:
     """Time the networks, the original first among them, on batches of noise.
@@ -132,6 +142,7 @@ def measure(
         batches: how many inputs at once.
         repeats: how often each network runs, at least 2.
         engines: "torch" (eager), "onnxruntime". Where the latter cannot be had, `note` is told why.
+        paced: further networks for each engine and batch, and what is predicted of all.
     """
     check(batches, repeats)
     rows: list[dict[str, Any]] = []
@@ -140,18 +151,25 @@ def measure(
         for batch in batches:
             generator = torch.Generator().manual_seed(batch)
             inputs = torch.randn(batch, *example.shape[1:], generator=generator)
+            measured = list(networks)
             with tempfile.TemporaryDirectory() as folder:
                 try:
-                    runners = _runners(engine, networks, inputs, Path(folder))
+                    if paced is not None:
+                        measured += paced.more(engine, batch)
+                    runners = _runners(engine, measured, inputs, Path(folder))
                 except (EnginesDisagree, InvalidExample):
                     raise
                 except Exception as error:  # a missing package, or whatever the exporter says
                     notes.append(f"without {engine}: {first_line(error)}")
                     note(notes[-1])
                     break
-                times = in_turns(runners, repeats)
-            for network, own in zip(networks, times, strict=True):
-                rows.append({"engine": engine, "batch": batch, **network.facts, **summary(own, times[0])})
+                times = in_turns(runners, repeats, warm=paced is not None)  # as predictions are meant
+            for network, own in zip(measured, times, strict=True):
+                row = {"engine": engine, "batch": batch, **network.facts, **summary(own, times[0])}
+                if paced is not None:
+                    row["fastest ms"] = 1e3 * typical(own)  # what is predicted
+                    row["predicted ms"] = paced.predicted(engine, batch, network)
+                rows.append(row)
     return {
         "format": FORMAT,
         "version": VERSION,
@@ -159,6 +177,7 @@ def measure(
         "threads": torch.get_num_threads(),
         "input": list(example.shape[1:]),
         "repeats": repeats,
+        "warm": paced is not None,
         "notes": notes,
         "rows": rows,
     }

@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import argparse
+import statistics
 import sys
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
+from hope._util.notes import note
 from hope._util.tables import grid, text
 from hope.bench import compression, latency, speed
 from hope.bench.budgets import KEPT, candidates, parse
+from hope.bench.paced import UNITS, Paced
 from hope.bench.results import check_out, write_results
 from hope.cli import models
 from hope.errors import UnknownModel
@@ -68,10 +72,10 @@ def _register_latency(kinds: Any) -> None:
         help="speed-up of compressed networks, in torch and onnxruntime",
         description="Compress a network to some budgets and time the original and all compressed networks "
         "side by side, in turns. What counts is the ratio to the original.",
-        epilog="example: hope bench latency torchvision:resnet18 --budgets params=0.65 params=0.4 "
+        epilog="example: hope bench latency torchvision:resnet18 --budgets params=0.5 macs=0.5 latency=0.5 "
         "--multiple-of 8",
     )
-    models.add_arguments(parser)
+    models.add_arguments(parser, optional=True)
     add_latency(parser)
     parser.set_defaults(run=run_latency)
 
@@ -93,7 +97,9 @@ def _register_speed(kinds: Any) -> None:
     parser.set_defaults(run=run_speed)
 
 
-def add_networks(parser: argparse.ArgumentParser, budgets: Sequence[str]) -> None:
+def add_networks(
+    parser: argparse.ArgumentParser, budgets: Sequence[str], units: str = "params, density or macs"
+) -> None:
     """Which compressed networks are measured, and where the figures go."""
     parser.add_argument(
         "--methods", "--method", nargs="+", choices=METHODS, default=["absorb"], help="default: absorb"
@@ -103,7 +109,7 @@ def add_networks(parser: argparse.ArgumentParser, budgets: Sequence[str]) -> Non
         nargs="+",
         metavar="UNIT=SHARE",
         default=list(budgets),
-        help=f"shares to keep of params, density or macs (default: {' '.join(budgets)})",
+        help=f"shares to keep of {units} (default: {' '.join(budgets)})",
     )
     parser.add_argument(
         "--multiple-of",
@@ -117,7 +123,7 @@ def add_networks(parser: argparse.ArgumentParser, budgets: Sequence[str]) -> Non
 
 def add_latency(parser: argparse.ArgumentParser) -> None:
     """The options of a latency measurement, whatever the network."""
-    add_networks(parser, ("params=0.65", "params=0.4"))
+    add_networks(parser, ("params=0.5", "macs=0.5", "latency=0.7"), "params, density, macs or latency")
     parser.add_argument("--batches", nargs="+", type=int, default=[1, 32], help="default: 1 32")
     parser.add_argument("--repeats", type=int, default=30, help="default: %(default)s")
     parser.add_argument(
@@ -173,13 +179,22 @@ def compression_tables(results: dict[str, Any]) -> list[object]:
 
 
 def run_latency(options: argparse.Namespace) -> None:
-    """Check, build, and measure."""
+    """Check, build, and measure; without a MODEL the demo's network."""
     check_latency(options)
-    measure_latency(options.model, *models.build(options), options)
+    if options.model:
+        measure_latency(options.model, *models.build(options), options)
+        return
+    from hope.demo import DigitsNet
+
+    note("no MODEL is given: the demo's small network is measured, with random weights")
+    torch.manual_seed(0)
+    measure_latency("DigitsNet", DigitsNet().eval(), torch.zeros(1, 1, 8, 8), options)
 
 
 def check_latency(options: argparse.Namespace) -> None:
     """Say before any work what cannot be measured or written."""
+    for budget in options.budgets:
+        parse(budget, UNITS)
     latency.check(options.batches, options.repeats)
     if options.out:
         check_out(Path(options.out))
@@ -188,20 +203,18 @@ def check_latency(options: argparse.Namespace) -> None:
 def measure_latency(name: str, model: nn.Module, example: Tensor, options: argparse.Namespace) -> None:
     """Compress, measure, print and write."""
     left_out: list[str] = []
-    compared = candidates(
-        model,
-        example,
-        methods=options.methods,
-        budgets=options.budgets,
-        multiple_of=options.multiple_of,
-        note=left_out.append,
-    )
+    in_time = [one for one in options.budgets if parse(one, UNITS)[0] == "latency"]
+    how = {"methods": options.methods, "multiple_of": options.multiple_of, "note": left_out.append}
+    paced = Paced(model, example, in_time, **how) if in_time else None
+    others = [one for one in options.budgets if one not in in_time]
+    compared = candidates(model, example, budgets=others, fidelities=bool(in_time), **how)
     results = latency.measure(
         list(compared),
         example,
         batches=options.batches,
         repeats=options.repeats,
         engines=options.engines,
+        paced=paced,
         note=partial(print, file=sys.stderr),
     )
     results |= {"model": name, "notes": left_out + results["notes"]}
@@ -214,16 +227,25 @@ def latency_tables(results: dict[str, Any]) -> list[object]:
     """One table per engine and batch size."""
     parts: list[object] = []
     for engine, batch in dict.fromkeys((row["engine"], row["batch"]) for row in results["rows"]):
+        rows = [row for row in results["rows"] if (row["engine"], row["batch"]) == (engine, batch)]
+        heads = ("fidelity?", "predicted") if any("predicted ms" in row for row in rows) else ()
         table = grid(
             f"{results['model']}, {engine}, batch {batch}, {results['threads']} threads: median of "
             f"{results['repeats']} (quartiles)",
-            " method", " budget", "widths of?", "neurons?", "parameters", "MACs?", "ms", "speed-up",
+            " method", " budget", "widths of?", "neurons?", "parameters", "MACs?", "ms", "speed-up", *heads,
         )  # fmt: skip
-        for row in results["rows"]:
-            if (row["engine"], row["batch"]) == (engine, batch):
-                spread = f"{row['lower quartile ms']:.2f}–{row['upper quartile ms']:.2f}"
-                table.add_row(*_made(row), f"{row['median ms']:.2f} ({spread})", f"{row['speed-up']:.2f}")
+        for row in rows:
+            spread = f"{row['lower quartile ms']:.2f}–{row['upper quartile ms']:.2f}"
+            more = [f"{row['fidelity']:.3f}", f"{row['predicted ms']:.2f}"] if heads else []
+            cells = [f"{row['median ms']:.2f} ({spread})", f"{row['speed-up']:.2f}", *more]
+            table.add_row(*_made(row), *cells)
         parts += [table, ""]
+        if heads:
+            errors = [abs(row["predicted ms"] / row["fastest ms"] - 1) for row in rows]
+            parts += [
+                f"predictions are {statistics.median(errors):.1%} off (median), at most {max(errors):.1%}",
+                "",
+            ]
     return [*parts, *results["notes"]]
 
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from hope._util.files import check_folder
 from hope._util.notes import note
 from hope.cli import models
+from hope.cli.budgets import add_budgets, budget_of
 from hope.errors import (
     CannotWrite,
     DamagedFolder,
@@ -19,7 +20,7 @@ from hope.errors import (
     UnknownMethod,
     first_line,
 )
-from hope.run.budget import UNITS, one_budget
+from hope.run.budget import one_budget
 
 if TYPE_CHECKING:
     from hope.methods import Method
@@ -27,43 +28,6 @@ if TYPE_CHECKING:
 METHODS = ("absorb", "hope", "l1-in", "l1-joint", "bn-scale", "random")
 OPTIONS = {"merge": ("hope",), "kernel": ("hope",), "calibration": ("absorb", "hope")}  # whose they are
 PARTIAL = "partial.json"
-KEPT = {"density": "neurons", "params": "parameters", "macs": "MACs"}
-
-
-def add_budgets(parser: argparse.ArgumentParser, *, required: bool) -> None:
-    """--density, --params, --macs, --steps: one of them; where a run is made, also --fidelity."""
-    group = parser.add_mutually_exclusive_group(required=required)
-    for unit in UNITS:
-        kept = f"{KEPT.get(unit, unit)} to keep: a fraction (0.6) or a count"
-        words = "how many steps to take" if unit == "steps" else kept
-        group.add_argument(f"--{unit}", type=_number, metavar="N", help=words)
-    if required:
-        group.add_argument(
-            "--fidelity", type=_number, metavar="F", help="the least predicted fidelity, e.g. 0.9"
-        )
-
-
-def _number(text: str) -> float:
-    """A budget: "0.6" is a fraction, "15_000_000" a count.
-
-    >>> _number("0.6"), _number("15_000_000")
-    (0.6, 15000000)
-    """
-    try:
-        return int(text)
-    except ValueError:
-        pass
-    try:
-        return float(text)
-    except ValueError:
-        words = f"{text!r} is no number: give a fraction up to 1 (0.6) or a whole count"
-        raise argparse.ArgumentTypeError(words) from None
-
-
-def budget_of(options: argparse.Namespace) -> dict[str, Any]:
-    """The budget that was given, as keywords."""
-    given = {unit: getattr(options, unit, None) for unit in (*UNITS, "fidelity")}
-    return {unit: value for unit, value in given.items() if value is not None}
 
 
 def register(commands: Any) -> None:
@@ -103,6 +67,15 @@ def register(commands: Any) -> None:
         help="keep widths that are multiples of N (8, 16, 32: what hardware likes)",
     )
     parser.add_argument(
+        "--runtime",
+        metavar="ENGINE",
+        help="where --latency counts: torch (the default) or onnxruntime, on the CPU of this machine",
+    )
+    parser.add_argument(
+        "--batch", metavar="N", type=int, help="inputs at once there (default: that of --input)"
+    )
+    parser.add_argument("--threads", metavar="N", type=int, help="threads there (default: torch's)")
+    parser.add_argument(
         "--calibration",
         metavar="WHAT",
         help='what to measure signals on: a .npy file of unlabelled inputs; "patterns" (no data; the default '
@@ -138,7 +111,7 @@ def run(options: argparse.Namespace) -> None:
     if models.random_weights(options):
         note(f"{options.model} has random weights: give --weights FILE or --pretrained for a trained network")
     given = _given(options)
-    differs = _differs(out, model, budget, given) if options.resume else None
+    differs = _differs(out, model, example, budget, given) if options.resume else None
     partial = out / PARTIAL
     if differs == [] and not partial.exists():
         print(f"{options.out} already has this run")
@@ -204,6 +177,14 @@ def _check_options(options: argparse.Namespace) -> None:
                 f"--{name} is no option of {options.method}: leave it out, "
                 f"or take --method {' or '.join(methods)}"
             )
+    where = _runtime(options)
+    if where and options.latency is None:
+        name = next(iter(where)).replace("engine", "runtime")
+        raise UnknownMethod(f"--{name} goes with --latency: leave it out, or give --latency (0.6, 12ms)")
+    if options.latency is not None:
+        from hope.latency.runtime import Runtime, runtime_of
+
+        runtime_of(Runtime(**{"engine": "torch", **where}))
     if options.multiple_of < 1:
         raise UnknownMethod(
             f"--multiple-of {options.multiple_of} makes no sense: give 8, 16 or 32, or 1 for any width"
@@ -252,17 +233,32 @@ def _method(options: argparse.Namespace) -> Method:
 
 def _given(options: argparse.Namespace) -> dict[str, Any]:
     """What was asked for besides the budget, as keywords."""
-    return {
+    given = {
         "method": _method(options),
         "evict": not options.no_evict,
         "streams": options.streams,
         "exclude": options.exclude,
         "multiple_of": options.multiple_of,
     }
+    if options.latency is not None:
+        from hope.latency.runtime import Runtime
+
+        given["runtime"] = Runtime(**{"engine": "torch", **_runtime(options)})
+    return given
 
 
-def _differs(folder: Path, model: Any, budget: dict[str, Any], given: dict[str, Any]) -> list[str] | None:
+def _runtime(options: argparse.Namespace) -> dict[str, Any]:
+    """What was said of the runtime."""
+    names = {"runtime": "engine", "batch": "batch", "threads": "threads"}
+    given = {key: getattr(options, name) for name, key in names.items()}
+    return {key: value for key, value in given.items() if value is not None}
+
+
+def _differs(
+    folder: Path, model: Any, example: Any, budget: dict[str, Any], given: dict[str, Any]
+) -> list[str] | None:
     """What sets a saved run apart from the one that is asked for; None if there is no run."""
+    from hope.latency.measure import settled
     from hope.storage.run import fingerprint, read_run
 
     try:
@@ -273,6 +269,9 @@ def _differs(folder: Path, model: Any, budget: dict[str, Any], given: dict[str, 
         _flat({"streams": False, **saved.details.settings}),
         _flat({**given, "method": given["method"].told()}),
     )
+    runtime = wanted.pop("runtime", None)
+    where = None if runtime is None else settled(runtime, example)
+    before = None if saved.timing is None else saved.timing.runtime
     found = [
         f"{name} was {_word(told[name])}, not {_word(value)}"
         for name, value in wanted.items()
@@ -280,9 +279,11 @@ def _differs(folder: Path, model: Any, budget: dict[str, Any], given: dict[str, 
     ]
     if told.get("method") == wanted["method"] and not wanted.keys() <= told.keys():
         found.append("it does not tell its options")
+    if where != before:
+        found.append(f"it was made for {before or 'no latency'}, not for {where or 'none'}")
     if saved.original != fingerprint(model):
         found.append("it has other weights")
-    ((unit, value),) = budget.items()
+    unit, value = (asked := one_budget(**budget)).unit, asked.value
     try:  # where a fidelity is met is not told by the sizes
         same = unit != "fidelity" and saved.trajectory.steps_to(unit, value) == saved.steps
     except InfeasibleBudget:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hope.cli import models
-from hope.cli.encode import add_budgets, budget_of
+from hope.cli.budgets import add_budgets, budget_of
 from hope.errors import CannotWrite, HopeError, InvalidExample, UnknownModel
 
 if TYPE_CHECKING:

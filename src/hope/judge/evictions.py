@@ -18,14 +18,23 @@ from torch import nn
 
 from hope._util.calls import duplicate
 from hope._util.progress import bar
-from hope.anatomy.sizes import sizes
 from hope.anatomy.steps import Evict, Step
 from hope.run.checkpoint import Deciding
 from hope.run.plan import Plan
 from hope.surgery.apply import bias_left, operate
 from hope.surgery.evict import take_out
 
-LEVELS = (0.9, 0.8, 0.7, 0.6, 0.5, 0.4, 0.3, 0.2, 0.1)  # of the parameters, where plans are compared
+LEVELS = (
+    0.9,
+    0.8,
+    0.7,
+    0.6,
+    0.5,
+    0.4,
+    0.3,
+    0.2,
+    0.1,
+)  # of the parameters (or time), where plans are compared
 TRIED = 3  # blocks that are tried at a level, the most promising first
 
 
@@ -54,7 +63,7 @@ def decide(
     if begun.evicted:
         weaver.evicted = list(begun.evicted)
         weaver.woven = weaver.weave(weaver.evicted)
-    floor = plan.floor().parameters / max(1, plan.anatomy.size().parameters)
+    floor = plan.least / max(1, plan.amount({}, ()))
     levels = [level for level in LEVELS if level > floor]
     with bar("deciding which blocks to evict", len(levels), progress) as show:
         for done, level in enumerate(levels, start=1):
@@ -181,15 +190,14 @@ class _Weaver:
         return a if low == high else a + (b - a) * (steps - low) / (high - low)
 
     def reach(self, level: float) -> int | None:
-        """How many steps come down to a share of the parameters; None if all do not."""
-        table = sizes(self.plan.anatomy, self.woven)[:, 1]
+        """How many steps come down to a share of the parameters, or the time; None if all do not."""
+        table = self.plan.amounts(self.woven)
         met = (table <= level * table[0]).nonzero()[0]
         return int(met[0]) if len(met) else None
 
     def _same_size(self, steps: Sequence[Step]) -> int | None:
         """How many steps of the run come to the size of another network; None if it never gets there."""
-        size = int(sizes(self.plan.anatomy, steps)[-1, 1])
-        met = (sizes(self.plan.anatomy, self.woven)[:, 1] <= size).nonzero()[0]
+        met = (self.plan.amounts(self.woven) <= self.plan.amounts(steps)[-1]).nonzero()[0]
         return int(met[0]) if len(met) else None
 
     def _position(self, woven: Sequence[Step]) -> int:
@@ -204,11 +212,11 @@ class _Weaver:
             if not isinstance(step, Evict):
                 removed[step.name] = removed.get(step.name, 0) + len(step.gone)
         names = [self.plan.branches[number].name for number in gone]
-        now = self.plan.anatomy.size(removed, names).parameters
+        now = self.plan.amount(removed, names)
         ranked = []
         for number, branch in enumerate(self.plan.branches):
             if number not in gone:
-                freed = now - self.plan.anatomy.size(removed, [*names, branch.name]).parameters
+                freed = now - self.plan.amount(removed, [*names, branch.name])
                 if freed > 0:
                     ranked.append((branch.worth / freed, number))
         return [number for _, number in sorted(ranked)]

@@ -7,7 +7,7 @@ counts for nothing.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -20,6 +20,8 @@ from hope.graph.program import Program
 from hope.signals.dream import probes
 
 IMAGES = 32
+GRID, REFINEMENTS = 20, 6  # looks at a run's fidelity
+LOOKS = GRID + REFINEMENTS
 LEAST_IMAGES, WORK = 8, 6.4e10  # fewer images for large networks: so many multiply-accumulates a look
 
 
@@ -155,3 +157,35 @@ def _closed(
     anatomy = verify(original, example, *read_model(original, example, streams=True, progress=False))
     done = outcome_of(original, compressed, anatomy, given_rows(original, kept))
     return ClosedForm(original, anatomy)(compressed, done)
+
+
+def longest_above(
+    least: float, total: int, after: Callable[[int], float], show: Callable[[float], None]
+) -> int:
+    """The longest prefix of a run that never dips below a fidelity, on a grid of steps that is then refined.
+
+    Args:
+        total: how many steps the run has.
+        after: steps -> the fidelity after them.
+        show: is told how many looks were taken.
+    """
+    looks = sorted({round(total * k / GRID) for k in range(1, GRID + 1)})
+    low = 0
+    for done, steps in enumerate(looks):
+        show(done)
+        if after(steps) < least:
+            high = steps
+            break
+        low = steps
+    else:
+        return total
+    for done in range(REFINEMENTS):
+        show(GRID + done)
+        if high - low <= 1:
+            break
+        middle = (low + high) // 2
+        if after(middle) < least:
+            high = middle
+        else:
+            low = middle
+    return low

@@ -197,7 +197,7 @@ class Absorb(Method):
         share = branch_share(block.name, known) if self.share else 1.0
         return SharedBranch(block.name, layers, max(1, block.release), branch_mean(block, known), share)
 
-    def rank(self, cost: float, release: int) -> float:
+    def rank(self, cost: float, release: float) -> float:
         """J/ΔP, or J."""
         return rounded(cost / release) if self.per_parameter else rounded(cost)
 

@@ -206,7 +206,7 @@ class Method(ABC):
         """Where the judge decides: an eviction must leave less than this of the loss that it saves."""
         return 1.0
 
-    def rank(self, cost: float, release: int) -> float:
+    def rank(self, cost: float, release: float) -> float:
         """The order of steps: the smallest goes first. J/ΔP, equal up to rounding counts as equal."""
         return rounded(cost / release)
 

@@ -105,7 +105,7 @@ class Score(Method):
         """Prunes in order of score."""
         return ScorePath
 
-    def rank(self, cost: float, release: int) -> float:
+    def rank(self, cost: float, release: float) -> float:
         """Raw scores over the whole network."""
         return cost
 

@@ -90,7 +90,7 @@ class Chart { // lines over the run; the cursor follows the slider, the pointer 
     }
     for (const { of, tint, dash, thin, what } of points) {
       const path = of[what].map(([k, a], n) => (n ? "L" : "M") + this.px(this.xOf(of, k)).toFixed(1) + " " + this.py(Math.max(0, a)).toFixed(1)).join("");
-      svg.append(draw("path", { class: "looks", d: path, fill: "none", stroke: `var(${tint})`, "stroke-width": thin ? 1.5 : 2.2, "stroke-dasharray": dash || "none", "stroke-linejoin": "round" }));
+      if (what !== "timed") svg.append(draw("path", { class: "looks", d: path, fill: "none", stroke: `var(${tint})`, "stroke-width": thin ? 1.5 : 2.2, "stroke-dasharray": dash || "none", "stroke-linejoin": "round" }));
       for (const [k, a] of of[what]) svg.append(draw("circle", { class: what, cx: this.px(this.xOf(of, k)), cy: this.py(Math.max(0, a)), r: thin ? 2.5 : 3.5, fill: "var(--card)", stroke: `var(${tint})`, "stroke-width": 1.8 }));
     }
     this.cursor = draw("line", { class: "cursor", y1: EDGE.top, y2: base });
@@ -105,7 +105,7 @@ class Chart { // lines over the run; the cursor follows the slider, the pointer 
     for (const { dot, value } of this.dots) { dot.setAttribute("cx", x); dot.setAttribute("cy", this.py(value(step))); }
   }
 }
-const sizes = new Chart($("chart-size")), costs = new Chart($("chart-cost"));
+const sizes = new Chart($("chart-size")), costs = new Chart($("chart-cost")), paces = new Chart($("chart-time"));
 const box = (tint) => make("i", { class: "box", style: { background: `var(${tint})` } });
 function line(tint, dash) {
   const svg = draw("svg", { class: "key", width: 26, height: 6, "aria-hidden": "true" });
@@ -129,6 +129,7 @@ function curves() {
     axis, top: 1, format: percent, series: plotted,
     words: (k) => Object.entries(UNITS).map(([name, word]) => `${percent(run.share(name, k))} of the ${word}`).join("\n"),
   });
+  pace(axis, ordered.filter((one) => one.times.length));
   legend($("legend-size"), several
     ? RUNS.map(looks).map((one) => [`${one.of.name}, ${UNITS[unit]} left`, one.tint, one.dash])
     : plotted.map((one) => [`${UNITS[one.name]} left`, one.tint, one.dash]), line);
@@ -140,6 +141,18 @@ function curves() {
   legend($("legend-cost"), several && top ? RUNS.filter((one) => alike.includes(one)).map(looks).map((one) => [one.of.name, one.tint, one.dash]) : [], line);
   const nothing = top ? "" : run.byHand ? "Actions that are given by hand have no prices. " : run.steps ? "Nothing that was done costs anything. " : "Nothing was done. ";
   $("scale-note").textContent = nothing + (alike.length < RUNS.length ? "Only runs of the same method on the same model are drawn here: J of others is on another scale." : "");
+}
+
+function pace(axis, known) { // predicted latency along the run, and what was measured
+  $("panel-time").hidden = !known.length;
+  if (!known.length) return;
+  $("runtimes").textContent = "predicted, in ms; circles are measured: " + [...new Set(known.map((one) => one.runtime))].join("; ");
+  paces.render({
+    axis, format: figure, top: 1.04 * Math.max(...known.flatMap((one) => [...one.times, ...one.timed.map(([, ms]) => ms)])),
+    series: known.map((one) => ({ ...looks(one), value: (k) => one.times[k] })), points: known.map((one) => ({ ...looks(one), what: "timed" })),
+    words: (k) => (run.times.length ? `${figure(run.times[k])} ms predicted` + run.timed.filter(([at]) => at === k).map(([, ms]) => `\n${figure(ms)} ms measured`).join("") : ""),
+  });
+  legend($("legend-time"), RUNS.length > 1 ? known.map(looks).map((one) => [one.of.name, one.tint, one.dash]) : [], line);
 }
 
 // ---- strip and map ------------------------------------------------------------------------------

@@ -155,6 +155,10 @@ function tiles() {
   const entries = Object.entries(UNITS).map(([unit, name]) => [percent(run.share(unit, step)), `of the ${name}`, `${count(run[unit][step])} of ${count(run[unit][0])}`, run.share(unit, step)]);
   const whole = run.total[run.steps];
   entries.push([run.byHand ? "–" : figure(run.total[step]), "distortion so far", run.byHand ? "no prices: made by hand" : run.sum, whole ? run.total[step] / whole : 0]);
+  if (run.times.length) {
+    const here = run.timed.find(([k]) => k === step), told = here ? `${figure(here[1])} ms measured here` : `of ${figure(run.times[0])} ms`;
+    entries.push([`${figure(run.times[step])} ms`, "latency, predicted", told, Math.min(1, run.times[step] / run.times[0])]);
+  }
   for (const [what, found] of [["accuracy", "measured"], ["fidelity", "predicted"]]) {
     if (!run[what].length) continue;
     const point = run.at(what, step), after = run[what].find(([k]) => k > step);
@@ -199,7 +203,7 @@ function update() {
   $("now").textContent = step ? "last: " + last : last;
   $("slider").setAttribute("aria-valuetext", `step ${step} of ${run.steps}, ${percent(run.share("parameters", step))} of the parameters, ${last}`);
   $("saved").disabled = step === run.saved;
-  tiles(); for (const chart of [sizes, costs, ...Object.values(QUALITY)]) chart.move(); upcoming(); mix(); command(); networkNow(); detail(); mapCursor();
+  tiles(); for (const chart of [sizes, costs, paces, ...Object.values(QUALITY)]) chart.move(); upcoming(); mix(); command(); networkNow(); detail(); mapCursor();
   remember();
 }
 let frame = 0;

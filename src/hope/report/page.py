@@ -145,7 +145,18 @@ def run_data(
         **_steps(run),
         "accuracy": [list(point) for point in accuracy],
         "fidelity": [list(point) for point in run.details.fidelities],
+        **_times(run),
     }
+
+
+def _times(run: Run) -> dict[str, Any]:
+    """Predicted times in nanoseconds, as differences, and what was measured; empty if not known."""
+    times, timing = run.trajectory.times, run.timing
+    if times is None or timing is None:
+        return {"times": [], "timed": [], "runtime": ""}
+    differences = [int(times[0]), *(int(d) for d in times[1:] - times[:-1])]
+    measured = [[steps, nanoseconds / 1e6] for steps, nanoseconds in timing.measured]
+    return {"times": differences, "timed": measured, "runtime": str(timing.runtime)}
 
 
 def _about(run: Run, source: Mapping[str, str]) -> dict[str, Any]:

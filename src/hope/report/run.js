@@ -79,6 +79,7 @@ class Run {
     this.number = number;
     this.steps = data.targets.length;
     for (const unit of Object.keys(UNITS)) this[unit] = sums(data[unit]);
+    this.times = sums(data.times).map((ns) => ns / 1e6); // predicted milliseconds
     this.sum = data.baseline ? "sum of scores" : "sum of J";
     this.total = sums([0, ...data.costs.map((cost) => cost ?? 0)]);
     this.places = data.stops.length ? data.stops : Array.from({ length: this.steps + 1 }, (_, k) => k); // where the run may be ended
@@ -159,7 +160,7 @@ class Run {
   figures(t) { // the last with that of the next step, where the two were compared
     if (this.byHand) return [];
     const here = this.each(t), next = t + 1 < this.steps ? this.each(t + 1) : null, released = `ΔP ${count(this.release[t])}`;
-    const alone = t + 1 >= this.steps || this.stops.length > 0 || (this.method === "absorb" && (this.kinds[t] === "e" || this.kinds[t + 1] === "e"));
+    const alone = t + 1 >= this.steps || this.stops.length > 0 || this.times.length > 0 || (this.method === "absorb" && (this.kinds[t] === "e" || this.kinds[t + 1] === "e"));
     if (this.baseline) return [released, `score ${figure(this.costs[t])}${alone ? "" : `, the next one's ${figure(this.costs[t + 1])}`}`];
     const found = [`J ${figure(this.costs[t])}`, released];
     if (here === null) return found;
@@ -174,9 +175,10 @@ class Run {
     const waits = this.stops.length ? " A layer's neurons wait until its width is a multiple, so the order is not exactly this one." : "";
     if (this.byHand) return "The actions of this run were given by hand: they have no prices.";
     if (this.baseline) return `J is a neuron's score: ${this.criterion}. ΔP is how many parameters its removal releases. The lowest score goes first.${waits}`;
+    const least = this.times.length ? "J per millisecond that it saves" : "J/ΔP";
     if (this.method === "absorb") return "J is what an absorption loses of the signal, as a logarithm. ΔP is how many parameters it releases. " +
-      `The absorption with the least J/ΔP goes first${this.mix.e.length ? "; blocks are evicted where the judge finds it better, whatever their J/ΔP" : ""}.${waits}`;
-    return `J is what an action costs, relative to what its layer has left. ΔP is how many parameters it releases. The action with the least J/ΔP goes first.${waits}`;
+      `The absorption with the least ${least} goes first${this.mix.e.length ? "; blocks are evicted where the judge finds it better, whatever their J/ΔP" : ""}.${waits}`;
+    return `J is what an action costs, relative to what its layer has left. ΔP is how many parameters it releases. The action with the least ${least} goes first.${waits}`;
   }
   account(layer, k) { // the method's own account in words, where it differs
     const left = this.capacity(layer, k);

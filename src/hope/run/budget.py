@@ -3,26 +3,31 @@
 from __future__ import annotations
 
 import math
+import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from hope.errors import InfeasibleBudget
 
 if TYPE_CHECKING:
-    import numpy as np
-    from numpy.typing import NDArray
-
     from hope.anatomy.sizes import Size
 
 SIZES = {"density": "neurons", "params": "parameters", "macs": "macs"}  # budget -> the size that it limits
-UNITS = (*SIZES, "steps")
+LIMITS = (*SIZES, "size", "latency")  # of which there is less and less
+UNITS = (*LIMITS, "steps")
 COLUMNS = ("neurons", "parameters", "macs")  # of a trajectory's sizes
 RANGES = {
     "density": "a fraction of the neurons (above 0, up to 1) or a whole count of them",
     "params": "a fraction of the parameters (above 0, up to 1) or a whole count of them",
     "macs": "a fraction of the MACs (above 0, up to 1) or a whole count of them",
+    "size": "a fraction of the bytes (above 0, up to 1) or an amount with its unit, like '10MB'",
+    "latency": "a fraction of the original's (above 0, up to 1) or a time with its unit, like '12ms'",
     "steps": "a whole number from 0",
     "fidelity": "a number from 0 to 1",
+}
+SCALES = {  # what is written with a unit, in bytes and nanoseconds
+    "size": {"B": 1, "kB": 10**3, "MB": 10**6, "GB": 10**9, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30},
+    "latency": {"s": 10**9, "ms": 10**6, "us": 10**3, "µs": 10**3},
 }
 
 
@@ -31,8 +36,8 @@ class Budget:
     """One budget.
 
     Attributes:
-        unit: "density", "params" or "macs" (a fraction of the original up to 1, or a count), "steps", or
-            "fidelity".
+        unit: "density", "params" or "macs" (a fraction of the original up to 1, or a count), "size" and
+            "latency" (a fraction, or whole bytes and nanoseconds), "steps", or "fidelity".
         value: how much.
     """
 
@@ -56,26 +61,61 @@ class Budget:
 
     def check(self, least: Size, original: Size, advice: str = "") -> None:
         """Refuse what is below the least that can be had, with what to do about it."""
-        if self.size is None:
-            return
-        low, high = getattr(least, self.size), getattr(original, self.size)
+        if self.size is not None:
+            self.check_amount(getattr(least, self.size), getattr(original, self.size), advice)
+
+    def check_amount(self, low: int, high: int, advice: str = "") -> None:
+        """The same, of what there is least and in the original."""
         if low > self.allowed(high):
             raise InfeasibleBudget(
                 f"{self} cannot be met: the least is {self.unit}={low / max(high, 1):.4f} "
-                f"({low:,} of {high:,}); {advice or 'the rest is listed in print(hope.inspect(...))'}"
+                f"({amount(self.unit, low)} of {amount(self.unit, high)}); "
+                f"{advice or 'the rest is listed in print(hope.inspect(...))'}"
             )
 
     def __str__(self) -> str:
-        return f"{self.unit}={self.value:g}"
+        whole = self.unit in SCALES and isinstance(self.value, int)
+        return f"{self.unit}={amount(self.unit, int(self.value)) if whole else f'{self.value:g}'}"
 
 
-def column(table: NDArray[np.int64], unit: str) -> NDArray[np.int64]:
-    """The column of a table of sizes that a budget's unit limits."""
-    found: NDArray[np.int64] = table[:, COLUMNS.index(SIZES[unit])]
-    return found
+def amount(unit: str, count: int) -> str:
+    """So much of a unit, in words.
+
+    >>> amount("latency", 1_234_000), amount("size", 10_000_000), amount("params", 1234)
+    ('1.23ms', '10MB', '1,234')
+    """
+    if unit == "latency":
+        return f"{count / 10**6:.3g}ms" if count < 10**9 else f"{count / 10**6:.0f}ms"
+    if unit == "size":
+        name = "MB" if count >= 10**6 else "kB" if count >= 10**3 else "B"
+        value = count / SCALES["size"][name]
+        return f"{value:.3g}{name}" if value < 1000 else f"{value:.0f}{name}"
+    return f"{count:,}"
 
 
-def one_budget(**budgets: float | None) -> Budget:
+def measured(unit: str, text: str) -> int:
+    """An amount as it is written: a number and its unit.
+
+    >>> measured("latency", "1.5 ms"), measured("size", "10MB")
+    (1500000, 10000000)
+    """
+    scales, found = SCALES[unit], re.fullmatch(r"\s*([-+]?[\d._]+(?:e[-+]?\d+)?)\s*([a-zµμ]*)\s*", text, re.I)
+    try:
+        number, name = float(found[1]) if found else math.nan, (found[2] if found else "").replace("μ", "µ")
+    except ValueError:
+        number = math.nan
+    names = {known.lower(): scale for known, scale in scales.items()}
+    if not math.isfinite(number):
+        raise InfeasibleBudget(f"{unit}={text!r} is no amount: give {RANGES[unit]}")
+    if number < 0:
+        raise InfeasibleBudget(f"{unit}={text} is negative: give {RANGES[unit]}")
+    if name.lower() not in names:
+        what = f"has the unit {name!r}, not one of {', '.join(scales)}" if name else "has no unit"
+        raise InfeasibleBudget(f"{unit}={text!r} {what}: give {RANGES[unit]}")
+    return round(number * names[name.lower()])
+
+
+def one_budget(**budgets: Any) -> Budget:
     """The one budget that was given."""
     given = [(unit, value) for unit, value in budgets.items() if value is not None]
     if len(given) != 1:
@@ -93,6 +133,8 @@ def checked(unit: str, value: Any) -> float:
     >>> checked("params", 1e6), checked("density", 0.5)
     (1000000, 0.5)
     """
+    if unit in SCALES and isinstance(value, str):
+        return measured(unit, value)
     number = value
     if not isinstance(value, (str, bytes)) and getattr(value, "ndim", None) == 0:  # of NumPy or torch
         number = value.item()
@@ -101,6 +143,10 @@ def checked(unit: str, value: Any) -> float:
     if not math.isfinite(number) or number < 0:
         what = "negative" if number < 0 else "no finite number"
         raise InfeasibleBudget(f"{unit}={number:g} is {what}: give {RANGES[unit]}")
+    if unit in SCALES:
+        if number > 1:
+            raise InfeasibleBudget(f"{unit}={number:g} has no unit: give {RANGES[unit]}")
+        return float(number)
     if unit == "fidelity":
         if number > 1:
             raise InfeasibleBudget(

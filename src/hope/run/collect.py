@@ -10,6 +10,7 @@ from hope.anatomy.anatomy import Anatomy
 from hope.anatomy.steps import Step
 from hope.run.budget import Budget
 from hope.run.checkpoint import Checkpoint
+from hope.run.pace import Pace
 from hope.run.trajectory import Trajectory
 
 CHUNK = 256  # steps between two looks at the budget
@@ -23,6 +24,7 @@ def collect(
     multiple_of: int = 1,
     file: Checkpoint | None = None,
     *,
+    pace: Pace | None = None,
     progress: bool | None = None,
 ) -> Trajectory:
     """Take steps until the budget is met, or nothing is left to do.
@@ -32,14 +34,15 @@ def collect(
         begun: what is done already; what is taken is added to it.
         multiple_of: see `run.align`.
         file: where to note what is done.
+        pace: predicted times, if the run is to know them.
     """
-    trajectory = Trajectory.of(anatomy, begun, multiple_of)
+    trajectory = Trajectory.of(anatomy, begun, multiple_of, pace)
     with bar("encoding", 1.0, progress) as show:
         while not trajectory.meets(budget):
             most = int(budget.value) - len(trajectory) if budget.unit == "steps" else CHUNK
             some = list(islice(more, min(CHUNK, most)))
             begun += some
-            trajectory = Trajectory.of(anatomy, begun, multiple_of)
+            trajectory = Trajectory.of(anatomy, begun, multiple_of, pace)
             show(trajectory.progress(budget))
             if file is not None:
                 file.write(begun)

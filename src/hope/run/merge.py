@@ -19,9 +19,10 @@ from hope.anatomy.gone import Gone
 from hope.anatomy.sizes import Releases
 from hope.anatomy.steps import Evict, Merge, Prune, Step
 from hope.methods.base import Branch, Path, State
+from hope.run.pace import Savings
 
 Walk: TypeAlias = Callable[[Any], Path]
-Rank: TypeAlias = Callable[[float, int], float]
+Rank: TypeAlias = Callable[[float, float], float]
 
 
 def _begun(walk: Walk, state: State, done: Sequence[Step]) -> Path:
@@ -83,6 +84,7 @@ class Merger:
         executor: where to work out the paths; in this process, as needed, without one. The result is the
             same.
         live: rank by what a step would release now instead of in the original network.
+        saves: rank by the time that a step would save now instead of what it releases.
         done: what an interrupted run has already done, in order; the rest is as if it had not been stopped.
     """
 
@@ -96,9 +98,11 @@ class Merger:
         rank: Rank,
         executor: Executor | None = None,
         live: Releases | None = None,
+        saves: Savings | None = None,
         done: Sequence[Step] = (),
     ) -> None:
         self._branches, self._rank, self._live, self._gone = branches, rank, live, gone
+        self._saves, self._paces = saves, set[str]()  # the units that save something else since the last step
         self._states, self._walk, self._executor = states, walk, executor
         self._number = {state.name: number for number, state in enumerate(states)}
         self._inside: dict[str, list[int]] = {}
@@ -156,6 +160,11 @@ class Merger:
                 for each in range(len(self._walkers)):
                     self._queue_unit(each)
                 self._queue_branches()
+            elif self._saves is not None:
+                for number in sorted(self._number[name] for name in self._paces if name in self._number):
+                    self._queue_unit(number)
+                self._queue_branches()
+                self._paces.clear()
 
     def _priced(self, step: Step) -> Step:
         """A step with the ΔP that it has now."""
@@ -177,7 +186,8 @@ class Merger:
         if head is not None and head.name not in self._gone_units:
             step = self._priced(head)
             order = _ORDER[Merge] if isinstance(step, Merge) else 0
-            ratio = self._rank(step.cost, step.release)
+            saved = step.release if self._saves is None else self._saves.unit(step.name) * len(step.gone)
+            ratio = self._rank(step.cost, saved)
             self._versions[Prune][number] += 1
             entry = (ratio, order, number, step.neurons, self._versions[Prune][number])
             heapq.heappush(self._heap, entry)
@@ -186,7 +196,8 @@ class Merger:
         if number not in self._gone_branches and not self._refused(number):
             step = self._eviction(number)
             self._versions[Evict][number] += 1
-            ratio = self._rank(step.cost, step.release)
+            saved = step.release if self._saves is None else self._saves.block(step.name)
+            ratio = self._rank(step.cost, saved)
             entry = (ratio, _ORDER[Evict], number, (), self._versions[Evict][number])
             heapq.heappush(self._heap, entry)
 
@@ -217,6 +228,8 @@ class Merger:
             self._done[self._number[step.name]].append(step)
         if self._live is not None:
             self._live.take(step)
+        if self._saves is not None:
+            self._paces |= self._saves.take(step)
         return changed
 
 

@@ -11,8 +11,8 @@ from torch import nn
 from hope._util.calls import Example
 from hope.anatomy.anatomy import Anatomy
 from hope.anatomy.gone import Gone
-from hope.anatomy.sizes import Releases, Size
-from hope.anatomy.steps import Step
+from hope.anatomy.sizes import Counts, Releases, Size, sizes, stored
+from hope.anatomy.steps import Evict, Prune, Step
 from hope.anatomy.units import Unit
 from hope.errors import InfeasibleBudget, UnknownMethod
 from hope.graph.blocks import Block
@@ -21,6 +21,7 @@ from hope.reasons import Cause, Reason
 from hope.run.align import widest
 from hope.run.budget import UNITS, Budget
 from hope.run.merge import Merger
+from hope.run.pace import Pace
 from hope.run.trajectory import Trajectory
 
 NEEDED = Cause.NO_BN_BEFORE.short  # what all causes that calibration removes are called in tables
@@ -35,6 +36,7 @@ class Plan:
         states: of the units that it can work on.
         branches: the blocks that it may evict, with their prices.
         left_alone: name -> why, of units and blocks that the method could not price.
+        pace: predicted times, if the run is to be ranked by the time that steps save.
     """
 
     def __init__(
@@ -49,6 +51,7 @@ class Plan:
         progress: bool | None = None,
     ) -> None:
         self.anatomy, self.method = anatomy, method
+        self.pace: Pace | None = None
         self._check_patterns(model, exclude)
         self.known = method.study(model, example, anatomy, progress=progress)
         self.states: list[State] = []
@@ -103,15 +106,35 @@ class Plan:
                 rank=self.method.rank,
                 executor=executor,
                 live=Releases(self.anatomy) if self.method.live else None,
+                saves=self.pace.savings() if self.pace is not None else None,
                 done=done,
             )
         )
 
     def floor(self) -> Size:
         """The smallest size that is always within reach (see `Anatomy.floor`)."""
+        return self.anatomy.size(*self._floor())
+
+    def _floor(self) -> tuple[dict[str, int], list[str]]:
+        """What is removed and evicted there."""
         removed = {state.name: state.neurons - 1 for state in self.states}
         names = [branch.name for branch in self.branches]
-        return self.anatomy.size(removed, [name for name in names if self.anatomy.block(name).residual])
+        return removed, [name for name in names if self.anatomy.block(name).residual]
+
+    def amounts(self, steps: Sequence[Step]) -> Counts:
+        """(steps + 1,) what the run is ranked by: parameters, or time."""
+        return sizes(self.anatomy, steps)[:, 1] if self.pace is None else self.pace.times(steps)
+
+    @property
+    def least(self) -> int:
+        """The least of it that is always within reach."""
+        return self.amount(*self._floor())
+
+    def amount(self, removed: Mapping[str, int], evicted: Sequence[str]) -> int:
+        """The same after a cut."""
+        if self.pace is None:
+            return self.anatomy.size(removed, evicted).parameters
+        return self.pace.after(removed, evicted)
 
     @property
     def longest(self) -> int:
@@ -134,6 +157,12 @@ class Plan:
         """Say before the work starts whether a budget can be met."""
         advice = calibration(self.anatomy, self.left_alone, self.method)
         budget.check(self.floor(), self.anatomy.size(), advice)
+        if budget.unit == "size":
+            steps = [Prune(name, tuple(range(count))) for name, count in self._floor()[0].items()]
+            table = stored(self.anatomy, [*steps, *map(Evict, self._floor()[1])])
+            budget.check_amount(int(table[-1]), int(table[0]), advice)
+        if budget.unit == "latency" and self.pace is not None:
+            budget.check_amount(self.pace.after(*self._floor()), self.pace.after({}), advice)
         most = self.longest + len(self.branches)
         if budget.unit == "steps" and budget.value > most:
             way = advice or "take fewer steps"
@@ -145,7 +174,7 @@ class Plan:
         width = self._widest
         if self.branches or not self.states or multiple_of < width:
             return
-        unchanged = Trajectory.of(self.anatomy, ())
+        unchanged = Trajectory.of(self.anatomy, (), pace=self.pace)
         if not unchanged.meets(budget):
             reach = unchanged.reach(budget.unit if budget.unit in UNITS else "steps")
             raise InfeasibleBudget(

@@ -5,16 +5,20 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
 from hope.anatomy.anatomy import Anatomy
-from hope.anatomy.sizes import Size, sizes
+from hope.anatomy.sizes import Counts, Size, sizes, stored
 from hope.anatomy.steps import Step
 from hope.errors import InfeasibleBudget
 from hope.run.align import aligned
-from hope.run.budget import Budget, column
+from hope.run.budget import COLUMNS, LIMITS, SIZES, Budget, amount
+
+if TYPE_CHECKING:
+    from hope.run.pace import Pace
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -25,20 +29,29 @@ class Trajectory:
         steps: in order; replaying the first k of them gives the network after k steps.
         sizes: (steps + 1, 3) neurons, parameters and MACs; row 0 is the original.
         stops: after how many steps the run may be ended (see `run.align`); empty if after any.
+        bytes: (steps + 1,) of all parameters and buffers.
+        times: (steps + 1,) predicted nanoseconds on the example; None if the run was not made for them.
     """
 
     steps: tuple[Step, ...]
     sizes: NDArray[np.int64]
     stops: tuple[int, ...] = ()
+    bytes: Counts | None = None
+    times: Counts | None = None
 
     @classmethod
-    def of(cls, anatomy: Anatomy, steps: Sequence[Step], multiple_of: int = 1) -> Trajectory:
-        """A trajectory with its sizes; of the steps, those that keep widths multiples."""
+    def of(
+        cls, anatomy: Anatomy, steps: Sequence[Step], multiple_of: int = 1, pace: Pace | None = None
+    ) -> Trajectory:
+        """A trajectory with its sizes, and its times at a pace; of the steps, those that keep widths
+        multiples.
+        """
         stops: tuple[int, ...] = ()
         if multiple_of > 1:
             order, stops = aligned(anatomy, steps, multiple_of)
             steps = [steps[k] for k in order]
-        return cls(tuple(steps), sizes(anatomy, steps), stops)
+        times = pace.times(steps) if pace is not None else None
+        return cls(tuple(steps), sizes(anatomy, steps), stops, stored(anatomy, steps), times)
 
     def __len__(self) -> int:
         return len(self.steps)
@@ -56,6 +69,21 @@ class Trajectory:
     def size(self, steps: int) -> Size:
         """The network's size after so many steps."""
         return Size(*(int(value) for value in self.sizes[steps]))
+
+    def column(self, unit: str) -> Counts:
+        """What a budget's unit limits, before the first and after each step.
+
+        Raises:
+            InfeasibleBudget: it is not known of this run.
+        """
+        if unit in SIZES:
+            return self.sizes[:, COLUMNS.index(SIZES[unit])]
+        found = self.bytes if unit == "size" else self.times
+        if found is None:
+            raise InfeasibleBudget(
+                f"this run does not know its {unit}: encode again with {unit}=, or take another budget"
+            )
+        return found
 
     def mix(self, steps: int | None = None) -> dict[str, int]:
         """How many prunes, merges and evictions there are among the first steps.
@@ -81,13 +109,14 @@ class Trajectory:
                     f"this run {self.reach('steps')}, not {value:g}: encode again with {budget}"
                 )
             return max((stop for stop in self.stops if stop <= value), default=int(value))
-        found = column(self.sizes, unit)
+        found = self.column(unit)
         target = budget.allowed(int(found[0]))
         ends = np.array(self.stops or range(len(self) + 1))
         met = ends[found[ends] <= target]
         if not len(met):
             raise InfeasibleBudget(
-                f"this run {self.reach(unit)}, not {value:g}: encode again with that budget"
+                f"this run {self.reach(unit)}, not {str(budget).partition('=')[2]}: "
+                "encode again with that budget"
             )
         return int(met[0])
 
@@ -104,14 +133,15 @@ class Trajectory:
         """How far the run has come, from 0 to 1."""
         if budget.unit == "steps":
             return len(self) / max(budget.value, 1)
-        found = column(self.sizes, budget.unit if budget.size else "density")
-        goal = budget.allowed(int(found[0])) if budget.size else 0
+        limits = budget.unit in LIMITS
+        found = self.column(budget.unit if limits else "density")
+        goal = budget.allowed(int(found[0])) if limits else 0
         return float((found[0] - found[-1]) / max(found[0] - goal, 1))
 
     def reach(self, unit: str) -> str:
         """How far the run came, in words."""
         if unit == "steps":
             return f"has {len(self)} steps"
-        found = column(self.sizes, unit)
+        found = self.column(unit)
         least = int(found[list(self.stops) or slice(None)].min())
-        return f"comes down to {unit}={least / max(1, int(found[0])):.4f} ({least:,})"
+        return f"comes down to {unit}={least / max(1, int(found[0])):.4f} ({amount(unit, least)})"

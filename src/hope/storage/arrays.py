@@ -13,7 +13,8 @@ from safetensors.torch import load_file, save
 from torch import Tensor, nn
 
 from hope._util.files import write_file
-from hope.errors import DamagedFolder
+from hope.anatomy.anatomy import Anatomy
+from hope.errors import CheckpointMismatch, DamagedFolder
 
 
 class Arrays(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -99,3 +100,18 @@ def fit_dtypes(model: nn.Module, weights: Mapping[str, Tensor]) -> None:
     for name, value in [*model.named_parameters(), *model.named_buffers()]:
         if name in weights and value.dtype != weights[name].dtype:
             value.data = value.data.to(weights[name].dtype)
+
+
+def check_architecture(anatomy: Anatomy, model: nn.Module, folder: Path) -> None:
+    """Refuse a model of other shapes than a run was made from."""
+    shapes = {
+        name: tuple(tensor.shape) for name, tensor in [*model.named_parameters(), *model.named_buffers()]
+    }
+    for name, shape in anatomy.shapes.items():
+        if shapes.get(name) != shape:
+            found = f"has shape {shapes[name]}" if name in shapes else "is missing"
+            raise CheckpointMismatch(
+                f"{folder} was saved from a {anatomy.model} where {name} has shape {shape}; "
+                f"in this {type(model).__name__} it {found}: "
+                "build the architecture that was compressed, uncut"
+            )

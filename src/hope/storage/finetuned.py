@@ -43,6 +43,7 @@ def save_trained(folder: Path, run: Run, steps: int, small: nn.Module) -> Path:
         run.told,
         details=run.details,
         trained=True,
+        timing=run.timing,
     )
 
 

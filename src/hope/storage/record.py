@@ -12,10 +12,11 @@ from hope.anatomy.anatomy import Anatomy
 from hope.anatomy.steps import AnyStep
 from hope.anatomy.units import Skipped, Unit
 from hope.graph.blocks import Block
+from hope.latency.timing import Timing
 from hope.reasons import Reason
 from hope.storage.arrays import Arrays
 from hope.storage.codec import Form
-from hope.storage.migrations import run_to_2
+from hope.storage.migrations import run_to_2, run_to_3
 
 PLAN = "trajectory.json"
 
@@ -84,6 +85,7 @@ class StoredAnatomy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     positions: dict[str, int]
     aliases: dict[str, tuple[str, ...]]
     eps: dict[str, float]
+    itemsize: dict[str, int] = {}
 
     @classmethod
     def of(cls, anatomy: Anatomy) -> StoredAnatomy:
@@ -112,6 +114,8 @@ class RunRecord(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
         details: for reports.
         trained: whether the weights were trained on since; then there is no other budget than this one.
         inputs: made-up inputs that weights were fitted on, so that other budgets can be had back.
+        times: predicted nanoseconds before the first and after each step, if it was made for a latency.
+        timing: where they hold, and what was measured.
     """
 
     original: str
@@ -125,10 +129,14 @@ class RunRecord(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     details: Details = msgspec.field(default_factory=Details)
     trained: bool = False
     inputs: Arrays | None = None
+    times: tuple[int, ...] = ()
+    timing: Timing | None = None
 
     def __post_init__(self) -> None:
+        if self.times and len(self.times) != len(self.trajectory) + 1:
+            raise ValueError("there is not a time for each step")
         if not isinstance(self.method.get("name"), str):
             raise ValueError("the method has no name")
 
 
-RUN = Form("hope-run", "run", RunRecord, (run_to_2,))
+RUN = Form("hope-run", "run", RunRecord, (run_to_2, run_to_3))

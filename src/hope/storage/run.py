@@ -13,15 +13,17 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, cast
 
+import numpy as np
 from torch import Tensor, nn
 
 from hope._util.calls import duplicate, unlabelled
 from hope._util.files import make_folder
 from hope._util.notes import note
 from hope.anatomy.anatomy import Anatomy
-from hope.anatomy.sizes import sizes
+from hope.anatomy.sizes import sizes, stored
 from hope.anatomy.steps import AnyStep, Step
 from hope.errors import CheckpointMismatch, InfeasibleBudget, InvalidAction, first_line
+from hope.latency.timing import Timing
 from hope.methods import recalled
 from hope.methods.base import Rewrite
 from hope.run.budget import one_budget
@@ -29,6 +31,7 @@ from hope.run.trajectory import Trajectory
 from hope.signals.intake import Intake
 from hope.storage.arrays import (
     Arrays,
+    check_architecture,
     fingerprint,
     fit_dtypes,
     read_arrays,
@@ -91,6 +94,7 @@ def save_trajectory(
     intakes: Mapping[str, Intake] | None = None,
     details: Details | None = None,
     inputs: Sequence[Any] = (),
+    timing: Timing | None = None,
 ) -> Path:
     """Save a whole run: every step, the moments that absorptions need, the weights after the first `steps`
     of them, and details for a report.
@@ -99,6 +103,7 @@ def save_trajectory(
         model, small: the original, and what it has become.
         method: as `Method.told` puts it.
         inputs: that weights were fitted on, if they are to be saved.
+        timing: of a run that was made for a latency.
     """
     return write_run(
         Path(folder),
@@ -111,6 +116,7 @@ def save_trajectory(
         intakes,
         details,
         inputs=inputs,
+        timing=timing,
     )
 
 
@@ -126,6 +132,7 @@ def write_run(
     details: Details | None = None,
     trained: bool = False,
     inputs: Sequence[Any] = (),
+    timing: Timing | None = None,
 ) -> Path:
     """Write a folder: the files of tensors first, then the record that names them."""
     make_folder(folder)
@@ -141,6 +148,8 @@ def write_run(
         details=(details or Details()).rounded(),
         trained=trained,
         inputs=write_inputs(folder, inputs),
+        times=() if trajectory.times is None else tuple(map(int, trajectory.times)),
+        timing=timing,
     )
     write_record(folder / PLAN, RUN, record)
     kept = [one for one in (record.weights, record.moments, record.inputs) if one is not None]
@@ -163,6 +172,7 @@ class Run:
         held: the moments themselves, of a run that is not read from a folder.
         trained: whether the saved weights were trained on since.
         fitted: the saved inputs, if there are any.
+        timing: of a run that was made for a latency.
     """
 
     folder: Path
@@ -177,6 +187,7 @@ class Run:
     held: Mapping[str, Intake] | None = None
     trained: bool = False
     fitted: Arrays | None = None
+    timing: Timing | None = None
 
     @property
     def weights(self) -> Path:
@@ -213,14 +224,20 @@ def read_run(folder: str | os.PathLike[str]) -> Run:
     record = read_record(folder / PLAN, RUN)
     anatomy = record.anatomy.read()
     try:
-        table = sizes(anatomy, record.trajectory)
+        table, stored_bytes = sizes(anatomy, record.trajectory), stored(anatomy, record.trajectory)
     except (LookupError, ValueError, InvalidAction) as error:
         raise not_as_it_should(folder / PLAN, RUN, error) from error
     return Run(
         folder,
         record.original,
         anatomy,
-        Trajectory(record.trajectory, table, record.stops),
+        Trajectory(
+            record.trajectory,
+            table,
+            record.stops,
+            stored_bytes,
+            np.array(record.times, dtype=np.int64) if record.times else None,
+        ),
         record.steps,
         record.method,
         record.weights,
@@ -228,6 +245,7 @@ def read_run(folder: str | os.PathLike[str]) -> Run:
         record.details,
         trained=record.trained,
         fitted=record.inputs,
+        timing=record.timing,
     )
 
 
@@ -238,6 +256,8 @@ def load(
     density: float | None = None,
     params: float | None = None,
     macs: float | None = None,
+    size: float | str | None = None,
+    latency: float | str | None = None,
     steps: int | None = None,
     calibration: Iterable[Any] | None = None,
 ) -> nn.Module:
@@ -251,7 +271,7 @@ def load(
     Args:
         folder: what `save` or `save_finetuned` wrote.
         model: a model of the same architecture as the original, uncut.
-        density, params, macs, steps: another moment of the same run; at most one.
+        density, params, macs, size, latency, steps: another moment of the same run; at most one.
         calibration: the batches that the run was calibrated with, to fit the weights of another moment on;
             they are not in the folder, unless they were dreamed.
 
@@ -269,8 +289,10 @@ def load(
         (Linear(in_features=3, out_features=2, bias=True), 4)
     """
     run = read_run(folder)
-    _same_architecture(run.anatomy, model, run.folder)
-    given = {"density": density, "params": params, "macs": macs, "steps": steps}
+    check_architecture(run.anatomy, model, run.folder)
+    given = {
+        "density": density, "params": params, "macs": macs, "size": size, "latency": latency, "steps": steps
+    }  # fmt: skip
     if any(value is not None for value in given.values()) and not _is_trained_at(run, given):
         return _replay(run, model, given, calibration)
     weights = read_arrays(run.folder, run.arrays)
@@ -286,7 +308,7 @@ def load(
     return small
 
 
-def _is_trained_at(run: Run, given: dict[str, float | None]) -> bool:
+def _is_trained_at(run: Run, given: dict[str, Any]) -> bool:
     """Whether a budget is the one that trained weights are at; any other is refused."""
     if not run.trained:
         return False
@@ -300,7 +322,7 @@ def _is_trained_at(run: Run, given: dict[str, float | None]) -> bool:
 
 
 def _replay(
-    run: Run, model: nn.Module, given: dict[str, float | None], calibration: Iterable[Any] | None
+    run: Run, model: nn.Module, given: dict[str, Any], calibration: Iterable[Any] | None
 ) -> nn.Module:
     budget = one_budget(**given)
     if fingerprint(model) != run.original:
@@ -318,17 +340,3 @@ def _replay(
     fixed = run.details.settings.get("exclude", ())
     how = {"intakes": run.intakes(), "rewrite": run.rewrite, "inputs": inputs, "fixed": fixed}
     return compressed(model, run.anatomy, steps, **how)
-
-
-def _same_architecture(anatomy: Anatomy, model: nn.Module, folder: Path) -> None:
-    shapes = {
-        name: tuple(tensor.shape) for name, tensor in [*model.named_parameters(), *model.named_buffers()]
-    }
-    for name, shape in anatomy.shapes.items():
-        if shapes.get(name) != shape:
-            found = f"has shape {shapes[name]}" if name in shapes else "is missing"
-            raise CheckpointMismatch(
-                f"{folder} was saved from a {anatomy.model} where {name} has shape {shape}; "
-                f"in this {type(model).__name__} it {found}: "
-                "build the architecture that was compressed, uncut"
-            )

@@ -109,7 +109,7 @@ class Loop:
         return True
 
     def _repair(self, spot: Spot, variance: Tensor) -> None:
-        """What a BN says keeps the deviation that the next layers expect: its variance goes with what it gets."""
+        """What a BN says keeps the deviation that the next layers expect: its variance follows."""
         before = self._heard[spot.weight]
         alive = (before > 0) & (variance > LEAST * before)
         known = get(self.now.model, f"{spot.bn}.running_var")

@@ -1,0 +1,62 @@
+"""`save_finetuned`: keep a compressed network that was trained on."""
+
+from __future__ import annotations
+
+from os import PathLike
+from pathlib import Path
+
+from torch import nn
+
+from hope.encoding import Encoding
+from hope.run.budget import one_budget
+from hope.storage.finetuned import save_trained
+from hope.storage.run import read_run
+
+
+def save_finetuned(
+    folder: str | PathLike[str],
+    source: Encoding | str | PathLike[str],
+    small: nn.Module,
+    *,
+    density: float | None = None,
+    params: float | None = None,
+    macs: float | None = None,
+    size: float | str | None = None,
+    latency: float | str | None = None,
+    steps: int | None = None,
+) -> Path:
+    """Save a compressed network that was trained on: `hope.load(folder, fresh_model)` gives it back. There is
+    one budget in such a folder, the one that was trained.
+
+    Args:
+        folder: where to; one of its own, not that of the run. An earlier save of this kind is replaced.
+        source: the run that the network came from: the `Encoding`, or the folder that it was saved in.
+        small: the trained network, with the shapes that the run left: a head with another number of
+            outputs is refused.
+        density, params, macs, size, latency, steps: the budget it was taken at, if not the run's own.
+
+    Raises:
+        CheckpointMismatch: the network has other shapes than the run left; the message names the first.
+        CannotWrite: the folder has a run, whose other budgets would be lost.
+
+    Example:
+        >>> import tempfile, torch, hope
+        >>> linear, bn = torch.nn.Linear(3, 8), torch.nn.BatchNorm1d(8)
+        >>> net = torch.nn.Sequential(linear, bn, torch.nn.ReLU(), torch.nn.Linear(8, 2)).eval()
+        >>> encoding = hope.encode(net, torch.zeros(2, 3), density=0.25)
+        >>> small = encoding.model.train()
+        >>> small(torch.randn(16, 3)).square().sum().backward()
+        >>> torch.optim.SGD(small.parameters(), lr=0.1).step()
+        >>> folder = hope.save_finetuned(tempfile.mkdtemp(), encoding, small)
+        >>> torch.equal(hope.load(folder, net)[0].weight, small[0].weight)
+        True
+    """
+    run = source.as_run() if isinstance(source, Encoding) else read_run(source)
+    given = {
+        "density": density, "params": params, "macs": macs, "size": size, "latency": latency, "steps": steps
+    }  # fmt: skip
+    taken = run.steps
+    if any(value is not None for value in given.values()):
+        budget = one_budget(**given)
+        taken = run.trajectory.steps_to(budget.unit, budget.value)
+    return save_trained(Path(folder), run, taken, small)

@@ -1,0 +1,105 @@
+"""From a network to its clock: measure what is not known yet, and fit the rest to whole networks."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping, Sequence
+
+from torch import Tensor, nn
+from torch.utils import _pytree as pytree
+
+from hope._util.calls import Example, as_call, duplicate
+from hope._util.progress import busy
+from hope.anatomy.anatomy import Anatomy
+from hope.anatomy.steps import Evict, Prune, Step
+from hope.latency.clock import Clock, Cut
+from hope.latency.mesh import ALIGNED, FRACTIONS, Curve
+from hope.latency.operators import movable, read_layout
+from hope.latency.runtime import Runtime, block_of, check_device
+from hope.latency.stopwatch import Stopwatch
+from hope.latency.table import Table
+from hope.surgery.apply import operate
+
+ODD = (1.0, 0.5, 0.25)  # of the widths, where networks of uneven widths are measured
+
+
+def settled(runtime: Runtime, example: Example | None) -> Runtime:
+    """A runtime with nothing left open."""
+    leaves = (leaf for leaf in pytree.tree_leaves(as_call(example)) if isinstance(leaf, Tensor) and leaf.ndim)
+    first = next(leaves, None)
+    return runtime.settled(len(first) if first is not None else 1)
+
+
+def clock_of(
+    model: nn.Module,
+    example: Example | None,
+    anatomy: Anatomy,
+    runtime: Runtime,
+    *,
+    progress: bool | None = None,
+) -> Clock:
+    """The clock of a network: whole networks first, so that what cannot be run is told first.
+
+    Args:
+        runtime: with nothing left open.
+    """
+    check_device(model)
+    assert runtime.batch is not None
+    table, stopwatch = Table(runtime), Stopwatch(runtime)
+    cuts = _cuts(anatomy, block_of(runtime))
+
+    def networks() -> list[float]:
+        with busy(f"measuring {anatomy.model} at {len(cuts)} widths, once: {runtime}", progress):
+            return stopwatch.networks([narrow(model, anatomy, *cut) for cut in cuts], example)
+
+    measured = table.networks(_digest(anatomy, runtime, cuts), networks)
+    layout, moves = read_layout(anatomy, runtime.batch, runtime.engine), set(movable(anatomy))
+    curves = [Curve(site, moves, block_of(runtime)) for site in layout.sites]
+    points = [(curve.site.operator, width) for curve in curves for width in curve.points()]
+    table.fill(points, stopwatch.operators, progress=progress)
+    for curve in curves:
+        curve.settle(table.look)
+    clock = Clock(anatomy, layout, curves)
+    clock.fit(cuts, measured)
+    return clock
+
+
+def _cuts(anatomy: Anatomy, block: int) -> list[Cut]:
+    """What to remove for the networks that the clock is fitted to: all layers at a few shares of their
+    widths, where uneven widths are slower also at uneven ones, and all residual blocks.
+    """
+    kept = [{u.name: _kept(u.neurons, share, block) for u in anatomy.layers} for share in FRACTIONS]
+    if block > 1:
+        kept += [{name: max(1, n - 1) for name, n in kept[FRACTIONS.index(share)].items()} for share in ODD]
+    removed = [{u.name: u.neurons - one[u.name] for u in anatomy.layers} for one in kept]
+    cuts: list[Cut] = [(one, ()) for n, one in enumerate(removed) if one not in removed[:n]]
+    outer = tuple(one.name for one in anatomy.blocks if one.residual and one.inside is None)
+    return [*cuts, ({}, outer)] if outer else cuts
+
+
+def _kept(neurons: int, share: float, block: int) -> int:
+    """So many neurons; multiples where these are faster."""
+    step = ALIGNED if block > 1 and neurons >= 2 * ALIGNED and share < 1 else 1
+    return max(step, round(neurons * share / step) * step)
+
+
+def narrow(
+    model: nn.Module, anatomy: Anatomy, removed: Mapping[str, int], evicted: Sequence[str] = ()
+) -> nn.Module:
+    """The network without the last neurons of its layers; what it computes does not matter."""
+    small = duplicate(model)
+    steps: list[Step] = [
+        Prune(name, tuple(range(anatomy.unit(name).neurons - count, anatomy.unit(name).neurons)))
+        for name, count in removed.items()
+        if count
+    ]
+    operate(small, anatomy, [*steps, *map(Evict, evicted)], arithmetic=False)
+    return small.eval()
+
+
+def _digest(anatomy: Anatomy, runtime: Runtime, cuts: Sequence[Cut]) -> str:
+    """What tells networks apart that take different times."""
+    told = [(one.operator, one.inputs, one.shapes, sorted(one.tensors.items())) for one in anatomy.program]
+    done = [(sorted(removed.items()), list(evicted)) for removed, evicted in cuts]
+    text = repr((anatomy.model, told, sorted(anatomy.shapes.items()), runtime.batch, done))
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
