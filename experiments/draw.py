@@ -143,7 +143,7 @@ def compression(results: Any) -> None:
 
 
 READINGS = {  # name -> methods of which the best is drawn, another as rings, colour, place of the name
-    "HOPE": (("absorb",), "", GREEN, (0.69, 0.63)),
+    "HOPE, closed forms": (("absorb, closed forms",), "", GREEN, (0.69, 0.63)),
     "the paper, without evictions": (
         ("hope, no eviction",), "hope, literal, no eviction", BLUE, (0.90, 0.43),
     ),

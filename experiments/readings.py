@@ -26,7 +26,7 @@ from hope.bench.results import check_out
 from zoo import networks
 
 RESULTS = FOLDER / "readings.json"
-BESIDE = ("absorb", "l1-in", "l1-joint", "bn-scale")
+BESIDE = ("absorb, closed forms", "l1-in", "l1-joint", "bn-scale")
 METHODS = ("hope", "hope, no eviction", "hope, literal", "hope, literal, no eviction", *BESIDE)
 IMAGES = {"keras-resnet50": 1000}
 

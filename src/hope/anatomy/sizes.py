@@ -171,8 +171,8 @@ def _ends(anatomy: Anatomy, gone: Mapping[str, int], length: int) -> dict[str, i
 def _biases(
     anatomy: Anatomy, lost: Mapping[str, Counts], gone: Mapping[str, int], biased: Sequence[str], length: int
 ) -> Iterator[tuple[str, Counts]]:
-    """Evicted blocks that leave a bias behind, and its entries at so many moments: it goes with a block around
-    them, and channels of the stream that it is added to take theirs along. The arguments are those of `_tally`.
+    """Evicted blocks that leave a bias behind, and its entries at so many moments: it goes with a block
+    around it, and channels of its stream take theirs along. The arguments are those of `_tally`.
     """
     for name in biased:
         block = anatomy.block(name)
