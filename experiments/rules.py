@@ -31,6 +31,8 @@ RULES = {
     "the branch's share": hope.Absorb(calibration=None, refit=False),
     "nothing": hope.Absorb(calibration=None, refit=False, share=False),
     "the answers": hope.Absorb(calibration=None, refit=False, look=True),
+    "share, on patterns": hope.Absorb(refit=False),
+    "and fitted (the default)": hope.Absorb(),
 }
 ASIDE = {"svhn-depthwise": "depthwise, SVHN (set aside)", "cifar100-plain": "plain, CIFAR-100 (set aside)"}
 SHARES = {"density": (0.7, 0.5, 0.3), "params": (0.7, 0.5, 0.35)}

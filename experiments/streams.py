@@ -1,8 +1,8 @@
 """What cutting residual streams is worth: `python -m experiments.streams [NETWORK ...]`, resumable.
 
-Absorption without evictions, with and without stream channels among the neurons that may go: without data,
-and with moments measured and weights fitted on 512 unlabelled images, which are never among those that are
-measured on.
+Absorption without evictions, with and without stream channels among the neurons that may go: in closed forms,
+and with moments measured and weights fitted on patterns, or on 512 unlabelled images, which are never among
+those that are measured on.
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ from zoo import networks
 RESULTS = FOLDER / "streams.json"
 NETWORKS = ("cifar10-resnet20", "cifar10-resnet56")
 BUDGETS = tuple(f"{unit}={share}" for unit in ("macs", "params") for share in (0.8, 0.6, 0.4))
-WAYS = ("without data", "512 images, refitted")
+WAYS = ("closed forms", "patterns", "512 images, refitted")
 
 
 def parser() -> argparse.ArgumentParser:
     """The command line's grammar."""
     what = "Measure absorption with and without residual streams."
-    top = network_parser("streams", what, list(NETWORKS), RESULTS, " --ways 'without data'")
+    top = network_parser("streams", what, list(NETWORKS), RESULTS, " --ways patterns")
     top.add_argument("--ways", nargs="+", choices=WAYS, default=WAYS, help="default: all")
     return top
 
@@ -82,8 +82,8 @@ def _measured(
     if not budgets:
         return
     start = time.perf_counter()
-    batches = None if way == "without data" else list(torch.split(apart, 32))
-    method = hope.Absorb(calibration=batches, refit=True)
+    words: dict[str, Any] = {"closed forms": None, "patterns": "patterns"}
+    method = hope.Absorb(calibration=words[way] if way in words else list(torch.split(apart, 32)))
     encoding = hope.encode(
         model, images[:1], macs=0.3, method=method, evict=False, streams=streams, progress=False
     )
