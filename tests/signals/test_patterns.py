@@ -119,3 +119,18 @@ def test_dreams_stop_where_real_batches_are(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(torch.optim.Adam, "step", counted)
     hope.dream(net, example, count=64, steps=200, progress=False)
     assert 0 < len(made) < 100
+
+
+def test_numbers_among_the_inputs_stay() -> None:
+    class Scaled(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.net = network()
+
+        def forward(self, image: Tensor, scale: Tensor) -> Tensor:
+            return self.net(image) * scale
+
+    example = {"image": torch.zeros(1, 3, 12, 12), "scale": torch.tensor(2.0)}
+    batches = hope.dream(Scaled().eval(), example, count=40, steps=1, progress=False)
+    assert [len(batch["image"]) for batch in batches] == [32, 8]
+    assert all(float(batch["scale"]) == 2 for batch in batches)

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_leaves
+from torch.utils._pytree import tree_leaves, tree_map_only
 
 from hope import ops
 from hope._util.calls import Example, as_call, mode
@@ -118,10 +118,8 @@ def dream(
     batches: list[tuple[Any, ...] | dict[str, Any]] = []
     for start in range(0, count, 32):
         some = slice(start, start + 32)
-        if kwargs:
-            batches.append({name: v[some] if isinstance(v, Tensor) else v for name, v in kwargs.items()})
-        else:
-            batches.append(tuple(v[some] if isinstance(v, Tensor) else v for v in args))
+        part = tree_map_only(Tensor, lambda v, some=some: v[some] if v.ndim else v, kwargs or args)
+        batches.append(part)
     return batches
 
 
