@@ -100,7 +100,7 @@ def test_a_dead_neuron_and_a_constant_are_absorbed_without_loss_behind_a_1x1_con
         net[1].weight[4] = 0  # type: ignore[union-attr, operator, index]
         net[1].bias[4] = 1.5  # type: ignore[union-attr, operator, index]
         net[1].weight[1], net[1].bias[1] = 1e-3, -1.0  # type: ignore[union-attr, operator, index]
-    encoding = hope.encode(net, EXAMPLE, steps=2, method="absorb")
+    encoding = hope.encode(net, EXAMPLE, steps=2, method=hope.Absorb(calibration=None))
     assert {step.neurons[0] for step in encoding.trajectory} == {1, 4}
     assert error(net, encoding.model) < 5 * RIDGE
 

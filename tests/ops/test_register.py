@@ -83,10 +83,12 @@ def test_an_unknown_operator_holds_channels_fast_until_it_is_registered(net: nn.
 def test_absorption_needs_the_moments_of_a_registered_operator(net: nn.Module) -> None:
     with ops.register("hopetests::scale", operator=Scale()):
         with ops.register("hopetests::shrink", operator=ops.Elementwise()):
-            left = hope.encode(net, EXAMPLE, steps=0, method="absorb").left_alone
+            closed = hope.Absorb(calibration=None)
+            left = hope.encode(net, EXAMPLE, steps=0, method=closed).left_alone
             assert left["a"].cause is Cause.UNKNOWN_MOMENTS
+            assert not hope.encode(net, EXAMPLE, steps=3).left_alone  # patterns show what is not followed
         with ops.register("hopetests::shrink", operator=ops.Activation(shrink_by)):
-            encoding = hope.encode(net, EXAMPLE, steps=3, method="absorb")
+            encoding = hope.encode(net, EXAMPLE, steps=3, method=closed)
             assert [step.name for step in encoding.trajectory][:3] == ["a"] * 3
 
 

@@ -122,7 +122,8 @@ def test_what_cannot_be_followed_falls_back_and_is_told() -> None:
             return self.head(self.two(torch.sort(self.one(x), dim=2).values))  # type: ignore[no-any-return]
 
     net = settled(Odd(), torch.randn(32, 3, 12, 12), 0)
-    encoding = hope.encode(net, torch.zeros(1, 3, 12, 12), steps=2, method="absorb")
+    closed = hope.Absorb(calibration=None)
+    encoding = hope.encode(net, torch.zeros(1, 3, 12, 12), steps=2, method=closed)
     assert {step.name for step in encoding.trajectory} == {"two.0"}
     assert "taken pair by pair instead: the inputs of two.1" in str(encoding)
 
