@@ -3,12 +3,22 @@
 from __future__ import annotations
 
 import argparse
+import json
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
+from typing import Any, TypeVar
+
+from torch import Tensor, nn
 
 from experiments import readme
+from experiments.data import data_folder
+from hope.bench.accuracy import accuracy
+from hope.bench.results import check_out, versions, write_results
 from hope.errors import HopeError
+from hope.storage.run import fingerprint
+
+T = TypeVar("T")
 
 RESULTS = Path(__file__).with_name("results")
 
@@ -44,6 +54,31 @@ def network_parser(
     top.add_argument("--out", metavar="FILE", default=str(results), help="default: the committed results")
     readme.add_arguments(top)
     return top
+
+
+def opened(
+    options: argparse.Namespace,
+    names: Iterable[str],
+    load: Callable[[str, list[Path]], tuple[nn.Module, Tensor, Tensor, T]],
+) -> Iterator[tuple[str, nn.Module, Tensor, Tensor, T, dict[str, Any], Callable[[], None]]]:
+    """The networks that were asked for, one after another: name, model, images and labels to measure on, what
+    else was loaded, what is known of it, and what writes it down.
+
+    Args:
+        names: of all networks.
+        load: a name and the folders that were given -> the model, images, labels, and more.
+    """
+    out = Path(options.out)
+    check_out(out)
+    results = json.loads(out.read_text()) if out.is_file() else {}
+    folders = [data_folder(options.data), *([Path(options.weights)] if options.weights else [])]
+    for name in options.networks or names:
+        model, images, labels, more = load(name, folders)
+        entry = results.setdefault(name, {"points": {}})
+        entry |= {"images": len(images), "weights": fingerprint(model)[:16], "versions": versions()}
+        if "base" not in entry:
+            entry["base"] = accuracy(model, images, labels)
+        yield name, model, images, labels, more, entry, lambda: write_results(out, results)
 
 
 def call(

@@ -21,13 +21,10 @@ from torch import Tensor, nn
 import hope
 from experiments import data, readme
 from experiments.command import RESULTS as FOLDER
-from experiments.command import call, network_parser
+from experiments.command import call, network_parser, opened
 from experiments.compression.page import TITLES
-from experiments.data import data_folder
 from hope.bench.accuracy import accuracy, interval
-from hope.bench.results import check_out, versions, write_results
 from hope.encoding import Encoding
-from hope.storage.run import fingerprint
 from hope.surgery.refit import compressed
 from zoo import networks
 
@@ -56,17 +53,7 @@ def run(options: argparse.Namespace) -> None:
     """Measure what is missing."""
     if readme.shown(options, {"refit": table}):
         return
-    out = Path(options.out)
-    check_out(out)
-    results = json.loads(out.read_text()) if out.is_file() else {}
-    folders = [data_folder(options.data), *([Path(options.weights)] if options.weights else [])]
-    for name in options.networks or BUDGETS:
-        model = networks.trained(name, *folders)
-        images, labels, apart = calibrated(name, folders[0])
-        entry = results.setdefault(name, {"points": {}})
-        entry |= {"images": len(images), "weights": fingerprint(model)[:16], "versions": versions()}
-        if "base" not in entry:
-            entry["base"] = accuracy(model, images, labels)
+    for name, model, images, labels, apart, entry, write in opened(options, BUDGETS, loaded):
         for source in options.sources:
             points = entry["points"].setdefault(source, {})
             missing = [b for b in options.budgets or BUDGETS[name] if b not in points]
@@ -74,11 +61,12 @@ def run(options: argparse.Namespace) -> None:
                 for budget, point in _measured(model, source, apart, images, labels, missing):
                     points[budget] = point
                     print(name, source, budget, point, flush=True)
-                    write_results(out, results)
+                    write()
 
 
-def calibrated(name: str, folder: Path) -> tuple[Tensor, Tensor, Tensor]:
-    """Images and labels to measure on, and others to calibrate with."""
+def loaded(name: str, folders: list[Path]) -> tuple[nn.Module, Tensor, Tensor, Tensor]:
+    """A network, images and labels to measure on, and other images to calibrate with."""
+    folder, model = folders[0], networks.trained(name, *folders)
     if name == "keras-resnet50":
         found = data.imagenet(folder, 1000, apart=False)
         order = torch.randperm(len(found.images), generator=torch.Generator().manual_seed(0))
@@ -86,7 +74,8 @@ def calibrated(name: str, folder: Path) -> tuple[Tensor, Tensor, Tensor]:
         found = data.cifar10(folder, 5000, apart=False)
         order = torch.arange(len(found.images))
     left = len(order) - CALIBRATION
-    return found.images[order[:left]], found.labels[order[:left]], found.images[order[left:]]
+    some, others = order[:left], order[left:]
+    return model, found.images[some], found.labels[some], found.images[others]
 
 
 def _measured(

@@ -1,8 +1,9 @@
 """By what a layer's cost should count: `python -m experiments.rules [NETWORK ...]`, resumable.
 
-Absorption without evictions and without fitting, its layers' costs weighed by what the branch writes into the
-stream (as it is), by nothing, or by what the layer's loss does to the answers (`hope.Absorb(look=True)`). Two
-of the networks were set aside: no rule was chosen on them (`python -m experiments.train`).
+Absorption in closed forms, without evictions, its layers' costs weighed by what the branch writes into the
+stream (as it is), by nothing, or by what the layer's loss does to the answers (`hope.Absorb(look=True)`); and
+the first of these with signals measured on patterns, without and with fitting (the default). Two of the
+networks were set aside: no rule was chosen on them (`python -m experiments.train`).
 """
 
 from __future__ import annotations
@@ -15,15 +16,14 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from torch import Tensor, nn
+
 import hope
 from experiments import data, readme, train
 from experiments.command import RESULTS as FOLDER
-from experiments.command import call, network_parser
+from experiments.command import call, network_parser, opened
 from experiments.compression.page import TITLES
-from experiments.data import data_folder
 from hope.bench.accuracy import accuracy, interval
-from hope.bench.results import check_out, versions, write_results
-from hope.storage.run import fingerprint
 from zoo import networks
 
 RESULTS = FOLDER / "rules.json"
@@ -50,21 +50,8 @@ def run(options: argparse.Namespace) -> None:
     """Measure what is missing."""
     if readme.shown(options, {"rules": table}):
         return
-    out = Path(options.out)
-    check_out(out)
-    results = json.loads(out.read_text()) if out.is_file() else {}
-    folders = [data_folder(options.data), *([Path(options.weights)] if options.weights else [])]
-    for name in options.networks or [*networks.CHECKPOINTS, *ASIDE]:
-        if name in ASIDE:
-            model = train.trained(name, folders[-1])
-            images, labels = (some[:2000] for some in train.images(name, folders[0]))
-        else:
-            model = networks.trained(name, *folders)
-            load = data.imagenet if name == "keras-resnet50" else data.cifar10
-            images, labels, _ = load(folders[0], IMAGES.get(name, 2000))
-        entry = results.setdefault(name, {"points": {}})
-        entry |= {"images": len(images), "weights": fingerprint(model)[:16], "versions": versions()}
-        entry.setdefault("base", accuracy(model, images, labels))
+    every = [*networks.CHECKPOINTS, *ASIDE]
+    for name, model, images, labels, _, entry, write in opened(options, every, _loaded):
         for rule, method in RULES.items():
             for unit, shares in (LARGE if name == "keras-resnet50" else SHARES).items():
                 points = entry["points"].setdefault(rule, {}).setdefault(unit, {})
@@ -77,7 +64,17 @@ def run(options: argparse.Namespace) -> None:
                 for share in shares:
                     at: dict[str, Any] = {unit: share}
                     points[str(share)] = accuracy(encoding.at(**at), images, labels)
-                write_results(out, results)
+                write()
+
+
+def _loaded(name: str, folders: list[Path]) -> tuple[nn.Module, Tensor, Tensor, None]:
+    """A network, and images and labels to measure on."""
+    if name in ASIDE:
+        images, labels = (some[:2000] for some in train.images(name, folders[0]))
+        return train.trained(name, folders[-1]), images, labels, None
+    load = data.imagenet if name == "keras-resnet50" else data.cifar10
+    images, labels, _ = load(folders[0], IMAGES.get(name, 2000))
+    return networks.trained(name, *folders), images, labels, None
 
 
 def table() -> str:

@@ -12,7 +12,6 @@ import json
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -21,14 +20,10 @@ from torch import Tensor, nn
 import hope
 from experiments import readme
 from experiments.command import RESULTS as FOLDER
-from experiments.command import call, network_parser
+from experiments.command import call, network_parser, opened
 from experiments.compression.page import TITLES
-from experiments.data import data_folder
-from experiments.refit import calibrated
+from experiments.refit import loaded
 from hope.bench.accuracy import accuracy, interval
-from hope.bench.results import check_out, versions, write_results
-from hope.storage.run import fingerprint
-from zoo import networks
 
 RESULTS = FOLDER / "streams.json"
 NETWORKS = ("cifar10-resnet20", "cifar10-resnet56")
@@ -48,17 +43,7 @@ def run(options: argparse.Namespace) -> None:
     """Measure what is missing."""
     if readme.shown(options, {"streams": table}):
         return
-    out = Path(options.out)
-    check_out(out)
-    results = json.loads(out.read_text()) if out.is_file() else {}
-    folders = [data_folder(options.data), *([Path(options.weights)] if options.weights else [])]
-    for name in options.networks or NETWORKS:
-        model = networks.trained(name, *folders)
-        images, labels, apart = calibrated(name, folders[0])
-        entry = results.setdefault(name, {"points": {}})
-        entry |= {"images": len(images), "weights": fingerprint(model)[:16], "versions": versions()}
-        if "base" not in entry:
-            entry["base"] = accuracy(model, images, labels)
+    for name, model, images, labels, apart, entry, write in opened(options, NETWORKS, loaded):
         for way in options.ways:
             for streams in (False, True):
                 points = entry["points"].setdefault(way, {}).setdefault("on" if streams else "off", {})
@@ -66,7 +51,7 @@ def run(options: argparse.Namespace) -> None:
                 for budget, point in _measured(model, way, streams, apart, images, labels, missing):
                     points[budget] = point
                     print(name, way, "streams" if streams else "", budget, point, flush=True)
-                    write_results(out, results)
+                    write()
 
 
 def _measured(

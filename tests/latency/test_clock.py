@@ -133,7 +133,7 @@ def test_every_kind_of_operator_is_timed_at_its_widths() -> None:
     assert found["head.weight"].operator == Operator("linear", (4,), bias=True)
     for engine in ("torch", "onnxruntime"):
         if engine == "onnxruntime":
-            pytest.importorskip("onnxruntime")
+            pytest.importorskip("onnxruntime", reason="the onnx extra is not installed")
         points = [(site.operator, site.full) for site in layout.sites]
         assert all(ns > 0 for ns in Stopwatch(Runtime(engine, batch=4, threads=1)).operators(points))
 
@@ -253,7 +253,7 @@ def test_runners_take_turns() -> None:
 
 
 def test_a_model_that_onnxruntime_cannot_run_is_told_in_a_line(network: nn.Module, tmp_path: Path) -> None:
-    pytest.importorskip("onnxruntime")
+    pytest.importorskip("onnxruntime", reason="the onnx extra is not installed")
 
     class Strange(nn.Module):
         def __init__(self) -> None:
@@ -273,7 +273,7 @@ def test_a_model_that_onnxruntime_cannot_run_is_told_in_a_line(network: nn.Modul
 def test_both_engines_measure_whole_networks(network: nn.Module) -> None:
     for engine in ("torch", "onnxruntime"):
         if engine == "onnxruntime":
-            pytest.importorskip("onnxruntime")
+            pytest.importorskip("onnxruntime", reason="the onnx extra is not installed")
         found = Stopwatch(Runtime(engine, batch=2, threads=1)).networks([network], EXAMPLE)
         assert found[0] > 0
 

@@ -24,17 +24,8 @@ from hope.run.plan import Plan
 from hope.surgery.apply import bias_left, operate
 from hope.surgery.evict import take_out
 
-LEVELS = (
-    0.9,
-    0.8,
-    0.7,
-    0.6,
-    0.5,
-    0.4,
-    0.3,
-    0.2,
-    0.1,
-)  # of the parameters (or time), where plans are compared
+# shares of the parameters, or of the time, where plans are compared
+LEVELS = (0.9, 0.8, 0.7, 0.6, 0.5, 0.4, 0.3, 0.2, 0.1)
 TRIED = 3  # blocks that are tried at a level, the most promising first
 
 

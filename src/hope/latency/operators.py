@@ -12,16 +12,15 @@ from typing import Any, TypeAlias
 
 from hope.anatomy.anatomy import Anatomy
 from hope.graph.program import Operation, Ref, references
+from hope.ops.elementwise import Nothing
+from hope.ops.join import Item, Split
+from hope.ops.norm import BatchNorm
 from hope.ops.registry import find
+from hope.ops.shape import Cut, Expand, Permute, Select, View
 from hope.ops.weight import Convolution, Linear, Transposed, Transposing, Weighted
 
 Key: TypeAlias = tuple[str, int]  # a tensor and one of its dimensions
-FREE = (  # operators that hand their input on
-    "alias", "chunk", "clone", "contiguous", "detach", "dropout", "expand", "flatten", "getitem",
-    "lift_fresh_copy", "permute", "reshape", "select", "slice", "split", "squeeze", "t", "transpose",
-    "unbind", "unsqueeze", "view", "_to_copy",
-)  # fmt: skip
-FOLDED = ("batch_norm", "_native_batch_norm_legit_no_training")
+FREE = (Cut, Expand, Item, Nothing, Permute, Select, Split, View)  # they hand their input on
 MELTED = ("relu", "hardtanh", "clamp", "sigmoid", "tanh", "leaky_relu")  # into a convolution in front
 
 
@@ -157,12 +156,12 @@ def read_layout(anatomy: Anatomy, batch: int, engine: str) -> Layout:
 
 def _takes_time(operation: Operation) -> bool:
     idle = ("input", "tensor", "attribute", "output")
-    return operation.operator not in idle and operation.operator not in FREE and bool(operation.inputs)
+    return operation.operator not in idle and not isinstance(find(operation), FREE) and bool(operation.inputs)
 
 
 def _melts(operation: Operation, melting: set[int]) -> bool:
     reads = next(references(operation.first), None) if isinstance(operation.first, Ref) else None
-    return reads in melting and operation.operator in (*FOLDED, *MELTED)
+    return reads in melting and (isinstance(find(operation), BatchNorm) or operation.operator in MELTED)
 
 
 def _site(operation: Operation, anatomy: Anatomy, scaled: Any) -> Site | None:

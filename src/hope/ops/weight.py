@@ -118,11 +118,10 @@ def _through(flow: Flow, operation: Operation, x: Value, channel: int) -> tuple[
     """Labels over the batch pass; those over places that the weight covers are held fast."""
     others = [label for label in x.labels if dims(label) != (channel,)]
     through = tuple(label for label in others if all(d < channel for d in dims(label)))
-    for label in others:
-        if any(label is one for one in through):
-            flow.counted.append((label, Cause.MIXED.at(str(operation))))
-        else:
-            flow.pin(label, Cause.MIXED.at(str(operation)))
+    why = Cause.MIXED.at(str(operation))
+    flow.counted += [(label, why) for label in through]
+    for label in (one for one in others if not any(one is other for other in through)):
+        flow.pin(label, why)
     return through
 
 

@@ -83,8 +83,9 @@ def dream(
     """Batches of inputs as the network's BN statistics describe them: a stand-in for data. Images start as
     shapes that cover one another, other inputs as noise.
 
-    They can be given to `hope.refit`, or to methods as `calibration=`. Images larger than 128 a side are
-    halved where the network takes it.
+    They can be given to whatever takes inputs. `hope.refit` and the methods' `calibration=` do better with
+    the words "dream" and "patterns": then they know that these inputs are made up. Images larger than 128 a
+    side are halved where the network takes it.
 
     Args:
         count: how many; by default 128 small images, fewer of large ones, not below 32.

@@ -53,13 +53,13 @@ def listen(
         raise InvalidExample("calibration: there were no inputs; give an iterable of batches")
 
 
-def check_batch(batch: Any, number: int) -> None:
+def check_batch(batch: Any, number: int, what: str = "calibration") -> None:
     """Refuse a batch with entries that are not finite."""
     args, kwargs = as_call(batch)
     for value in (*args, *kwargs.values()):
         if isinstance(value, Tensor) and not bool(value.isfinite().all()):
             raise InvalidExample(
-                f"calibration: batch {number} has entries that are NaN or infinite: leave such inputs out"
+                f"{what}: batch {number} has entries that are NaN or infinite: leave such inputs out"
             )
 
 

@@ -24,7 +24,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils import _pytree as pytree
 
 from hope._util.calls import Example, duplicate, mode, unlabelled
 from hope._util.progress import bar, busy
@@ -36,6 +35,7 @@ from hope.graph.program import module_of
 from hope.methods.base import Rewrite
 from hope.methods.calibration import made
 from hope.signals.intake import Intake
+from hope.signals.listen import check_batch
 from hope.signals.settle import carry, stand_in, statistics
 from hope.surgery.absorb import LEAST
 from hope.surgery.apply import cut, kept_places, outcome
@@ -259,8 +259,7 @@ def refit(
     if not batches:
         raise InvalidExample("refit: there were no inputs; give an iterable of batches")
     for number, batch in enumerate(batches):
-        if any(isinstance(v, Tensor) and not bool(v.isfinite().all()) for v in pytree.tree_leaves(batch)):
-            raise InvalidExample(f"refit: batch {number} has entries that are NaN or infinite: leave it out")
+        check_batch(batch, number, "refit")
     fitted = duplicate(small)
     given = given_rows(original, kept or {})
     with busy("closing the loop", progress):

@@ -136,9 +136,9 @@ def every_row(
     """Name of a weight, or of a BN's running mean -> the original's outputs that are left; None for all."""
     rows: dict[str, Tensor | None] = {}
     for spot in found:
-        rows[spot.weight] = kept_rows(original, small, spot, given)
+        rows[spot.weight] = left = kept_rows(original, small, spot, given)
         if spot.bn:
-            rows[f"{spot.bn}.running_mean"] = rows[spot.weight]
+            rows[f"{spot.bn}.running_mean"] = left
     old, new = dict(original.named_buffers()), dict(small.named_buffers())
     for name in new.keys() & old.keys() - rows.keys():
         module, _, last = name.rpartition(".")
