@@ -86,14 +86,28 @@ def _runs(model: nn.Module, args: tuple[Any, ...]) -> bool:
 
 @contextmanager
 def mode(model: nn.Module, training: bool) -> Iterator[None]:
-    """Put every module in one mode, and each back in its own afterwards."""
+    """Put every module in one mode, and each back in its own afterwards. Meanwhile models of transformers
+    keep no cache of what they have read: it would be among their outputs.
+    """
     before = [(module, module.training) for module in model.modules()]
+    configs = [config for module in model.modules() for config in _configs(getattr(module, "config", None))]
+    caching = {id(config): config for config in configs if getattr(config, "use_cache", False) is True}
     model.train(training)
+    for config in caching.values():
+        config.use_cache = False
     try:
         yield
     finally:
         for module, was in before:
             module.training = was
+        for config in caching.values():
+            config.use_cache = True
+
+
+def _configs(config: Any) -> list[Any]:
+    """A configuration of transformers and those inside it, such as a decoder's."""
+    names = getattr(type(config), "sub_configs", None) or {}
+    return [config, *(getattr(config, name, None) for name in names)]
 
 
 def duplicate(model: nn.Module) -> nn.Module:
