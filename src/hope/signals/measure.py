@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from hope import ops
 from hope.anatomy.anatomy import Anatomy
 from hope.anatomy.units import Unit
 from hope.errors import InvalidExample
@@ -16,7 +17,7 @@ from hope.geometry.matrices import tap_distances
 from hope.geometry.projection import variances
 from hope.graph.program import Ref
 from hope.ops.reading import DEFAULT_DECAY
-from hope.ops.weight import spatial
+from hope.ops.weight import Weighted, spatial
 from hope.signals.intake import Intake, behind, stored
 from hope.signals.listen import listen
 
@@ -93,7 +94,9 @@ def measured_intakes(
     sums = {weight: _Sums(repeat, space) for weight, (_, repeat, space) in readers.items()}
     heard: dict[str, list[str]] = {}  # operation -> the weights that read its result
     for operation in anatomy.program:
-        weight, source = operation.tensors.get("weight"), operation.arguments.get("input")
+        entry = ops.find(operation)
+        names = entry.names if isinstance(entry, Weighted) else Weighted.names
+        source, weight = operation.arguments.get(names[0]), operation.tensors.get(names[1])
         if weight in sums and isinstance(source, Ref):
             heard.setdefault(anatomy.program[source.position].name, []).append(weight)
 
