@@ -258,19 +258,24 @@ def work(
         judge,
         runtime=where,
     )
-    encoding = _noted(encoding.ended_at(budget, multiple_of, progress=progress))
+    encoding = _noted(encoding.ended_at(budget, multiple_of, progress=progress), budget)
     if where is not None:
         with busy("measuring the result", progress):
             encoding.look_at_latency()
     return encoding
 
 
-def _noted(encoding: Encoding) -> Encoding:
-    """The same, with a note if others cannot load the result of a model of transformers."""
+def _noted(encoding: Encoding, budget: Budget) -> Encoding:
+    """The same, with notes if it could not end where it was told to, and if others cannot load the result of
+    a model of transformers.
+    """
+    notes, model = [*encoding.notes], encoding.original
+    if encoding.settings.get("uniform") and budget.unit == "steps" and encoding.steps != budget.value:
+        notes.append(f"{budget} is no stop of this run, whose layers go together: {encoding.steps} are taken")
     done = outcome(encoding.anatomy, encoding.trajectory.steps[: encoding.steps])
-    if not configured(encoding.original) or done.told(encoding.original, encoding.anatomy) is not None:
-        return encoding
-    return replace(encoding, notes=(*encoding.notes, NOT_TOLD))
+    if configured(model) and done.told(model, encoding.anatomy) is None:
+        notes.append(NOT_TOLD)
+    return replace(encoding, notes=tuple(notes))
 
 
 def _runtime(budget: Budget, given: Runtime | str | None, example: Example | None) -> Runtime | None:

@@ -172,9 +172,14 @@ class Plan:
         words = f"multiple_of={multiple_of}: no layer is wider than {width}, so only whole blocks can go"
         return (*self.known.notes, words)
 
+    def _held(self) -> str:
+        """What stays because layers are to keep one width; "" if nothing does."""
+        held = [one for one in self.left_alone.values() if one.cause in (Cause.ALIKE, Cause.NO_FIELD)]
+        return f"{len(held)} layers stay, {held[0]}" if held else ""
+
     def check(self, budget: Budget, multiple_of: int = 1) -> None:
         """Say before the work starts whether a budget can be met."""
-        advice = calibration(self.anatomy, self.left_alone, self.method)
+        advice = calibration(self.anatomy, self.left_alone, self.method) or self._held()
         budget.check(self.floor(), self.anatomy.size(), advice)
         if budget.unit == "size":
             steps = [Prune(name, tuple(range(count))) for name, count in self._floor()[0].items()]

@@ -109,6 +109,10 @@ def measured_intakes(
     for weight, one in sums.items():
         if one.count and not bool(one.square.isfinite().all()):
             raise InvalidExample(f"calibration: what {weight} reads is NaN or infinite on these inputs")
+        if one.count == 1 and weight not in known:
+            raise InvalidExample(
+                "calibration: one token, or one input, does not tell how signals vary: give a few hundred"
+            )
         if one.count:
             found[weight] = _intake(weight, readers[weight][0], one, model, anatomy, known.get(weight))
     return found
