@@ -219,10 +219,28 @@ def test_several_widths_leave_the_configuration_alone_and_say_so() -> None:
     assert "\n" not in words
 
 
+@pytest.mark.parametrize("name", ["llama", "mistral", "qwen2"])
+def test_fewer_heads_are_told(name: str, tmp_path: Path) -> None:
+    model = CASES[name].build()
+    if not any(unit.name.endswith("q_proj") for unit in hope.inspect(model, tokens()).layers):
+        pytest.skip("heads are no neurons yet")
+    small: Any = encode(model, params=0.5).model
+    config = small.config
+    assert (config.num_attention_heads, config.num_key_value_heads, config.head_dim) == (2, 1, 8)
+    assert small.model.layers[0].self_attn.q_proj.out_features == 16
+    small.save_pretrained(tmp_path)
+    again = transformers.AutoModelForCausalLM.from_pretrained(tmp_path)
+    assert torch.allclose(logits(again), logits(small), atol=1e-6)
+    how = {"max_new_tokens": 12, "do_sample": False, "pad_token_id": 1, "eos_token_id": None}
+    given = {**tokens(2, 5), "attention_mask": torch.ones(2, 5, dtype=torch.long)}
+    assert torch.equal(small.generate(**given, **how), small.generate(**given, **how, use_cache=False))
+
+
 def test_layers_that_have_no_field_stay() -> None:
     bert = transformers.BertForSequenceClassification(transformers.BertConfig(**SIZES)).eval()
     encoding = encode(bert, params=0.9)
     assert encoding.left_alone["bert.pooler.dense"].cause is Cause.NO_FIELD
+    assert {one.cause for one in encoding.left_alone.values()} == {Cause.NO_FIELD}
     assert loadable(encoding.model)
 
 
