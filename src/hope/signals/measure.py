@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from hope import ops
 from hope.anatomy.anatomy import Anatomy
 from hope.anatomy.units import Unit
 from hope.errors import InvalidExample
@@ -16,7 +17,7 @@ from hope.geometry.matrices import tap_distances
 from hope.geometry.projection import variances
 from hope.graph.program import Ref
 from hope.ops.reading import DEFAULT_DECAY
-from hope.ops.weight import spatial
+from hope.ops.weight import Weighted, spatial
 from hope.signals.intake import Intake, behind, stored
 from hope.signals.listen import listen
 from hope.signals.places import counts, normed_adds
@@ -98,7 +99,9 @@ def measured_intakes(
     sums = {weight: _Sums(repeat, space) for weight, (_, repeat, space) in readers.items()}
     heard: dict[str, list[str]] = {}  # operation -> the weights that read its result
     for operation in anatomy.program:
-        weight, source = operation.tensors.get("weight"), operation.arguments.get("input")
+        entry = ops.find(operation)
+        names = entry.names if isinstance(entry, Weighted) else Weighted.names
+        source, weight = operation.arguments.get(names[0]), operation.tensors.get(names[1])
         if weight in sums and isinstance(source, Ref):
             heard.setdefault(anatomy.program[source.position].name, []).append(weight)
 
@@ -121,6 +124,10 @@ def measured_intakes(
     for weight, one in sums.items():
         if one.count and not bool(one.square.isfinite().all()):
             raise InvalidExample(f"calibration: what {weight} reads is NaN or infinite on these inputs")
+        if one.count == 1 and weight not in known:
+            raise InvalidExample(
+                "calibration: one token, or one input, does not tell how signals vary: give a few hundred"
+            )
         if one.count:
             found[weight] = _intake(weight, readers[weight][0], one, model, anatomy, known.get(weight))
     return found
