@@ -218,6 +218,7 @@ def work(
     plan = Plan(
         model, example, anatomy, method, evict=evict, exclude=exclude, groups=groups, progress=progress
     )
+    method = plan.method
     settings = {"method": method.told(), "evict": evict, "exclude": exclude}
     settings |= {name: True for name, value in (("streams", streams), ("uniform", uniform)) if value}
     told: dict[str, Any] = {"original": fingerprint(model), **settings}
@@ -230,7 +231,7 @@ def work(
     begun = file.read() if file is not None else Begun()
     judge: Judge | None = None
     undecided = plan.judged and (not begun.steps or begun.deciding is not None)
-    looking = method.looks(plan.known) and (not plan.judged or (undecided and not ordered(begun)))
+    looking = method.looks and (not plan.judged or (undecided and not ordered(begun)))
     count, seen = images_for(anatomy.size().macs), plan.known.inputs[:1]
     if budget.unit == "fidelity" or undecided or (looking and not seen):
         judge = Judge(model, example, anatomy.program, count, progress=progress)
@@ -256,7 +257,7 @@ def work(
         example,
         method.measures(plan.known, plan.states),
         {**settings, "multiple_of": multiple_of},
-        plan.known.inputs if method.fits(plan.known) else (),
+        plan.known.inputs if method.rewrite.refit else (),
         judge,
         runtime=where,
         fitting=file.path.with_name(f"{file.path.name}.fit") if file is not None else None,

@@ -59,7 +59,10 @@ def test_a_language_model_is_compressed_saved_and_loaded_by_others(
 
 @pytest.mark.parametrize(
     ("text", "words"),
-    [("a cat", "has 2 tokens, one text of --input has 8"), (None, "cannot be read by the tokenizer")],
+    [
+        ("a cat", "tokens, one text of --input has 8: give more text"),
+        (None, "cannot be read by the tokenizer"),
+    ],
 )
 def test_texts_that_cannot_be_used(
     folder: Path, tmp_path: Path, text: str | None, words: str, capsys: pytest.CaptureFixture[str]

@@ -93,13 +93,14 @@ def test_inputs_are_looked_at_where_there_are_some() -> None:
 def test_layers_are_looked_at_by_default_where_no_bn_tells_and_there_are_inputs() -> None:
     plain = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.ReLU(), torch.nn.Linear(8, 2))
     x = torch.randn(32, 4)
-    known = Plan(plain, x, hope.inspect(plain, x), hope.Absorb(calibration=[x])).known
-    assert hope.Absorb(calibration=[x]).looks(known)
-    assert not hope.Absorb(calibration=[x], look=False).looks(known)
-    net = network(2)
-    known = Plan(net, EXAMPLE, hope.inspect(net, EXAMPLE), hope.Absorb()).known
-    assert not hope.Absorb().looks(known)
-    assert LOOKING.looks(known)
+
+    def looks(net: torch.nn.Module, example: torch.Tensor, method: hope.Absorb) -> bool:
+        return Plan(net, example, hope.inspect(net, example), method).method.looks
+
+    assert looks(plain, x, hope.Absorb(calibration=[x]))
+    assert not looks(plain, x, hope.Absorb(calibration=[x], look=False))
+    assert not looks(network(2), EXAMPLE, hope.Absorb())
+    assert looks(network(2), EXAMPLE, LOOKING)
 
 
 def test_every_token_of_a_text_has_its_own_answer() -> None:

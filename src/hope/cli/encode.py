@@ -274,6 +274,7 @@ def _differs(
 ) -> list[str] | None:
     """What sets a saved run apart from the one that is asked for; None if there is no run."""
     from hope.latency.measure import settled
+    from hope.methods.absorb import AUTOMATIC
     from hope.storage.run import fingerprint, read_run
 
     try:
@@ -290,7 +291,7 @@ def _differs(
     found = [
         f"{name} was {_word(told[name])}, not {_word(value)}"
         for name, value in wanted.items()
-        if name in told and told[name] != value
+        if name in told and told[name] != value and not (value is None and name in AUTOMATIC)
     ]
     if told.get("method") == wanted["method"] and not wanted.keys() <= told.keys():
         found.append("it does not tell its options")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence, Sized
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import chain
 from typing import Any, ClassVar, Literal
@@ -34,6 +34,7 @@ from hope.signals.intake import Intake, beside, channels_of, propagated_intakes
 from hope.signals.measure import measured_intakes
 from hope.signals.settle import stand_in
 
+AUTOMATIC = ("look", "refit")  # options that the network decides about, unless they are given
 MOST = 512  # inputs that weights are fitted on
 MARGIN = 0.85  # the judge is kind to evictions: one must leave less than this of the loss of fidelity
 
@@ -168,22 +169,24 @@ class Absorb(Method):
             state.parts.append(branch_share(home, known) if home is not None else 1.0)
         return state
 
-    def looks(self, known: Known) -> bool:
+    @property
+    def looks(self) -> bool:
         """By what losses do to the answers."""
-        return bool(known.inputs) and not known.anatomy.eps if self.look is None else self.look
+        return bool(self.look)
+
+    def settled(self, known: Known) -> Absorb:
+        """With what is decided by the network: whether layers are looked at, and weights fitted."""
+        leaves = pytree.tree_leaves(list(known.inputs[:1]))
+        tokens = not any(one.is_floating_point() for one in leaves if isinstance(one, Tensor))
+        look = bool(known.inputs) and not known.anatomy.eps if self.look is None else self.look
+        return replace(self, look=look, refit=not tokens if self.refit is None else self.refit)
 
     @property
     def rewrite(self) -> Rewrite:
         """What absorptions rewrite."""
         made_up = isinstance(self.calibration, str)
-        fits = self.refit is not False
+        fits = bool(self.refit)
         return Rewrite(self.takeover, self.constants, self.repair, refit=fits, made_up=made_up)
-
-    def fits(self, known: Known) -> bool:
-        """By default, unless inputs are tokens."""
-        leaves = pytree.tree_leaves(list(known.inputs[:1]))
-        tokens = not any(one.is_floating_point() for one in leaves if isinstance(one, Tensor))
-        return not tokens if self.refit is None else self.refit
 
     @property
     def path(self) -> Callable[[AbsorbState], AbsorbPath]:

@@ -186,13 +186,14 @@ class Method(ABC):
     def measures(self, known: Known, states: Sequence[State]) -> dict[str, list[float]]:
         """Unit -> what each of its neurons counts in the original network, where that is known."""
 
-    def looks(self, known: Known) -> bool:
+    @property
+    def looks(self) -> bool:
         """Whether costs count by what the judge sees of each unit."""
         return False
 
-    def fits(self, known: Known) -> bool:
-        """Whether weights are fitted in the end on the inputs that there are."""
-        return self.rewrite.refit
+    def settled(self, known: Known) -> Method:
+        """The method with options that the network decides about."""
+        return self
 
     @property
     def live(self) -> bool:

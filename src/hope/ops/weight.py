@@ -96,6 +96,8 @@ class Weighted(Operator):
         raw = [tensors[name] for tensors in at.networks]
         found = None if x is None or x.guess else self.weigh(at, form, x, raw)
         guessed = (x is None or x.guess or at.isotropic) and at.ways == 1
+        if guessed and (form.operation.position not in at.read or not at.behind):
+            return None  # only a BN makes something of a guess, and a vocabulary's would be very wide
         return self.guess(form, raw[0]) if guessed else found
 
     def covariance(self, at: Propagated, form: Form, parts: Parts, other: Signal) -> Tensor | None:

@@ -56,6 +56,7 @@ class Plan:
         self.pace: Pace | None = None
         self._check_patterns(model, exclude)
         self.known = method.study(model, example, anatomy, progress=progress)
+        self.method = method = method.settled(self.known)
         self.states: list[State] = []
         self.branches: list[Branch] = []
         self.left_alone: dict[str, Reason] = {}
