@@ -20,6 +20,8 @@ declare_missing_operators()
 import timm  # noqa: E402
 import torchvision  # noqa: E402
 
+WORDS = 64  # in the vocabularies of language models
+
 
 @dataclass(frozen=True)
 class Entry:
@@ -32,6 +34,7 @@ class Entry:
         batch: how many images.
         options: further arguments for building it.
         double: compute in double precision, where random weights make single precision meaningless.
+        reads: what a network of transformers takes: "pixel_values", or names of inputs joined by "+".
     """
 
     source: str
@@ -40,6 +43,7 @@ class Entry:
     batch: int = 2
     options: Mapping[str, Any] = field(default_factory=dict)
     double: bool = False
+    reads: str = "pixel_values"
 
     @property
     def key(self) -> str:
@@ -60,7 +64,11 @@ class Entry:
         """Random images, in the form that the network takes."""
         generator = torch.Generator().manual_seed(0)
         images = torch.randn(self.batch, 3, self.pixels, self.pixels, generator=generator).to(self.dtype)
-        return {"pixel_values": images} if self.source == "transformers" else images
+        tokens = torch.randint(2, WORDS, (self.batch, 12), generator=generator)
+        sounds = torch.randn(self.batch, 16, 64, generator=generator).to(self.dtype)
+        known = {"pixel_values": images, "input_features": sounds}
+        names = self.reads.split("+")
+        return {name: known.get(name, tokens) for name in names} if self.source == "transformers" else images
 
 
 def _torchvision(name: str, options: dict[str, Any]) -> nn.Module:
@@ -256,6 +264,70 @@ _TRANSFORMERS: dict[str, dict[str, Any]] = {
         "options": {"hidden_sizes": [32, 64, 96, 128], "depths": [2, 2, 3, 2], "num_labels": 10}
     },
 }
+
+_DECODER: dict[str, Any] = {
+    "vocab_size": WORDS, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2,
+    "num_attention_heads": 4, "max_position_embeddings": 64, "pad_token_id": 0, "bos_token_id": 1,
+    "eos_token_id": 1,
+}  # fmt: skip
+_GROUPED: dict[str, Any] = {**_DECODER, "num_key_value_heads": 2}
+_WIDE: dict[str, Any] = {**_GROUPED, "head_dim": 16}
+_T5: dict[str, Any] = {
+    "vocab_size": WORDS, "d_model": 32, "d_kv": 8, "d_ff": 48, "num_layers": 2, "num_heads": 4,
+    "decoder_start_token_id": 0,
+}  # fmt: skip
+_VISION: dict[str, Any] = {
+    "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4,
+    "image_size": 64, "patch_size": 16,
+}  # fmt: skip
+_CLIP: dict[str, Any] = {
+    "text_config": _DECODER, "vision_config": _VISION, "projection_dim": 16,
+}  # fmt: skip
+_WHISPER: dict[str, Any] = {
+    "vocab_size": WORDS, "num_mel_bins": 16, "d_model": 32, "encoder_layers": 2, "decoder_layers": 2,
+    "encoder_attention_heads": 4, "decoder_attention_heads": 4, "encoder_ffn_dim": 48, "decoder_ffn_dim": 48,
+    "max_source_positions": 32, "max_target_positions": 32, "pad_token_id": 0, "bos_token_id": 1,
+    "eos_token_id": 1, "decoder_start_token_id": 1,
+}  # fmt: skip
+_SWIN: dict[str, Any] = {
+    "image_size": 64, "patch_size": 4, "embed_dim": 16, "depths": [2, 2], "num_heads": [2, 4],
+    "window_size": 4, "num_labels": 10,
+}  # fmt: skip
+
+_TRANSFORMERS |= {
+    name: {"options": options, "reads": "input_ids"}
+    for name, options in {
+        "LlamaForCausalLM": _GROUPED,
+        "MistralForCausalLM": _GROUPED,
+        "Qwen2ForCausalLM": _GROUPED,
+        "Qwen3ForCausalLM": _WIDE,
+        "Gemma3ForCausalLM": _WIDE,
+        "Phi3ForCausalLM": _GROUPED,
+        "MixtralForCausalLM": {
+            **_GROUPED, "num_local_experts": 2, "num_experts_per_tok": 1,
+            "experts_implementation": "batched_mm",
+        },
+        "GPT2LMHeadModel": {
+            "vocab_size": WORDS, "n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 64,
+            "bos_token_id": 1, "eos_token_id": 1,
+        },
+        "GPTNeoXForCausalLM": _DECODER,
+        "OPTForCausalLM": {**_DECODER, "ffn_dim": 48, "word_embed_proj_dim": 32},
+        "BertModel": _DECODER,
+        "RobertaModel": _DECODER,
+        "T5EncoderModel": _T5,
+    }.items()
+}  # fmt: skip
+_TRANSFORMERS |= {
+    "T5ForConditionalGeneration": {"options": _T5, "reads": "input_ids+decoder_input_ids"},
+    "ViTForImageClassification": {"options": {**_VISION, "num_labels": 10}},
+    "DeiTForImageClassification": {"options": {**_VISION, "num_labels": 10}},
+    "SwinForImageClassification": {"options": _SWIN},
+    "CLIPModel": {"options": _CLIP, "reads": "input_ids+pixel_values"},
+    "WhisperForConditionalGeneration": {
+        "options": _WHISPER, "reads": "input_features+decoder_input_ids",
+    },
+}  # fmt: skip
 
 
 def zoo() -> list[Entry]:

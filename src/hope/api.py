@@ -123,8 +123,9 @@ def encode(
             batch and a number of threads.
         executor: any `concurrent.futures.Executor` to work out the units' paths on; the result is the same.
         anatomy: what `hope.inspect` returned, to save reading the model again.
-        checkpoint: a file to note the run in while it is under way; if it has the beginning of the same run,
-            the run goes on from there. It is gone when the run is finished.
+        checkpoint: a file to note the run in while it is under way (and one beside it, while weights are
+            fitted); if it has the beginning of the same run, the run goes on from there. It is gone when the
+            run is finished.
         progress: show a progress bar; by default on a terminal only.
 
     Raises:
@@ -170,6 +171,7 @@ def encode(
         progress=progress,
     )
     if checkpoint is not None:
+        _ = encoding.model  # fitting is part of what can be gone on with
         Path(checkpoint).unlink(missing_ok=True)
     return encoding
 
@@ -242,6 +244,7 @@ def work(
         plan.known.inputs,
         judge,
         runtime=where,
+        fitting=file.path.with_name(f"{file.path.name}.fit") if file is not None else None,
     )
     encoding = encoding.ended_at(budget, multiple_of, progress=progress)
     if where is not None:

@@ -54,6 +54,7 @@ class Encoding:
             baseline's score.
         inputs: what weights are fitted on in the end, if they are.
         runtime: where its latency counts, if it was made for one.
+        fitting: a file to note in what is fitted, while that is under way.
 
     Example:
         >>> import torch, hope
@@ -84,11 +85,12 @@ class Encoding:
     _looked: dict[int, float] = field(default_factory=dict)
     runtime: Runtime | None = None
     _timed: dict[int, int] = field(default_factory=dict)
+    fitting: Path | None = None
 
     @cached_property
     def model(self) -> nn.Module:
         """The compressed model: same class, smaller layers."""
-        return self._after(self.steps)
+        return self._after(self.steps, self.fitting)
 
     def at(
         self,
@@ -108,7 +110,7 @@ class Encoding:
         )
         return self._after(self.trajectory.steps_to(budget.unit, budget.value))
 
-    def _after(self, steps: int) -> nn.Module:
+    def _after(self, steps: int, checkpoint: Path | None = None) -> nn.Module:
         return compressed(
             self.original,
             self.anatomy,
@@ -117,6 +119,7 @@ class Encoding:
             rewrite=self.method.rewrite,
             inputs=self.inputs,
             fixed=self.settings.get("exclude", ()),
+            checkpoint=checkpoint,
         )
 
     @cached_property

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 import hope
 from hope.graph.execute import Execution
-from hope.surgery import normal
+from hope.surgery import fitted, normal
 from hope.surgery import refit as loop
 from hope.surgery.normal import FLOOR, PLACES, Sums
 from hope.surgery.spots import spots
@@ -363,3 +363,47 @@ def test_measured_inputs_are_not_saved(tmp_path: Path, capsys: pytest.CaptureFix
     again = hope.load(tmp_path, net, density=0.7, calibration=batches)
     assert torch.equal(run(again, batches[0])[0], run(encoding.at(density=0.7), batches[0])[0])
     assert error(net, again, batches) < error(net, absorbed, batches)
+
+
+class Stop(Exception):
+    pass
+
+
+def test_an_interrupted_fit_goes_on_where_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    torch.manual_seed(0)
+    net = nn.Sequential(*(layer for _ in range(4) for layer in (nn.Linear(6, 6), nn.Tanh()))).eval()
+    x = torch.randn(64, 6)
+    small = hope.cut(net, hope.inspect(net, x), [hope.Prune("0", 2), hope.Prune("4", [1, 3])])
+    whole, file = hope.refit(net, small, [x]), tmp_path / "fit"
+    solve, solved = Sums.solve, []
+
+    def watched(self: Sums, **options: bool) -> Any:
+        solved.append(len(self.xr))
+        if len(solved) == 3:
+            raise Stop
+        return solve(self, **options)
+
+    monkeypatch.setattr(Sums, "solve", watched)
+    monkeypatch.setattr(fitted, "EVERY", 0.0)
+    with pytest.raises(Stop):
+        hope.refit(net, small, [x], checkpoint=file)
+    assert file.exists()
+    other = hope.refit(net, small, [x + 1], checkpoint=tmp_path / "other")  # of its own
+    fits = len(solved) - 3
+    resumed = hope.refit(net, small, [x], checkpoint=file)
+    assert not file.exists()
+    for name, value in whole.state_dict().items():
+        torch.testing.assert_close(resumed.state_dict()[name], value)
+    assert not torch.equal(other[2].weight, whole[2].weight)
+    assert len(solved) == 3 + fits + (fits - 2)  # the third was not finished
+
+
+def test_a_file_of_another_fit_is_not_gone_on_with(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2))
+    x = torch.randn(64, 4)
+    small = hope.cut(net, hope.inspect(net, x), [hope.Prune("0", [5, 6])])
+    file = tmp_path / "fit"
+    file.write_bytes(b"something else")
+    again = hope.refit(net, small, [x], checkpoint=file)
+    torch.testing.assert_close(again(x), hope.refit(net, small, [x])(x))

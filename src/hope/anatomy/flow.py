@@ -35,6 +35,7 @@ class Flow:
         self.pins: list[tuple[Ids, Reason]] = []
         self.mixed: list[tuple[Ids, Reason]] = []
         self.added: list[tuple[Ids, str]] = []
+        self.grids: list[tuple[Ids, Reason]] = []  # channels laid out in rows: whole rows or columns can go
         self.counted: list[tuple[Ids, Reason]] = []  # as places of a weight: its MACs go with them
         self.reads: dict[str, dict[str, tuple[Link, ...]]] = {}
         self.positions: Counter[str] = Counter()
@@ -162,16 +163,31 @@ class Flow:
 
     def carry(self, value: Value, shape: Shape, touched: Iterable[int], reason: Reason) -> Value:
         """An operator that works along some dimensions: labels elsewhere pass, labels there are pinned and
-        dropped.
+        dropped. Channels in rows that are touched along the rows only come and go row by row.
         """
         touched = set(touched)
         kept = []
         for label in value.labels:
-            if touched & set(dims(label)):
+            if not touched & set(dims(label)):
+                kept.append(label)
+            elif touched >= set(dims(label)):
                 self.pin(label, reason)
             else:
-                kept.append(label)
+                kept.append(self.bundle(label, touched))
         return Value(shape, tuple(kept), value.static, None, value.signals if kept else {}, value.origins)
+
+    def bundle(self, label: Ids, over: Iterable[int]) -> Ids:
+        """Tie channels that differ along some dimensions only, such as those of one attention head; the label
+        depends on the other dimensions from then on.
+        """
+        for d in {*over} & {*dims(label)}:
+            first = label.take([0], axis=d)
+            if (label < 0).any():  # a place that nobody owns would come and go with the others
+                self.pin(label, Cause.COMBINED.at("a place without a channel"))
+            else:
+                self.ties.tie(np.broadcast_to(first, label.shape), label)
+            label = first
+        return label
 
     def combine(self, values: Sequence[Value], shape: Shape, *, adds: bool, what: str) -> Value:
         """An element-wise operator with broadcasting: channels at the same place are tied."""
@@ -182,11 +198,11 @@ class Flow:
                 padded = pad_left(label, ndim)
                 held.setdefault(dims(padded), []).append((value, padded))
         result = []
-        for over, holders in held.items():
+        for over, holders in self._levelled(values, held, ndim).items():
             label = holders[0][1]
             for value in values:
                 sizes = (1,) * (ndim - len(value.shape)) + tuple(value.shape)
-                if not any(value is holder for holder, _ in holders) and any(sizes[d] != 1 for d in over):
+                if not _among(value, holders) and any(sizes[d] != 1 for d in over):
                     for _, other in holders:
                         self.pin(other, Cause.UNTRACKED.at(what), mixes=False)
             for (first, a), (second, b) in pairwise(holders):
@@ -202,6 +218,25 @@ class Flow:
         origins = () if runtime else origins_of(values)
         return Value(shape, tuple(result), not runtime, None, signals if result else {}, origins)
 
+    def _levelled(
+        self, values: Sequence[Value], held: dict[tuple[int, ...], list[tuple[Value, Ids]]], ndim: int
+    ) -> dict[tuple[int, ...], list[tuple[Value, Ids]]]:
+        """Channels in rows that meet something which differs along the rows only come and go row by row."""
+        found: dict[tuple[int, ...], list[tuple[Value, Ids]]] = {}
+        for over, holders in held.items():
+            own = {id(value) for value, _ in holders}
+            met: set[int] = set()
+            for value in (one for one in values if id(one) not in own):
+                sizes = (1,) * (ndim - len(value.shape)) + tuple(value.shape)
+                rows = [key for key, some in held.items() if {*key} < {*over} and _among(value, some)]
+                known = {*min(rows)} if rows and not value.static else set()  # it stands in rows already
+                met |= {*over} - known if known else {d for d in over if sizes[d] != 1}
+            if met and met < {*over}:
+                holders = [(value, self.bundle(label, met)) for value, label in holders]
+                over = tuple(d for d in over if d not in met)
+            found.setdefault(over, []).extend(holders)
+        return found
+
     def _tie(self, a: Ids, b: Ids, what: str, adds: bool) -> None:
         both = (a >= 0) & (b >= 0)
         differ = both & (a != b)
@@ -211,3 +246,7 @@ class Flow:
         reason = Cause.COMBINED.at(what)
         self.pin(a[(a >= 0) & (b == FIXED)], reason, mixes=False)
         self.pin(b[(b >= 0) & (a == FIXED)], reason, mixes=False)
+
+
+def _among(value: Value, holders: Sequence[tuple[Value, Ids]]) -> bool:
+    return any(value is holder for holder, _ in holders)

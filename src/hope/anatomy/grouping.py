@@ -81,6 +81,7 @@ def read(
             flow.pin(ids, Cause.SHARED_WEIGHT.at(" and ".join(shared[tensor])))
         elif flow.uses[tensor] > 1:
             flow.pin(ids, Cause.USED_AGAIN.at(tensor, str(flow.uses[tensor])))
+    _hold_grids(flow)
     units = _Resolved(flow)
     writers = [key for key, role in flow.roles.items() if role == "out"]
     writers.sort(key=lambda key: flow.order[key[0]])
@@ -132,6 +133,17 @@ def read(
             skipped.append(Skipped(module_of(tensor), flow.shapes[tensor][dim], why))
     skipped += [Skipped(name, channels, why) for name, (channels, why) in flow.computed.items()]
     return layers + tied, skipped
+
+
+def _hold_grids(flow: Flow) -> None:
+    """Channels that the code lays out in rows can go where whole rows do, or one place of every row: what is
+    left must be rows again.
+    """
+    root = flow.ties.resolve()
+    for label, reason in flow.grids:
+        units = np.where(label >= 0, root[label.clip(min=0)], label)
+        if sum(bool((units != units.take([0], axis=d)).any()) for d in range(units.ndim)) > 1:
+            flow.pin(label, reason)
 
 
 def _parts(

@@ -22,7 +22,7 @@ from torch.utils import _pytree as pytree
 from hope._util.calls import Example, as_call
 from hope.errors import InvalidExample
 from hope.graph.capture import Graph, capture
-from hope.graph.program import Program, read_program
+from hope.graph.program import Program, read_program, standings
 
 Value: TypeAlias = list[Any]  # a result per batch
 HELD = 4 << 30  # bytes of results in memory; what goes beyond is held in files
@@ -169,12 +169,6 @@ def _targets(graph: Graph) -> list[tuple[str, str]]:
 def _resolved(graph: Graph) -> dict[Node, Mapping[Node, int]]:
     """Node -> where it finds what it reads (its own position included): writing in place moves a result."""
     found: dict[Node, Mapping[Node, int]] = {}
-    at: dict[Node, int] = {}
-    program = read_program(graph)
-    for position, node in enumerate(graph.nodes):
-        reads = {other: at[other] for other in node.all_input_nodes}
-        found[node] = {**reads, node: position}
-        at[node] = position
-        if program[position].in_place and node.args and isinstance(node.args[0], Node):
-            at[node.args[0]] = position
+    for position, (node, at) in enumerate(standings(graph)):
+        found[node] = {**{other: at[other] for other in node.all_input_nodes}, node: position}
     return found

@@ -18,6 +18,7 @@ from torch.fx.node import map_arg
 from hope.graph.capture import Graph
 
 Shape: TypeAlias = tuple[int, ...]
+LINEAR = {"mat1": "input", "mat2": "weight", "self": "bias"}  # what a matrix product calls its arguments
 
 
 @dataclass(frozen=True)
@@ -103,13 +104,36 @@ Program: TypeAlias = tuple[Operation, ...]
 def read_program(graph: Graph) -> Program:
     """The program of a captured network."""
     made: list[Operation] = []
-    at: dict[Node, int] = {}  # where a node's result stands now: writing in place moves it
-    for node in graph.nodes:
+    for node, at in standings(graph):
         made.append(_operation(node, graph, at, made))
-        at[node] = len(made) - 1
-        if made[-1].in_place and node.args and isinstance(node.args[0], Node):
-            at[node.args[0]] = at[node]
     return tuple(made)
+
+
+def standings(graph: Graph) -> Iterator[tuple[Node, Mapping[Node, int]]]:
+    """Every node, and where the results of those before it stand by then: writing in place moves a result,
+    and who reads a conversion to the type that a tensor has anyway reads the tensor.
+    """
+    at: dict[Node, int] = {}
+    for position, node in enumerate(graph.nodes):
+        yield node, at
+        at[node] = position
+        if _is_in_place(node) and node.args and isinstance(node.args[0], Node):
+            at[node.args[0]] = position
+        elif _converts_nothing(node):
+            at[node] = at[node.all_input_nodes[0]]
+
+
+def _converts_nothing(node: Node) -> bool:
+    """Whether it is a conversion that returns its very argument, and nothing is written into that."""
+    source = node.args[0] if node.args else None
+    if getattr(node.target, "_opname", "") != "to" or not isinstance(source, Node):
+        return False
+    if any(_is_in_place(user) for user in node.users) or node.kwargs.get("copy"):
+        return False
+    before, after = source.meta.get("val"), node.meta.get("val")
+    if not isinstance(before, Tensor) or not isinstance(after, Tensor):
+        return False
+    return (before.dtype, before.device) == (after.dtype, after.device)
 
 
 def _operation(node: Node, graph: Graph, at: Mapping[Node, int], before: list[Operation]) -> Operation:
@@ -163,6 +187,8 @@ def _arguments(node: Node, at: Mapping[Node, int]) -> tuple[dict[str, Any], int]
             bound[argument.name] = kwargs[argument.name]
         else:
             bound[argument.name] = argument.default_value if argument.has_default_value() else None
+    if bound.keys() >= LINEAR.keys():  # a linear layer by another name, as in GPT-2
+        bound = {LINEAR.get(name, name): value for name, value in bound.items()}
     return bound, given
 
 

@@ -7,10 +7,11 @@ from typing import Any, TypeAlias
 
 from torch import nn
 
-from hope._util.calls import Example
+from hope._util.calls import Example, as_call
 from hope.anatomy.anatomy import Anatomy
 from hope.errors import UnknownMethod
 from hope.signals.dream import PASSES, dream
+from hope.signals.sample import speaks
 
 Calibration: TypeAlias = "Iterable[Any] | str | None"
 
@@ -37,7 +38,8 @@ def batches_of(
     if not isinstance(calibration, str):
         return calibration, ()
     noise = "there is no BN to dream from: what was measured on is noise; give inputs"
-    return made(calibration, model, example, progress=progress), () if anatomy.eps else (noise,)
+    told = anatomy.eps or (calibration == "dream" and speaks(model, as_call(example)[1]))
+    return made(calibration, model, example, progress=progress), () if told else (noise,)
 
 
 def made(word: str, model: nn.Module, example: Example | None, *, progress: bool | None = None) -> list[Any]:

@@ -24,15 +24,23 @@ class Split(Operator):
     """A dimension in several parts."""
 
     def channels(self, flow: Flow, operation: Operation) -> Any:
-        """Channels that are split by position are held fast."""
+        """Channels that are split by position are held fast, except where every part loses the same ones."""
         x = flow.value(operation.first)
         if x is None or not operation.several:
             return None
-        dim = (operation.arguments["dim"] or 0) % len(x.shape)
+        dim, single = (operation.arguments["dim"] or 0) % len(x.shape), operation.operator == "unbind"
+        labels, reason = [], Cause.SPLIT.at(str(operation))
         for label in x.labels:
             if dim in dims(label) and len(operation.shapes) > 1:
-                flow.pin(label, Cause.SPLIT.at(str(operation)))
-        values, start, single = [], 0, operation.operator == "unbind"
+                if len(dims(label)) > 1:
+                    label = flow.bundle(label, [dim])
+                elif single or len(set(operation.shapes)) > 1:
+                    flow.pin(label, reason)
+                else:
+                    flow.grids.append((label.reshape(len(operation.shapes), -1), reason))
+            labels.append(label)
+        x = x.moved(x.shape, labels)
+        values, start = [], 0
         for shape in operation.shapes:
             assert shape is not None
             size = 1 if single else shape[dim]

@@ -142,15 +142,18 @@ class Together(Operator):
     """Channels normalised together depend on one another; the labels stay, so that streams remain visible."""
 
     def channels(self, flow: Flow, operation: Operation) -> Value | None:
-        """Channels along a normalised dimension are held fast."""
+        """Channels along a normalised dimension are held fast; rows that are normalised by themselves stay
+        whole.
+        """
         x = flow.value(operation.first)
         if x is None:
             return None
-        over = set(self.over(operation, len(x.shape)))
+        over, labels = set(self.over(operation, len(x.shape))), []
         for label in x.labels:
-            if over & set(dims(label)):
+            if over >= set(dims(label)):
                 flow.pin(label, Cause.NORMALISED.at(str(operation)))
-        return x.moved(x.shape, x.labels).then("norm", str(operation))
+            labels.append(label if over >= set(dims(label)) else flow.bundle(label, over))
+        return x.moved(x.shape, labels).then("norm", str(operation))
 
     def over(self, operation: Operation, ndim: int) -> Iterable[int]:
         """The dimensions that are normalised."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from math import prod
 from typing import TYPE_CHECKING
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -23,14 +24,14 @@ class View(Passing):
     """The same elements in another shape."""
 
     def channels(self, flow: Flow, operation: Operation) -> Value | None:
-        """Ids move along; where a channel ends up spread over several dimensions it is held fast."""
+        """Ids move along; where channels end up in rows over several dimensions, rows or columns can go."""
         x, shape = flow.value(operation.first), operation.output
         if x is None:
             return None
         labels = [reshape(label, x.shape, shape) for label in x.labels]
         for label in labels:
             if len(dims(label)) > 1:
-                flow.pin(label, Cause.SPLIT_INTO_GROUPS.at(str(operation)))
+                flow.grids.append((label, Cause.SPLIT_INTO_GROUPS.at(str(operation))))
         result = x.moved(shape, _disjoint(flow, operation, labels))
         pairs = zip(x.labels, labels, strict=True)
         merged = any(label.size > 1 and moved.size > label.size for label, moved in pairs)
@@ -112,7 +113,7 @@ class Cut(Passing):
     """A part of a dimension."""
 
     def channels(self, flow: Flow, operation: Operation) -> Value | None:
-        """A part of the channels by position holds all of them fast."""
+        """A part of the channels by position holds all of them fast; a part of every row keeps rows whole."""
         x, shape, args = flow.value(operation.first), operation.output, operation.arguments
         if x is None:
             return None
@@ -120,6 +121,9 @@ class Cut(Passing):
         labels = []
         for label in x.labels:
             if dim in dims(label) and shape[dim] != x.shape[dim]:
+                if len(dims(label)) > 1:
+                    labels.append(flow.bundle(label, [dim]))
+                    continue
                 flow.pin(label, Cause.PART_TAKEN.at(str(operation)))
                 step = args.get("step") or 1
                 start = args.get("start") or 0
@@ -186,8 +190,46 @@ class Reordered(Operator):
         return flow.carry(x, x.shape, [d % len(x.shape) for d in over], Cause.REORDERED.at(str(operation)))
 
 
+class Interleaved(Operator):
+    """Every place of a dimension so many times, one after the other."""
+
+    def channels(self, flow: Flow, operation: Operation) -> Value | None:
+        """The same channels, each so many times."""
+        x, args = flow.value(operation.first), operation.arguments
+        times, dim = args.get("repeats"), args.get("dim")
+        if x is None or not isinstance(times, int) or not isinstance(dim, int):
+            return None
+        dim %= len(x.shape)
+        labels = [np.repeat(one, times, axis=dim) if dim in dims(one) else one for one in x.labels]
+        return x.moved(operation.output, labels)
+
+
+class Index(Operator):
+    """Places of one dimension, looked up by a tensor of positions."""
+
+    def channels(self, flow: Flow, operation: Operation) -> Value | None:
+        """Channels along that dimension are held fast; others stand behind what was looked up."""
+        x, args = flow.value(operation.first), operation.arguments
+        if x is None:
+            return None
+        if "indices" in args:
+            over = [d for d, one in enumerate(args["indices"]) if one is not None]
+            if len(over) != 1:
+                return None
+            (dim,) = over
+        else:
+            dim = args["dim"] % len(x.shape)
+        more = len(operation.output) - len(x.shape)  # dimensions that the positions have beyond one
+        result = flow.carry(x, x.shape, [dim], Cause.LOOKED_UP.at())
+        labels = [
+            np.expand_dims(one, tuple(range(dim, dim + more))) if more > 0 else one for one in result.labels
+        ]
+        return None if more < 0 else result.moved(operation.output, labels)
+
+
 TABLE.update(dict.fromkeys(("view", "reshape", "flatten", "_unsafe_view", "squeeze", "unsqueeze"), View()))
 TABLE.update(dict.fromkeys(("unflatten", "view_as", "reshape_as"), PlainView()))
 TABLE.update(dict.fromkeys(("expand", "expand_as"), Expand()))
 TABLE.update(dict.fromkeys(("permute", "transpose", "t", "movedim", "swapaxes", "numpy_T", "mT"), Permute()))
+TABLE.update({"index": Index(), "index_select": Index(), "repeat_interleave": Interleaved()})
 TABLE.update({"slice": Cut(), "narrow": Cut(), "select": Select(), "roll": Reordered(), "flip": Reordered()})

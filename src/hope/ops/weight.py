@@ -266,14 +266,24 @@ class Transposing(Linear):
     """A matrix product whose weight reads along its rows, as in the linear layers of GPT-2."""
 
     sides = (0, 1)
-    names = ("mat1", "mat2", "self")
     modules = ()
 
     def fits(self, x: Value, weight: Value) -> bool:
         """A signal times something made of parameters."""
         return weight.static and not x.static
 
-    form = Operator.form  # not known
+    def form(self, operation: Operation, reads: Reads) -> Form | None:
+        """Channels stand in the last dimension; what is added is a bias."""
+        args = operation.arguments
+        return super().form(operation, reads) if args.get("beta") == args.get("alpha") == 1 else None
+
+    def guess(self, form: Form, raw: Tensor) -> Signal | None:
+        """Of its columns."""
+        return super().guess(form, raw.T)
+
+    def weigh(self, at: Propagated, form: Form, x: Signal, raw: Sequence[Tensor]) -> Signal | None:
+        """A sum over its rows."""
+        return super().weigh(at, form, x, [one.T for one in raw])
 
     def holds(self, module: nn.Module, before: Mapping[str, Shape]) -> bool:
         """Its module has a size of its own kind."""
@@ -298,6 +308,8 @@ class Product(Transposing):
     def fits(self, x: Value, weight: Value) -> bool:
         """A signal times a parameter."""
         return not x.static and weight.tensor is not None and len(weight.shape) == 2 and len(x.shape) > 1
+
+    form = Operator.form  # not known
 
 
 class Embedding(Weighted):
@@ -324,7 +336,7 @@ TRANSPOSED = Transposed()
 TABLE.update(dict.fromkeys(("conv1d", "conv2d", "conv3d", "convolution"), Convolution()))
 TABLE.update(dict.fromkeys(("conv_transpose1d", "conv_transpose2d", "conv_transpose3d"), TRANSPOSED))
 TABLE.update({"linear": Linear(), "embedding": Embedding(), "addmm": Transposing()})
-TABLE.update({"mm": Product(), "matmul": Product()})
+TABLE.update({"mm": Product()})
 
 
 def is_weight(form: Form | None) -> TypeGuard[Form]:

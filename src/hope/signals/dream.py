@@ -18,10 +18,11 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 from hope import ops
 from hope._util.calls import Example, as_call, mode
 from hope._util.progress import bar
-from hope.graph.program import Program
+from hope.graph.program import Program, Ref
 from hope.ops.norm import bn_of, is_bn
 from hope.ops.weight import first_convolution
 from hope.signals.patterns import coloured_noise, dead_leaves
+from hope.signals.sample import sampled, speaks
 
 STEPS = 10  # from noise to what the BNs describe: more brings little to the judge
 NEAR = 0.025  # squared deviations from what the BNs remember: batches of real images are .02 to .035 away
@@ -55,7 +56,12 @@ def probes(
     args, kwargs = as_call(smaller(model, example))
     names = sorted(kwargs)
     values = [*args, *(kwargs[name] for name in names)]
-    made = [_noise(value, count, seed + 1000 * k, leaves) for k, value in enumerate(values)]
+    rows = _rows(model, program)
+    entries = [*[one.name for one in program if one.operator == "input"][: len(args)], *names]
+    made = [
+        _noise(value, count, seed + 1000 * k, leaves, rows.get(entry, 0))
+        for k, (value, entry) in enumerate(zip(values, (*entries, *[""] * len(values)), strict=False))
+    ]
     images = [k for k, v in enumerate(made) if isinstance(v, Tensor) and v.is_floating_point() and v.ndim > 1]
     if len(images) == 1:
         (k,) = images
@@ -81,7 +87,8 @@ def dream(
     progress: bool | None = None,
 ) -> list[tuple[Any, ...] | dict[str, Any]]:
     """Batches of inputs as the network's BN statistics describe them: a stand-in for data. Images start as
-    shapes that cover one another, other inputs as noise.
+    shapes that cover one another, other inputs as noise. A language model of transformers, given by an
+    example with `input_ids`, writes texts as long as the example itself.
 
     They can be given to whatever takes inputs. `hope.refit` and the methods' `calibration=` do better with
     the words "dream" and "patterns": then they know that these inputs are made up. Images larger than 128 a
@@ -102,20 +109,26 @@ def dream(
     from hope.graph.capture import capture
     from hope.graph.program import read_program
 
-    program = read_program(capture(model, example, progress=progress))
     if count is None:
         count = _enough(smaller(model, example), "dream" if steps else "patterns")
-    args, kwargs = probes(
-        model,
-        example,
-        program,
-        count=count,
-        steps=steps,
-        seed=seed,
-        near=NEAR,
-        leaves=True,
-        progress=progress,
-    )
+    written = speaks(model, as_call(example)[1]) if steps else None
+    if written is not None:
+        given = as_call(example)[1]
+        texts = sampled(model, count, given[written].shape[1], seed, progress=progress)
+        args, kwargs = (), {name: _again(value, count) for name, value in given.items()} | {written: texts}
+    else:
+        program = read_program(capture(model, example, progress=progress))
+        args, kwargs = probes(
+            model,
+            example,
+            program,
+            count=count,
+            steps=steps,
+            seed=seed,
+            near=NEAR,
+            leaves=True,
+            progress=progress,
+        )
     batches: list[tuple[Any, ...] | dict[str, Any]] = []
     for start in range(0, count, 32):
         some = slice(start, start + 32)
@@ -167,15 +180,35 @@ def smaller(model: nn.Module, example: Example | None) -> Example | None:
     return tuple(little if v is images[0] else v for v in args)
 
 
-def _noise(value: Any, count: int, seed: int, leaves: bool) -> Any:
+def _rows(model: nn.Module, program: Program) -> dict[str, int]:
+    """Input -> the rows of the table that it is looked up in, such as the words of a vocabulary."""
+    shapes = {name: parameter.shape for name, parameter in model.named_parameters(remove_duplicate=False)}
+    found = {}
+    for operation in program:
+        indices, table = operation.arguments.get("indices"), operation.tensors.get("weight")
+        if operation.operator == "embedding" and table in shapes and isinstance(indices, Ref):
+            source = program[indices.position]
+            found.update({source.name: int(shapes[table][0])} if source.operator == "input" else {})
+    return found
+
+
+def _again(value: Any, count: int) -> Any:
+    """An input as it is, so many times."""
+    several = isinstance(value, Tensor) and value.ndim > 0
+    return value[:1].expand(count, *value.shape[1:]).clone() if several else value
+
+
+def _noise(value: Any, count: int, seed: int, leaves: bool, rows: int = 0) -> Any:
     """Noise in the shape of an input, `count` of them, or dead leaves where it is an image; what is no tensor
-    stays.
+    stays, and so do whole numbers that are all the same, as in a mask.
     """
     if not isinstance(value, Tensor) or value.ndim == 0:
         return value
     generator = torch.Generator().manual_seed(seed)
     if not value.is_floating_point():
-        high = max(2, int(value.max()) + 1)
+        if value.numel() > 1 and bool((value == value.flatten()[0]).all()) and not rows:
+            return _again(value, count)
+        high = max(2, int(value.max()) + 1, rows)
         return torch.randint(0, high, (count, *value.shape[1:]), generator=generator).to(value.dtype)
     if value.ndim == 1:
         return torch.randn(count, generator=generator)

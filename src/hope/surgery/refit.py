@@ -20,6 +20,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from fnmatch import fnmatchcase
+from os import PathLike
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -39,6 +41,7 @@ from hope.signals.listen import check_batch
 from hope.signals.settle import carry, stand_in, statistics
 from hope.surgery.absorb import LEAST
 from hope.surgery.apply import cut, kept_places, outcome
+from hope.surgery.fitted import Fitted
 from hope.surgery.normal import Sums
 from hope.surgery.resize import get
 from hope.surgery.spots import Spot, every_row, gain, given_rows, spots
@@ -62,6 +65,7 @@ class Loop:
         drift: bool = True,
     ) -> None:
         self.rows = rows
+        self.file: Fitted | None = None
         self._heard: dict[str, Tensor] = {}  # variances of what BNs got in the original
         self.before, self.now = Execution(original, batches), Execution(small, batches, after=self._after)
         there, here = spots(self.before.program), spots(self.now.program)
@@ -88,10 +92,30 @@ class Loop:
         spot = self.here.get(position)
         if spot is None:
             return False
+        own = {name: get(self.now.model, name) for name in spot.tensors}
+        known = self.file.tensors if self.file is not None else {}
+        if own.keys() <= known.keys():  # an earlier attempt has come this far
+            self._pass(spot)
+            for name, tensor in own.items():
+                tensor.copy_(known[name])
+            return True
+        changed = self._fit(spot)
+        if self.file is not None:
+            self.file.note(own)
+        return changed
+
+    def _pass(self, spot: Spot) -> None:
+        """Take what was kept for a weight that needs no fit: it is not asked for again."""
+        self.before.get(self.there[spot.weight].position)
+        if spot.weight in self.drifting:
+            self.before.get(self.there[spot.weight].beside)
+            self.now.get(spot.beside)
+
+    def _fit(self, spot: Spot) -> bool:
         weight, model = get(self.now.model, spot.weight), self.now.model
         lacks = self._lacks(spot, weight)
         total = sum(lack.numel() for lack in lacks) // max(1, len(weight))
-        sums = Sums(self.now.program[position], weight, total, seed=position)
+        sums = Sums(self.now.program[spot.position], weight, total, seed=spot.position)
         for x, lack in zip(self.now.look(spot.reads), lacks, strict=True):
             sums.add(x, lack)
         if not bool(sums.xr.any()) and not bool(sums.r.any()):
@@ -157,6 +181,7 @@ def close_loop(
     fixed: Collection[str] = (),
     drift: bool = True,
     made_up: bool = False,
+    checkpoint: Path | None = None,
     progress: bool | None = None,
 ) -> None:
     """Fit a small network to the original, in place.
@@ -168,14 +193,21 @@ def close_loop(
         fixed: patterns of modules that stay as they are.
         drift: branches make up for what the stream lacks.
         made_up: the inputs are (see `signals/settle.py`).
+        checkpoint: a file to note what is fitted in; what an earlier attempt has noted is taken from it.
     """
+    file = None
+    if checkpoint is not None:
+        file = Fitted.of(checkpoint, (original, small), batches, (sorted(fixed), drift, made_up))
     with busy("closing the loop", progress):
         stand = stand_in(original, batches, made_up)
-    _fit(original, small, Loop(stand, small, batches, rows, fixed, drift), progress)
+    _fit(original, small, Loop(stand, small, batches, rows, fixed, drift), file, progress)
 
 
-def _fit(original: nn.Module, small: nn.Module, loop: Loop, progress: bool | None) -> None:
+def _fit(
+    original: nn.Module, small: nn.Module, loop: Loop, file: Fitted | None, progress: bool | None
+) -> None:
     """Close a loop that is laid, in the statistics of its inputs."""
+    loop.file = file
     stand = loop.before.model
     norms = {f"{spot.bn}.running_mean": loop.rows.get(name) for name, spot in loop.there.items() if spot.bn}
     rows = {**norms, **loop.rows}
@@ -184,6 +216,8 @@ def _fit(original: nn.Module, small: nn.Module, loop: Loop, progress: bool | Non
         with bar("closing the loop", len(loop.here), progress) as show:
             loop.run(show)
         carry(small, stand, original, rows)
+    if file is not None:
+        file.remove()
 
 
 def compressed(
@@ -195,6 +229,7 @@ def compressed(
     rewrite: Rewrite | None = None,
     inputs: Sequence[Example] = (),
     fixed: Collection[str] = (),
+    checkpoint: Path | None = None,
     progress: bool | None = None,
 ) -> nn.Module:
     """A smaller copy of a model, its loop closed if there are inputs for that.
@@ -203,12 +238,14 @@ def compressed(
         model, anatomy, steps, intakes, rewrite: as `hope.cut` takes them.
         inputs: to fit weights on.
         fixed: patterns of modules that are not fitted.
+        checkpoint: as `close_loop` takes it.
     """
     small = cut(model, anatomy, steps, intakes=intakes, rewrite=rewrite)
     if steps and inputs and rewrite is not None and rewrite.refit:
         places = kept_places(anatomy, outcome(anatomy, steps))
         rows = {tensor: left for (tensor, dim), left in places.items() if dim == 0}
-        close_loop(model, small, inputs, rows, fixed=fixed, made_up=rewrite.made_up, progress=progress)
+        how: dict[str, Any] = {"made_up": rewrite.made_up, "checkpoint": checkpoint, "progress": progress}
+        close_loop(model, small, inputs, rows, fixed=fixed, **how)
     return small
 
 
@@ -220,6 +257,7 @@ def refit(
     example: Example | None = None,
     kept: Mapping[str, Sequence[int]] | None = None,
     exclude: Sequence[str] = (),
+    checkpoint: str | PathLike[str] | None = None,
     progress: bool | None = None,
 ) -> nn.Module:
     """Fit a network that was made smaller to the original: every weight, in order, so that it says from the
@@ -235,6 +273,8 @@ def refit(
         kept: for layers whose numbers have changed too much to tell: module -> the places of the original's
             outputs that are left, in their order.
         exclude: patterns (`*`, `?`) of modules that stay as they are.
+        checkpoint: a file to note what is fitted in while it is under way; an interrupted fit of the same
+            networks on the same inputs goes on from there. It is gone when the fit is finished.
         progress: show a progress bar; by default on a terminal only.
 
     Returns:
@@ -266,5 +306,9 @@ def refit(
         stand = stand_in(original, batches, made_up)
     loop = Loop(stand, fitted, batches, {}, exclude)
     loop.rows = every_row(original, small, loop.there.values(), given)
-    _fit(original, fitted, loop, progress)
+    file = None
+    if checkpoint is not None:
+        told = (sorted(exclude), made_up, sorted((name, list(rows)) for name, rows in (kept or {}).items()))
+        file = Fitted.of(Path(checkpoint), (original, small), batches, told)
+    _fit(original, fitted, loop, file, progress)
     return fitted

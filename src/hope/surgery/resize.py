@@ -43,3 +43,12 @@ def keep(model: nn.Module, kept: Mapping[tuple[str, int], Tensor]) -> None:
             setattr(module, attribute, new)
     for module, before in touched.items():
         ops.resize(module, before)
+    for module in model.modules():  # what counts the heads of modules inside it
+        inside = {
+            f"{name}.{attribute}": shape
+            for name, child in module.named_children()
+            for attribute, shape in touched.get(child, {}).items()
+            if isinstance(getattr(child, attribute), nn.Parameter)
+        }
+        if inside:
+            ops.resize(module, inside)

@@ -45,6 +45,12 @@ class Spot:
     eps: float
     beside: int
 
+    @property
+    def tensors(self) -> tuple[str, ...]:
+        """What a fit changes."""
+        numbers = (f"{self.bn}.running_mean", f"{self.bn}.running_var") if self.bn else (self.bias,)
+        return (self.weight, *(name for name in numbers if name))
+
 
 def spots(program: Program) -> dict[str, Spot]:
     """Weight -> where it is used. Weights that are used more than once are left out."""

@@ -1,0 +1,122 @@
+"""Operators that multiply signals with one another: attention, and products of matrices."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from fractions import Fraction
+from typing import TYPE_CHECKING
+
+import numpy as np
+from torch import nn
+
+from hope.graph.labels import dims
+from hope.graph.program import Operation, Shape
+from hope.graph.values import Value
+from hope.ops.registry import TABLE, Operator
+from hope.ops.weight import Product
+from hope.reasons import Cause
+
+if TYPE_CHECKING:
+    from hope.anatomy.flow import Flow
+
+
+HEADS = (
+    "num_heads", "num_attention_heads", "num_key_value_heads", "num_kv_heads", "n_head", "n_heads", "nhead",
+    "n_kv_heads", "heads",
+)  # fmt: skip
+WIDTHS = ("attn_dim", "kv_dim", "all_head_size", "split_size", "inner_dim", "dim_head_total")
+
+
+class Attention(Operator):
+    """Scaled dot products of queries and keys, and what they make of values. Heads come and go as a whole."""
+
+    def holds(self, module: nn.Module, before: Mapping[str, Shape]) -> bool:
+        """Modules around those that were cut, if they count heads."""
+        return all("." in name for name in before) and any(_counts(module, name) for name in HEADS)
+
+    def resize(self, module: nn.Module, before: Mapping[str, Shape]) -> None:
+        """As many heads as are left: by the share of what is left of the weights inside."""
+        sizes = [(old, module.get_parameter(name).shape) for name, old in before.items()]
+        shares = {
+            Fraction(now, was) for old, new in sizes for was, now in zip(old, new, strict=True) if was != now
+        }
+        if len(shares) != 1:
+            return
+        (share,) = shares
+        for name in (*HEADS, *WIDTHS):
+            if _counts(module, name) and (getattr(module, name) * share).denominator == 1:
+                setattr(module, name, int(getattr(module, name) * share))
+
+    def channels(self, flow: Flow, operation: Operation) -> Value | None:
+        """Each head by itself; what stands within a head, or along the sequence, is held fast. Without heads,
+        channels of values pass.
+        """
+        args, what = operation.arguments, str(operation)
+        query, key, value = (flow.value(args.get(name)) for name in ("query", "key", "value"))
+        if query is None or key is None or value is None:
+            return None
+        last = len(value.shape) - 1
+        plain = [label for label in value.labels if dims(label) == (last,)]
+        value = value.moved(value.shape, [one for one in value.labels if dims(one) != (last,)])
+        parts = [
+            _without(flow, query, [-1], what), _without(flow, key, [-2, -1], what),
+            _without(flow, value, [-2, -1], what),
+        ]  # fmt: skip
+        if args.get("enable_gqa"):
+            parts = [_repeated(part, len(query.shape) - 3, query.shape[-3]) for part in parts]
+        mask = flow.value(args.get("attn_mask"))
+        if mask is not None:
+            wide = (1,) * (len(query.shape) - len(mask.shape)) + mask.shape
+            kept = _without(flow, mask, [-2, -1], what)
+            parts.append(kept.moved((*wide[:-2], 1, 1), kept.labels))
+        result = flow.combine(parts, operation.output, adds=False, what=what)
+        signals = {**result.signals, **value.signals}
+        result = replace(result, labels=(*result.labels, *plain), signals=signals)
+        return result.then("attention", what)
+
+
+def _counts(module: nn.Module, name: str) -> bool:
+    value = vars(module).get(name)
+    return isinstance(value, int) and not isinstance(value, bool) and value > 1
+
+
+def _without(flow: Flow, x: Value, touched: Sequence[int], what: str) -> Value:
+    """A value that one result depends on all of in some dimensions, in the form of one place of them."""
+    over = {d % len(x.shape) for d in touched if -d <= len(x.shape)}
+    kept = flow.carry(x, x.shape, over, Cause.MIXED.at(what))
+    return kept.moved(tuple(1 if d in over else size for d, size in enumerate(x.shape)), kept.labels)
+
+
+def _repeated(x: Value, dim: int, heads: int) -> Value:
+    """Heads of keys and values, each as many times as there are queries for it."""
+    times = heads // x.shape[dim]
+    labels = [np.repeat(one, times, axis=dim) if dim in dims(one) else one for one in x.labels]
+    return x.moved((*x.shape[:dim], heads, *x.shape[dim + 1 :]), labels)
+
+
+class Pairing(Product):
+    """A product of matrices: of a signal and a parameter, or of two signals, batch by batch."""
+
+    def channels(self, flow: Flow, operation: Operation) -> Value | None:
+        """Between two signals, those of one batch come and go together; what is summed over is held fast."""
+        first, second = (flow.value(one) for one in list(operation.arguments.values())[:2])
+        if first is None or second is None or first.static or second.static:
+            return super().channels(flow, operation)
+        what = str(operation)
+        if min(len(first.shape), len(second.shape)) < 3:
+            return None
+        first, second = _without(flow, first, [-1], what), _without(flow, second, [-2], what)
+        parts = [_rows(flow, first, -2), _rows(flow, second, -1)]
+        return flow.combine(parts, operation.output, adds=False, what=what).then("attention", what)
+
+
+def _rows(flow: Flow, x: Value, dim: int) -> Value:
+    """Channels that stand both in a batch and along one of its dimensions come and go with the batch."""
+    own = dim % len(x.shape)
+    labels = [flow.bundle(one, [own]) if len(dims(one)) > 1 else one for one in x.labels]
+    return x.moved(x.shape, labels)
+
+
+TABLE.update(dict.fromkeys(("matmul", "bmm"), Pairing()))
+TABLE["scaled_dot_product_attention"] = Attention()
