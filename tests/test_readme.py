@@ -24,6 +24,8 @@ def test_the_code_of_a_page_runs(page: Path, tmp_path: Path, monkeypatch: pytest
     blocks = re.findall(r"```python\n(.*?)```", page.read_text(), re.DOTALL)
     if any("onnx" in code for code in blocks):
         pytest.importorskip("onnxruntime", reason="the page serves an ONNX file")
+    if any("transformers" in code for code in blocks):
+        pytest.importorskip("transformers", reason="the page loads a model of transformers")
     scope: dict[str, object] = {}
     for code in blocks:
         exec(code, scope)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from concurrent.futures import Executor
+from dataclasses import replace
 from os import PathLike
 from pathlib import Path
 from typing import Any
@@ -13,28 +14,32 @@ from torch import Tensor, nn
 
 from hope._util.calls import Example, duplicate
 from hope._util.finite import check_finite
-from hope._util.progress import bar, busy
+from hope._util.progress import busy
 from hope.anatomy.anatomy import Anatomy
 from hope.anatomy.read import read_model
-from hope.anatomy.steps import Step
 from hope.encoding import Encoding
 from hope.errors import InvalidExample, UnknownMethod, UnsupportedModel
 from hope.graph.capture import check_readable
-from hope.judge.evictions import decide
+from hope.judge.evictions import judged, ordered
 from hope.judge.fidelity import Judge, images_for
 from hope.judge.sensitivity import weigh
 from hope.judge.trial import verify
 from hope.latency.measure import clock_of, settled
 from hope.latency.runtime import Runtime, runtime_of
 from hope.methods import Method, Paper, named
-from hope.run.align import check_multiple
+from hope.run.align import check_multiple, check_uniform
 from hope.run.budget import Budget, one_budget
-from hope.run.checkpoint import Begun, Checkpoint, Deciding
+from hope.run.checkpoint import Begun, Checkpoint
 from hope.run.collect import collect
 from hope.run.plan import Plan, check_streams, waiting
 from hope.storage.run import fingerprint
+from hope.surgery.apply import outcome
+from hope.surgery.config import configured, groups_of
 
-NOTED = 64  # steps between two looks at the clock
+NOT_TOLD = (
+    "its configuration cannot tell these widths: what save_pretrained writes, from_pretrained does not load; "
+    "use encoding.save and hope.load, or give uniform=True"
+)
 
 
 def inspect(
@@ -88,6 +93,7 @@ def encode(
     streams: bool = False,
     exclude: Sequence[str] = (),
     multiple_of: int = 1,
+    uniform: bool = False,
     runtime: Runtime | str | None = None,
     executor: Executor | None = None,
     anatomy: Anatomy | None = None,
@@ -119,6 +125,10 @@ def encode(
         exclude: patterns (`*`, `?`) of module names that must stay untouched, inputs and outputs.
         multiple_of: keep widths that are multiples of this (8, 16, 32: what hardware likes). A removal that
             would only break a multiple is not made.
+        uniform: keep one width for all layers that are alike (the same layer of every block), so that a
+            configuration can tell it: `encoding.model.save_pretrained(folder)` writes what others load with
+            `from_pretrained`. Nothing is evicted then, and layers that the configuration has no field for
+            stay. Widths are chosen so that the sum of the layers' costs is least.
         runtime: where `latency` counts: "torch" (the default), "onnxruntime", or a `hope.Runtime` with a
             batch and a number of threads.
         executor: any `concurrent.futures.Executor` to work out the units' paths on; the result is the same.
@@ -164,6 +174,7 @@ def encode(
         streams=streams,
         exclude=exclude,
         multiple_of=multiple_of,
+        uniform=uniform,
         runtime=runtime,
         executor=executor,
         anatomy=anatomy,
@@ -186,6 +197,7 @@ def work(
     streams: bool = False,
     exclude: Sequence[str] = (),
     multiple_of: int = 1,
+    uniform: bool = False,
     runtime: Runtime | str | None = None,
     executor: Executor | None = None,
     anatomy: Anatomy | None = None,
@@ -196,14 +208,18 @@ def work(
     method = named(method)
     exclude = [exclude] if isinstance(exclude, str) else list(exclude)
     check_multiple(multiple_of)
+    evict = evict and not check_uniform(uniform, streams)
     where = _runtime(budget, runtime, example)
     _check_numbers(model)
     if anatomy is None:
         anatomy = inspect(model, example, streams=streams, progress=progress)
     check_streams(anatomy, streams)
-    plan = Plan(model, example, anatomy, method, evict=evict, exclude=exclude, progress=progress)
+    groups = groups_of(model, anatomy) if uniform else None
+    plan = Plan(
+        model, example, anatomy, method, evict=evict, exclude=exclude, groups=groups, progress=progress
+    )
     settings = {"method": method.told(), "evict": evict, "exclude": exclude}
-    settings |= {"streams": True} if streams else {}
+    settings |= {name: True for name, value in (("streams", streams), ("uniform", uniform)) if value}
     told: dict[str, Any] = {"original": fingerprint(model), **settings}
     if where is not None:
         clock = clock_of(model, example, anatomy, where, progress=progress)
@@ -214,7 +230,7 @@ def work(
     begun = file.read() if file is not None else Begun()
     judge: Judge | None = None
     undecided = plan.judged and (not begun.steps or begun.deciding is not None)
-    looking = method.looks and (not plan.judged or (undecided and not _ordered(begun)))
+    looking = method.looks and (not plan.judged or (undecided and not ordered(begun)))
     count, seen = images_for(anatomy.size().macs), plan.known.inputs[:1]
     if budget.unit == "fidelity" or undecided or (looking and not seen):
         judge = Judge(model, example, anatomy.program, count, progress=progress)
@@ -224,11 +240,10 @@ def work(
         weigh(model, plan, eye, progress=progress)
     if undecided:
         assert judge is not None
-        begun = Begun(_judged(model, plan, judge, executor, file, begun, progress))
+        begun = Begun(judged(model, plan, judge, executor, file, begun, progress))
     more = iter(()) if plan.judged else plan.steps(executor=executor, done=begun.steps)
-    trajectory = collect(
-        anatomy, more, budget, begun.steps, multiple_of, file, pace=plan.pace, progress=progress
-    )
+    how: dict[str, Any] = {"pace": plan.pace, "groups": plan.groups, "progress": progress}
+    trajectory = collect(anatomy, more, budget, begun.steps, multiple_of, file, **how)
     encoding = Encoding(
         anatomy,
         trajectory,
@@ -246,11 +261,24 @@ def work(
         runtime=where,
         fitting=file.path.with_name(f"{file.path.name}.fit") if file is not None else None,
     )
-    encoding = encoding.ended_at(budget, multiple_of, progress=progress)
+    encoding = _noted(encoding.ended_at(budget, multiple_of, progress=progress), budget)
     if where is not None:
         with busy("measuring the result", progress):
             encoding.look_at_latency()
     return encoding
+
+
+def _noted(encoding: Encoding, budget: Budget) -> Encoding:
+    """The same, with notes if it could not end where it was told to, and if others cannot load the result of
+    a model of transformers.
+    """
+    notes, model = [*encoding.notes], encoding.original
+    if encoding.settings.get("uniform") and budget.unit == "steps" and encoding.steps != budget.value:
+        notes.append(f"{budget} is no stop of this run, whose layers go together: {encoding.steps} are taken")
+    done = outcome(encoding.anatomy, encoding.trajectory.steps[: encoding.steps])
+    if configured(model) and done.told(model, encoding.anatomy) is None:
+        notes.append(NOT_TOLD)
+    return replace(encoding, notes=tuple(notes))
 
 
 def _runtime(budget: Budget, given: Runtime | str | None, example: Example | None) -> Runtime | None:
@@ -264,48 +292,11 @@ def _runtime(budget: Budget, given: Runtime | str | None, example: Example | Non
     return None
 
 
-def _ordered(begun: Begun) -> bool:
-    """Whether an interrupted run had all its steps, and was deciding about evictions."""
-    return begun.deciding is not None and begun.deciding.levels is not None
-
-
 def _check_numbers(model: nn.Module) -> None:
     """Refuse what cannot be read, and numbers that nothing follows from."""
     check_readable(model)
     tensors = dict([*model.named_parameters(), *model.named_buffers()])
     check_finite(tensors, {name for name, _ in model.named_parameters()}, UnsupportedModel)
-
-
-def _judged(
-    model: nn.Module,
-    plan: Plan,
-    judge: Judge,
-    executor: Executor | None,
-    file: Checkpoint | None,
-    begun: Begun,
-    progress: bool | None,
-) -> list[Step]:
-    """The whole run, with the evictions that the judge decides for: one run answers every budget."""
-    steps, deciding = list(begun.steps), begun.deciding or Deciding()
-    if deciding.levels is None:
-        with bar("encoding", plan.longest, progress) as show:
-            for step in plan.steps(executor=executor, done=tuple(steps)):
-                steps.append(step)
-                if len(steps) % NOTED == 0:
-                    show(len(steps))
-                    if file is not None:
-                        file.write(steps, Deciding())
-        deciding = Deciding(0)
-
-    def note(so_far: Deciding) -> None:
-        if file is not None:  # a level takes long enough
-            file.write(steps, so_far, now=True)
-
-    note(deciding)
-    woven = decide(model, plan, steps, judge, begun=deciding, note=note, progress=progress)
-    if file is not None:
-        file.write(woven, now=True)
-    return woven
 
 
 def capacities(

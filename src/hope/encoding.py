@@ -200,6 +200,8 @@ class Encoding:
             widths, way = "", ", or ".join(filter(None, ways))
             if multiple_of > 1:
                 widths, way = f" with multiple_of={multiple_of}", f"take a smaller multiple_of, or {less}"
+            if self.settings.get("uniform"):
+                widths, way = f"{widths} with uniform=True", f"{way}, or leave uniform out"
             raise InfeasibleBudget(
                 f"{budget} cannot be met{widths}: the run {self.trajectory.reach(budget.unit)}; {way}"
             ) from error

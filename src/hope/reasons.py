@@ -123,6 +123,12 @@ class Cause(Enum):
     )
     NEEDED = "needed", "the block cannot be evicted: {detail}", "block the code does not run without"
     # what a method does not know
+    ALIKE = "alike", "uniform: {place}, which is alike, stays ({detail})", "alike to what stays"
+    NO_FIELD = (
+        "no_field",
+        "uniform: the model's configuration has no field for its width",
+        "width not in the configuration",
+    )
     EXCLUDED = "excluded", "excluded by {place!r}", "excluded"
     NO_BN = "no_bn", "it has no BN", "no BN"
     NO_BN_BEFORE = "no_bn_before", "no BN between it and {place}: it needs calibration", "needs calibration"

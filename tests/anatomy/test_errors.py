@@ -137,3 +137,25 @@ def test_a_refusal_puts_the_training_flags_back(model: nn.Module) -> None:
 def test_errors_can_be_caught_as_what_python_calls_them() -> None:
     assert issubclass(hope.InvalidExample, ValueError)
     assert issubclass(hope.InvalidAction, ValueError)
+
+
+def test_a_model_that_does_not_run_without_data_is_refused_in_one_line() -> None:
+    @torch.library.custom_op("shop::choosy", mutates_args=())
+    def choosy(x: torch.Tensor) -> torch.Tensor:
+        return x.clone()
+
+    tried = []
+
+    @choosy.register_fake
+    def _(x: torch.Tensor) -> torch.Tensor:
+        tried.append(x)
+        if len(tried) > 1:  # capture is the first
+            raise RuntimeError("no such kernel")
+        return torch.empty_like(x)
+
+    class Net(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return choosy(x)
+
+    with pytest.raises(hope.UnsupportedModel, match="Net cannot be tried without data: no such kernel"):
+        hope.inspect(Net(), torch.zeros(1, 4))

@@ -90,8 +90,8 @@ def mode(model: nn.Module, training: bool) -> Iterator[None]:
     keep no cache of what they have read: it would be among their outputs.
     """
     before = [(module, module.training) for module in model.modules()]
-    configs = [config for module in model.modules() for config in _configs(getattr(module, "config", None))]
-    caching = {id(config): config for config in configs if getattr(config, "use_cache", False) is True}
+    every = [config for module in model.modules() for config in configs(getattr(module, "config", None))]
+    caching = {id(config): config for config in every if getattr(config, "use_cache", False) is True}
     model.train(training)
     for config in caching.values():
         config.use_cache = False
@@ -104,7 +104,7 @@ def mode(model: nn.Module, training: bool) -> Iterator[None]:
             config.use_cache = True
 
 
-def _configs(config: Any) -> list[Any]:
+def configs(config: Any) -> list[Any]:
     """A configuration of transformers and those inside it, such as a decoder's."""
     names = getattr(type(config), "sub_configs", None) or {}
     return [config, *(getattr(config, name, None) for name in names)]

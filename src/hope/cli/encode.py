@@ -67,6 +67,12 @@ def register(commands: Any) -> None:
         help="keep widths that are multiples of N (8, 16, 32: what hardware likes)",
     )
     parser.add_argument(
+        "--uniform",
+        action="store_true",
+        help="keep one width for all layers that are alike, so that others can load what save_pretrained "
+        "writes; nothing is evicted then",
+    )
+    parser.add_argument(
         "--runtime",
         metavar="ENGINE",
         help="where --latency counts: torch (the default) or onnxruntime, on the CPU of this machine",
@@ -185,6 +191,8 @@ def _check_options(options: argparse.Namespace) -> None:
         from hope.latency.runtime import Runtime, runtime_of
 
         runtime_of(Runtime(**{"engine": "torch", **where}))
+    if options.uniform and options.streams:
+        raise UnknownMethod("--uniform does not go with --streams: leave one of them out")
     if options.multiple_of < 1:
         raise UnknownMethod(
             f"--multiple-of {options.multiple_of} makes no sense: give 8, 16 or 32, or 1 for any width"
@@ -235,10 +243,11 @@ def _given(options: argparse.Namespace) -> dict[str, Any]:
     """What was asked for besides the budget, as keywords."""
     given = {
         "method": _method(options),
-        "evict": not options.no_evict,
+        "evict": not options.no_evict and not options.uniform,
         "streams": options.streams,
         "exclude": options.exclude,
         "multiple_of": options.multiple_of,
+        "uniform": options.uniform,
     }
     if options.latency is not None:
         from hope.latency.runtime import Runtime
@@ -266,7 +275,7 @@ def _differs(
     except DamagedFolder:
         return None
     told, wanted = (
-        _flat({"streams": False, **saved.details.settings}),
+        _flat({"streams": False, "uniform": False, **saved.details.settings}),
         _flat({**given, "method": given["method"].told()}),
     )
     runtime = wanted.pop("runtime", None)

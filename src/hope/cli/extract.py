@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from hope.cli import models
 from hope.cli.budgets import add_budgets, budget_of
-from hope.errors import CannotWrite, HopeError, InvalidExample, UnknownModel
+from hope.errors import CannotExport, CannotWrite, HopeError, InvalidExample, UnknownModel
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -47,6 +47,9 @@ def register(commands: Any) -> None:
     parser.add_argument("--onnx", metavar="FILE", help="write the network as ONNX, for batches of any size")
     parser.add_argument("--pt2", metavar="FILE", help="write the network for torch.export.load, likewise")
     parser.add_argument(
+        "--save-pretrained", metavar="FOLDER", help="write a model of transformers for from_pretrained"
+    )
+    parser.add_argument(
         "--no-check", action="store_true", help="do not run the ONNX or .pt2 file to compare its answers"
     )
     parser.set_defaults(run=run)
@@ -55,7 +58,7 @@ def register(commands: Any) -> None:
 def run(options: argparse.Namespace) -> None:
     """Load, write, and say what was written."""
     more = [getattr(options, kind) for kind in KINDS]
-    for given in (options.out, *more):
+    for given in (options.out, options.save_pretrained, *more):
         if given and not Path(given).parent.is_dir():
             raise CannotWrite(f"{given} cannot be written: there is no folder {Path(given).parent}: make it")
     from hope.storage.run import load, read_run
@@ -68,12 +71,13 @@ def run(options: argparse.Namespace) -> None:
     if options.steps is not None:
         taken = saved.trajectory.steps_to("steps", options.steps)
         if taken != options.steps:
-            print(
-                f"{options.steps} steps is no stop of this run, whose widths are multiples: {taken} are taken"
-            )
+            why = "layers go together" if saved.details.settings.get("uniform") else "widths are multiples"
+            print(f"{options.steps} steps is no stop of this run, whose {why}: {taken} are taken")
     before, after = (sum(p.numel() for p in net.parameters()) for net in (model, small))
     print(f"{after:,} of {before:,} parameters ({after / before:.1%})")
-    if options.out or not any(more):
+    if options.save_pretrained:
+        _save_pretrained(small, options.save_pretrained)
+    if options.out or not (options.save_pretrained or any(more)):
         _write_weights(small, Path(options.out or saved.folder / SMALL))
     _write_more(small, example, options)
 
@@ -113,6 +117,21 @@ def _write_weights(small: nn.Module, target: Path) -> None:
 
     write_file(target, save({name: tensor.contiguous() for name, tensor in small.state_dict().items()}))
     print(f"{target}: the weights")
+
+
+def _save_pretrained(small: nn.Module, folder: str) -> None:
+    """What transformers loads without this package."""
+    from hope.surgery.config import configured, loadable
+
+    if not configured(small):
+        raise CannotExport(f"{type(small).__name__} is no model of transformers: give --out FILE instead")
+    if not loadable(small):
+        raise CannotExport(
+            f"{folder} could not be loaded: the configuration of {type(small).__name__} cannot tell these "
+            "widths; encode with --uniform, or give --out FILE"
+        )
+    small.save_pretrained(folder)  # type: ignore[operator]
+    print(f"{folder}: the model, for from_pretrained")
 
 
 def _write_more(small: nn.Module, example: Tensor, options: argparse.Namespace) -> None:

@@ -20,7 +20,11 @@ from torch.nn.parameter import is_lazy
 
 from hope._util.calls import Example, as_call, mode
 from hope._util.progress import busy
+from hope._util.tokens import check_tokens
 from hope.errors import InvalidExample, UnsupportedModel, first_line
+
+QUANTISED = ("Linear8bitLt", "Linear4bit", "LinearFP4", "LinearNF4")  # of bitsandbytes
+ADAPTED = (("lora_A",), ("lora_embedding_A",), ("base_layer", "active_adapters"))  # what peft's modules have
 
 
 @dataclass(frozen=True)
@@ -68,15 +72,23 @@ def check_readable(model: nn.Module) -> None:
             raise UnsupportedModel(
                 f"{name} is a sparse tensor ({tensor.layout}): call .to_dense() on it first"
             )
-        if tensor.is_quantized:
+        packed = isinstance(tensor, nn.Parameter) and tensor.ndim > 1 and tensor.itemsize == 1  # int8, float8
+        if tensor.is_quantized or packed or name.rpartition(".")[2] == "qweight":
             raise UnsupportedModel(
-                f"{name} is quantised: compress the float model first, then quantise the result"
+                f"{name} is quantised ({tensor.dtype}): "
+                "compress the float model first, then quantise the result"
             )
     for name, module in model.named_modules():
-        if "quantized" in type(module).__module__.split("."):
+        kind = type(module).__name__
+        if "quantized" in type(module).__module__.split(".") or kind in QUANTISED:
             raise UnsupportedModel(
-                f"{name or type(module).__name__} is a quantised module: "
+                f"{name or kind} is a quantised module ({kind}): "
                 "compress the float model first, then quantise the result"
+            )
+        if any(all(hasattr(module, one) for one in names) for names in ADAPTED):
+            raise UnsupportedModel(
+                f"{name or kind} has an adapter beside its weight (LoRA): "
+                "put it into the weight first, model = model.merge_and_unload()"
             )
 
 
@@ -92,6 +104,7 @@ def capture(
         UnsupportedModel: the model runs, but `torch.export` cannot capture it.
     """
     args, kwargs = as_call(example)
+    check_tokens(model, example)
     with mode(model, training), busy(f"reading {type(model).__name__}", progress):
         try:
             with warnings.catch_warnings():

@@ -13,19 +13,21 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from concurrent.futures import Executor
 
 from torch import nn
 
 from hope._util.calls import duplicate
 from hope._util.progress import bar
 from hope.anatomy.steps import Evict, Step
-from hope.run.checkpoint import Deciding
+from hope.run.checkpoint import Begun, Checkpoint, Deciding
 from hope.run.plan import Plan
 from hope.surgery.apply import bias_left, operate
 from hope.surgery.evict import take_out
 
 # shares of the parameters, or of the time, where plans are compared
 LEVELS = (0.9, 0.8, 0.7, 0.6, 0.5, 0.4, 0.3, 0.2, 0.1)
+NOTED = 64  # steps between two looks at the clock
 TRIED = 3  # blocks that are tried at a level, the most promising first
 
 
@@ -67,6 +69,43 @@ def decide(
             note(Deciding(done, tuple(weaver.evicted)))
             show(done)
     return weaver.woven
+
+
+def ordered(begun: Begun) -> bool:
+    """Whether an interrupted run had all its steps, and was deciding about evictions."""
+    return begun.deciding is not None and begun.deciding.levels is not None
+
+
+def judged(
+    model: nn.Module,
+    plan: Plan,
+    judge: Callable[[nn.Module], float],
+    executor: Executor | None,
+    file: Checkpoint | None,
+    begun: Begun,
+    progress: bool | None,
+) -> list[Step]:
+    """The whole run, with the evictions that the judge decides for: one run answers every budget."""
+    steps, deciding = list(begun.steps), begun.deciding or Deciding()
+    if deciding.levels is None:
+        with bar("encoding", plan.longest, progress) as show:
+            for step in plan.steps(executor=executor, done=tuple(steps)):
+                steps.append(step)
+                if len(steps) % NOTED == 0:
+                    show(len(steps))
+                    if file is not None:
+                        file.write(steps, Deciding())
+        deciding = Deciding(0)
+
+    def note(so_far: Deciding) -> None:
+        if file is not None:  # a level takes long enough
+            file.write(steps, so_far, now=True)
+
+    note(deciding)
+    woven = decide(model, plan, steps, judge, begun=deciding, note=note, progress=progress)
+    if file is not None:
+        file.write(woven, now=True)
+    return woven
 
 
 def _network(model: nn.Module, plan: Plan, steps: Sequence[Step]) -> nn.Module:

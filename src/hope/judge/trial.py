@@ -96,9 +96,19 @@ class Trial:
                 self._originals[training] = (self._run(lambda _: None, training), self._numbers)
             except UnsupportedModel:
                 raise
-            except Exception:  # whatever its forward raises: then there is nothing to hold a cut against
-                self._originals[training] = None
+            except Exception as error:  # whatever its forward raises
+                if not training:
+                    raise self._unfit(error) from error
+                self._originals[training] = None  # then there is nothing to hold a cut against
         return self._originals[training]
+
+    def _unfit(self, error: Exception) -> UnsupportedModel:
+        """The model runs, and was captured, but not on tensors without data."""
+        way = "pass the sub-module that does the work"
+        if hasattr(self.model, "set_experts_implementation"):
+            way = 'a mixture of experts can after model.set_experts_implementation("batched_mm")'
+        name = type(self.model).__name__
+        return UnsupportedModel(f"{name} cannot be tried without data: {first_line(error)}; {way}")
 
     def _run(self, change: Callable[[nn.Module], object], training: bool) -> Any:
         """Shapes of all outputs of a changed copy."""
@@ -175,6 +185,7 @@ def verify(
 ) -> Anatomy:
     """The anatomy with its blocks, and with a reason for whatever the model's own code does not accept."""
     trial = Trial(model, example)
+    trial.original(training=False)
     refused = _refused(anatomy.layers, partial(_narrowing, trial, anatomy))
     reasons = {name: Cause.FIXED_WIDTH.at(detail=words) for name, words in refused.items()}
     units = tuple(replace(unit, fixed=reasons.get(unit.name)) for unit in anatomy.units)

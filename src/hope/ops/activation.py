@@ -89,6 +89,28 @@ class Leaky(Activation):
         return torch.tensor([link.values[0] if link.values else self.slope], dtype=torch.float64)
 
 
+class Told(Activation):
+    """An activation whose link says more than its numbers do."""
+
+    def channels(self, flow: Flow, operation: Operation) -> Value | None:
+        """Every channel by itself."""
+        x = flow.value(operation.first)
+        return None if x is None else x.moved(x.shape, x.labels).then(*self.link(operation))
+
+
+class Gelu(Told):
+    """A GELU, exact or with a tanh in it."""
+
+    def link(self, operation: Operation) -> Link:
+        """With a number for the one with a tanh."""
+        approximate = operation.arguments.get("approximate") == "tanh"
+        return Link("activation", "gelu", (1.0,) if approximate else ())
+
+
+def _gelu(y: Tensor, approximate: float = 0.0) -> Tensor:
+    return functional.gelu(y, approximate="tanh" if approximate else "none")
+
+
 class Parametric(Activation):
     """A PReLU: the slopes are a parameter."""
 
@@ -113,7 +135,7 @@ class Parametric(Activation):
         module.num_parameters = int(module.weight.shape[0])
 
 
-class Clamp(Activation):
+class Clamp(Told):
     """A hard tanh, which is a ReLU6 if its bounds are 0 and 6."""
 
     def _bounds(self, operation: Operation) -> tuple[float, float]:
@@ -125,11 +147,6 @@ class Clamp(Activation):
         own = (low, high) != (0, 6)
         return Link("activation", *(("hardtanh", (float(low), float(high))) if own else ("relu6", ())))
 
-    def channels(self, flow: Flow, operation: Operation) -> Value | None:
-        """Every channel by itself."""
-        x = flow.value(operation.first)
-        return None if x is None else x.moved(x.shape, x.labels).then(*self.link(operation))
-
     def plain(self, operation: Operation) -> str:
         """A ReLU6 or nothing."""
         return "ReLU6" if self._bounds(operation) == (0, 6) else ""
@@ -137,7 +154,7 @@ class Clamp(Activation):
 
 SMOOTH: dict[str, Activation] = {
     "silu": Activation(functional.silu, module="SiLU"),
-    "gelu": Activation(functional.gelu, module="GELU"),
+    "gelu": Gelu(_gelu, module="GELU", given=1),
     "hardswish": Activation(functional.hardswish, module="Hardswish"),
     "relu6": Clamp(functional.relu6, module="ReLU6"),
     "sigmoid": Activation(torch.sigmoid, module="Sigmoid"),

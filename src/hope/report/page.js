@@ -181,7 +181,7 @@ function upcoming() {
   }
   if (step + 4 >= run.steps) items.push(make("li", { class: "end quiet" }, `The run ends here${run.byHand ? "" : ": encode with a smaller budget to go on"}.`));
   const after = run.places[run.place(step) + 1];
-  $("next-note").textContent = run.stops.length && after ? `The next stop is step ${count(after)}: ${plural(after - step, "action")} until all widths are multiples again.` : "";
+  $("next-note").textContent = run.stops.length && after ? `The next stop is step ${count(after)}: ${plural(after - step, "action")} until ${run.uniform ? "layers that are alike have one width" : "all widths are multiples"} again.` : "";
   $("next").replaceChildren(...items);
 }
 function mix() { // the ribbon's legend, with how many so far

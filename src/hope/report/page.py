@@ -170,6 +170,7 @@ def _about(run: Run, source: Mapping[str, str]) -> dict[str, Any]:
         "baseline": run.method in SCORES,
         "criterion": CRITERIA.get(run.method),
         "stops": list(run.trajectory.stops),
+        "uniform": bool(run.details.settings.get("uniform")),
         "saved": run.steps,
         "skipped": [[one.name, one.kind, one.outputs, str(one.reason)] for one in run.anatomy.skipped],
         "leftAlone": [[name, str(reason)] for name, reason in run.details.left_alone.items()],

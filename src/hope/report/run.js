@@ -172,7 +172,7 @@ class Run {
     return [...found, `J/ΔP ${figure(here)}${beside}`];
   }
   order() { // what the figures mean, and what goes first
-    const waits = this.stops.length ? " A layer's neurons wait until its width is a multiple, so the order is not exactly this one." : "";
+    const waits = !this.stops.length ? "" : this.uniform ? " Layers that are alike go together, so it is their sums that count." : " A layer's neurons wait until its width is a multiple, so the order is not exactly this one.";
     if (this.byHand) return "The actions of this run were given by hand: they have no prices.";
     if (this.baseline) return `J is a neuron's score: ${this.criterion}. ΔP is how many parameters its removal releases. The lowest score goes first.${waits}`;
     const least = this.times.length ? "J per millisecond that it saves" : "J/ΔP";

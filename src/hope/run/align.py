@@ -1,14 +1,18 @@
-"""Widths that hardware likes: a layer's removals wait until they come to a multiple."""
+"""Widths that hardware and configurations like: removals wait until they come to a multiple, or to one width
+for all layers that are alike.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 from hope.anatomy.anatomy import Anatomy
 from hope.anatomy.gone import Gone
 from hope.anatomy.steps import Evict, Step
 from hope.errors import UnknownMethod
+
+Groups: TypeAlias = "Sequence[tuple[str, ...]]"  # layers that keep one width, by their names
 
 
 def check_multiple(multiple_of: Any) -> None:
@@ -20,18 +24,45 @@ def check_multiple(multiple_of: Any) -> None:
         )
 
 
+def check_uniform(uniform: Any, streams: bool) -> bool:
+    """Whether layers that are alike keep one width; refuse what does not go with it."""
+    if not isinstance(uniform, bool):
+        raise UnknownMethod(f"uniform={uniform!r} makes no sense: give True for one width, or False")
+    if uniform and streams:
+        raise UnknownMethod("uniform=True does not go with streams=True: leave one of them out")
+    return uniform
+
+
 def widest(anatomy: Anatomy, names: Collection[str]) -> int:
     """The width of the widest of these layers: widths that are multiples of as much cannot be had."""
     return max((one.neurons * one.channels for one in anatomy.layers if one.name in names), default=0)
 
 
+def alike(anatomy: Anatomy) -> list[tuple[str, ...]]:
+    """Layers that differ in the numbers on their way only, and have as many neurons: the same layer of every
+    block. Those whose width is fixed are among them.
+
+    >>> import torch, hope
+    >>> net = torch.nn.Sequential(*[torch.nn.Linear(4, 4) for _ in range(3)])
+    >>> alike(hope.inspect(net, torch.zeros(1, 4)))
+    [('0', '1')]
+    """
+    found: dict[tuple[str, int, int], list[str]] = {}
+    for unit in anatomy.units:
+        if unit.kind == "layer":
+            way = ".".join("*" if part.isdigit() else part for part in unit.name.split("."))
+            found.setdefault((way, unit.neurons, unit.channels), []).append(unit.name)
+    return [tuple(names) for names in found.values()]
+
+
 def aligned(
-    anatomy: Anatomy, steps: Sequence[Step], multiple_of: int
+    anatomy: Anatomy, steps: Sequence[Step], multiple_of: int, groups: Groups = ()
 ) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """Order steps so that surviving widths are multiples, leaving out those that would only break it.
 
     A layer's steps are held back until its width is a multiple again, and are then done in one go; what
-    never comes to a multiple is not done. Within a layer the order stays.
+    never comes to a multiple is not done. Within a layer the order stays. The layers of a group wait for one
+    another as well, until they have one width.
 
     A segment of a chain that goes can leave the layer in front of it with a width that is none; then the run
     may not be ended before that layer's next steps make it one.
@@ -48,33 +79,38 @@ def aligned(
         ((0, 1), (0, 2))
     """
     layers = {layer.name: layer for layer in anatomy.layers}
+    together = {name: group for group in groups for name in group}
     gone = Gone(anatomy)
-    waiting: dict[str, list[int]] = {}
+    waiting: dict[tuple[str, ...], list[int]] = {}
     odd: set[str] = set()  # layers that an eviction has left with some other width
     order: list[int] = []
     stops = [0]
 
-    def uneven(name: str, also: Collection[int] = ()) -> bool:
-        """Whether a layer's width is no multiple without what is gone and these neurons."""
-        lost = len(gone.of(name)) + len(set(also) - gone.of(name))
-        return bool((layers[name].neurons - lost) * layers[name].channels % multiple_of)
+    def uneven(names: tuple[str, ...], also: Sequence[int] = ()) -> bool:
+        """Whether widths are no multiples, or not the same, without what is gone and these steps."""
+        lost = {name: set(gone.of(name)) for name in names}
+        for k in also:
+            lost[steps[k].name].update(steps[k].gone)
+        left = {name: (layers[name].neurons - len(lost[name])) * layers[name].channels for name in names}
+        return len(set(left.values())) > 1 or any(width % multiple_of for width in left.values())
 
     for position, step in enumerate(steps):
         if isinstance(step, Evict):
             block = anatomy.block(step.name)
             for name in block.layers:
-                waiting.pop(name, None)
+                waiting.pop((name,), None)
             order.append(position)
             moved = [name for name, neurons in gone.take(step).items() if neurons]
-            odd = {name for name in (*odd, *moved) if name not in block.layers and uneven(name)}
+            odd = {name for name in (*odd, *moved) if name not in block.layers and uneven((name,))}
         else:
-            waiting.setdefault(step.name, []).append(position)
-            if uneven(step.name, [neuron for k in waiting[step.name] for neuron in steps[k].gone]):
+            names = together.get(step.name, (step.name,))
+            waiting.setdefault(names, []).append(position)
+            if uneven(names, waiting[names]):
                 continue
-            for k in waiting.pop(step.name):
+            for k in waiting.pop(names):
                 order.append(k)
                 gone.take(steps[k])
-            odd.discard(step.name)
+            odd.difference_update(names)
         if not odd:
             stops.append(len(order))
     return tuple(order), tuple(stops)

@@ -8,6 +8,7 @@ from itertools import islice
 from hope._util.progress import bar
 from hope.anatomy.anatomy import Anatomy
 from hope.anatomy.steps import Step
+from hope.run.align import Groups
 from hope.run.budget import Budget
 from hope.run.checkpoint import Checkpoint
 from hope.run.pace import Pace
@@ -25,6 +26,7 @@ def collect(
     file: Checkpoint | None = None,
     *,
     pace: Pace | None = None,
+    groups: Groups = (),
     progress: bool | None = None,
 ) -> Trajectory:
     """Take steps until the budget is met, or nothing is left to do.
@@ -35,14 +37,15 @@ def collect(
         multiple_of: see `run.align`.
         file: where to note what is done.
         pace: predicted times, if the run is to know them.
+        groups: layers that keep one width.
     """
-    trajectory = Trajectory.of(anatomy, begun, multiple_of, pace)
+    trajectory = Trajectory.of(anatomy, begun, multiple_of, pace, groups)
     with bar("encoding", 1.0, progress) as show:
         while not trajectory.meets(budget):
             most = int(budget.value) - len(trajectory) if budget.unit == "steps" else CHUNK
             some = list(islice(more, min(CHUNK, most)))
             begun += some
-            trajectory = Trajectory.of(anatomy, begun, multiple_of, pace)
+            trajectory = Trajectory.of(anatomy, begun, multiple_of, pace, groups)
             show(trajectory.progress(budget))
             if file is not None:
                 file.write(begun)

@@ -2,6 +2,7 @@
 
 Costs are intra-unit, so what a unit would do next depends on its own state alone. The global loop is a k-way
 merge of the units' paths (a heap). A block's eviction is priced anew after each step in one of its layers.
+Units that go together take their k-th steps at once, at the sum of their prices.
 Where a segment of a chain goes, the neurons in front of it that have lost their counterparts go with it: that
 unit's path goes on without them.
 """
@@ -86,6 +87,7 @@ class Merger:
         live: rank by what a step would release now instead of in the original network.
         saves: rank by the time that a step would save now instead of what it releases.
         done: what an interrupted run has already done, in order; the rest is as if it had not been stopped.
+        groups: names of units that go together; every other one goes by itself.
     """
 
     def __init__(
@@ -100,11 +102,16 @@ class Merger:
         live: Releases | None = None,
         saves: Savings | None = None,
         done: Sequence[Step] = (),
+        groups: Sequence[Sequence[str]] = (),
     ) -> None:
         self._branches, self._rank, self._live, self._gone = branches, rank, live, gone
         self._saves, self._paces = saves, set[str]()  # the units that save something else since the last step
         self._states, self._walk, self._executor = states, walk, executor
         self._number = {state.name: number for number, state in enumerate(states)}
+        self._together: dict[int, tuple[int, ...]] = {number: (number,) for number in range(len(states))}
+        for names in groups:
+            members = tuple(self._number[name] for name in names if name in self._number)
+            self._together |= dict.fromkeys(members, members)
         self._inside: dict[str, list[int]] = {}
         for number, branch in enumerate(branches):
             for layer in branch.layers:
@@ -123,9 +130,10 @@ class Merger:
         return _Walker(self._states[number], self._walk, self._done[number], self._executor)
 
     def __iter__(self) -> Iterator[Step]:
-        for number, walker in enumerate(self._walkers):
+        for walker in self._walkers:
             walker.look()
-            self._queue_unit(number)
+        yield from self._belated()
+        self._queue_units()
         self._queue_branches()
         while self._heap:
             _, order, number, _, version = heapq.heappop(self._heap)
@@ -135,8 +143,8 @@ class Merger:
             if evicts:
                 if number in self._gone_branches or self._refused(number):
                     continue
-                step: Step = self._eviction(number)
-                changed = self._note(step)
+                steps: list[Step] = [self._eviction(number)]
+                changed = self._note(steps[0])
                 for each in changed:
                     self._walkers[each] = self._walker(each)
                     self._walkers[each].look()
@@ -144,27 +152,43 @@ class Merger:
                 layers = (*self._branches[number].layers, *(self._states[each].name for each in changed))
                 again = {inside for layer in layers for inside in self._inside.get(layer, ())}
             else:
-                walker = self._walkers[number]
-                if walker.head is None or walker.head.name in self._gone_units:
+                if not self._heads(number):
                     continue
-                step = self._priced(walker.take())
-                walker.look()
-                self._note(step)
+                steps = [self._advance(member) for member in self._together[number]]
                 self._queue_unit(number)
-                again = set(self._inside.get(step.name, ()))
+                again = {inside for step in steps for inside in self._inside.get(step.name, ())}
             for inside in sorted(again):
                 self._queue_branch(inside)
-            yield step
+            yield from steps
             if self._live is not None:  # every neighbour's release has changed
                 self._heap.clear()
-                for each in range(len(self._walkers)):
-                    self._queue_unit(each)
+                self._queue_units()
                 self._queue_branches()
             elif self._saves is not None:
-                for number in sorted(self._number[name] for name in self._paces if name in self._number):
+                paced = {self._number[name] for name in self._paces if name in self._number}
+                for number in sorted({self._together[one][0] for one in paced}):
                     self._queue_unit(number)
                 self._queue_branches()
                 self._paces.clear()
+
+    def _belated(self) -> Iterator[Step]:
+        """What an interrupted run has left undone of a group's last step."""
+        for number, members in self._together.items():
+            if len(self._done[number]) < max(len(self._done[one]) for one in members):
+                yield self._advance(number)
+
+    def _advance(self, number: int) -> Step:
+        """Take a unit's next step."""
+        step = self._priced(self._walkers[number].take())
+        self._walkers[number].look()
+        self._note(step)
+        return step
+
+    def _heads(self, number: int) -> list[Step]:
+        """The next steps of a unit and of those that go with it; none if one of them is at its end."""
+        heads = [self._walkers[one].head for one in self._together[number]]
+        there = [head for head in heads if head is not None and head.name not in self._gone_units]
+        return there if len(there) == len(heads) else []
 
     def _priced(self, step: Step) -> Step:
         """A step with the ΔP that it has now."""
@@ -182,15 +206,22 @@ class Merger:
         return Evict(branch.name, branch.bias, cost=price, release=release)
 
     def _queue_unit(self, number: int) -> None:
-        head = self._walkers[number].head
-        if head is not None and head.name not in self._gone_units:
-            step = self._priced(head)
-            order = _ORDER[Merge] if isinstance(step, Merge) else 0
-            saved = step.release if self._saves is None else self._saves.unit(step.name) * len(step.gone)
-            ratio = self._rank(step.cost, saved)
+        steps = [self._priced(head) for head in self._heads(number)]
+        if steps:
+            order = _ORDER[Merge] if isinstance(steps[0], Merge) else 0
+            ratio = self._rank(sum(step.cost for step in steps), sum(map(self._saved, steps)))
             self._versions[Prune][number] += 1
-            entry = (ratio, order, number, step.neurons, self._versions[Prune][number])
+            entry = (ratio, order, number, steps[0].neurons, self._versions[Prune][number])
             heapq.heappush(self._heap, entry)
+
+    def _saved(self, step: Step) -> float:
+        """What a unit's step counts by."""
+        return step.release if self._saves is None else self._saves.unit(step.name) * len(step.gone)
+
+    def _queue_units(self) -> None:
+        for number, members in self._together.items():
+            if number == members[0]:
+                self._queue_unit(number)
 
     def _queue_branch(self, number: int) -> None:
         if number not in self._gone_branches and not self._refused(number):

@@ -18,7 +18,7 @@ from hope.errors import InfeasibleBudget, UnknownMethod
 from hope.graph.blocks import Block
 from hope.methods.base import Branch, Method, State
 from hope.reasons import Cause, Reason
-from hope.run.align import widest
+from hope.run.align import Groups, widest
 from hope.run.budget import UNITS, Budget
 from hope.run.merge import Merger
 from hope.run.pace import Pace
@@ -37,6 +37,7 @@ class Plan:
         branches: the blocks that it may evict, with their prices.
         left_alone: name -> why, of units and blocks that the method could not price.
         pace: predicted times, if the run is to be ranked by the time that steps save.
+        groups: layers that keep one width, where that was asked for.
     """
 
     def __init__(
@@ -48,6 +49,7 @@ class Plan:
         *,
         evict: bool = True,
         exclude: Sequence[str] = (),
+        groups: Groups | None = None,
         progress: bool | None = None,
     ) -> None:
         self.anatomy, self.method = anatomy, method
@@ -63,12 +65,28 @@ class Plan:
                 self.left_alone[unit.name] = state
             else:
                 self.states.append(state)
+        self.groups: Groups = () if groups is None else self._whole(groups)
         for block in anatomy.blocks if evict and method.evictions != "none" else ():
             branch = self._excludes(block, exclude) or method.branch(block, self.known, self.states)
             if isinstance(branch, Reason):
                 self.left_alone[block.name] = branch
             else:
                 self.branches.append(branch)
+
+    def _whole(self, groups: Groups) -> Groups:
+        """The groups of which every layer can go; all other layers stay."""
+        names = {state.name for state in self.states}
+        found = [group for group in groups if names.issuperset(group)]
+        reasons = {name: Cause.NO_FIELD.at() for name in names}
+        for group in groups:
+            for other in group:
+                if other not in names:
+                    why = self.left_alone.get(other) or self.anatomy.unit(other).fixed
+                    reasons |= dict.fromkeys(group, Cause.ALIKE.at(other, str(why)))
+        stay = names.difference(*found)
+        self.left_alone |= {state.name: reasons[state.name] for state in self.states if state.name in stay}
+        self.states = [state for state in self.states if state.name not in stay]
+        return found
 
     def _check_patterns(self, model: nn.Module, patterns: Sequence[str]) -> None:
         """Refuse patterns that fit nothing: what was meant to stay would go."""
@@ -108,6 +126,7 @@ class Plan:
                 live=Releases(self.anatomy) if self.method.live else None,
                 saves=self.pace.savings() if self.pace is not None else None,
                 done=done,
+                groups=self.groups,
             )
         )
 
@@ -153,9 +172,14 @@ class Plan:
         words = f"multiple_of={multiple_of}: no layer is wider than {width}, so only whole blocks can go"
         return (*self.known.notes, words)
 
+    def _held(self) -> str:
+        """What stays because layers are to keep one width; "" if nothing does."""
+        held = [one for one in self.left_alone.values() if one.cause in (Cause.ALIKE, Cause.NO_FIELD)]
+        return f"{len(held)} layers stay, {held[0]}" if held else ""
+
     def check(self, budget: Budget, multiple_of: int = 1) -> None:
         """Say before the work starts whether a budget can be met."""
-        advice = calibration(self.anatomy, self.left_alone, self.method)
+        advice = calibration(self.anatomy, self.left_alone, self.method) or self._held()
         budget.check(self.floor(), self.anatomy.size(), advice)
         if budget.unit == "size":
             steps = [Prune(name, tuple(range(count))) for name, count in self._floor()[0].items()]

@@ -14,7 +14,7 @@ from hope.anatomy.anatomy import Anatomy
 from hope.anatomy.sizes import Counts, Size, sizes, stored
 from hope.anatomy.steps import Step
 from hope.errors import InfeasibleBudget
-from hope.run.align import aligned
+from hope.run.align import Groups, aligned
 from hope.run.budget import COLUMNS, LIMITS, SIZES, Budget, amount
 
 if TYPE_CHECKING:
@@ -41,14 +41,19 @@ class Trajectory:
 
     @classmethod
     def of(
-        cls, anatomy: Anatomy, steps: Sequence[Step], multiple_of: int = 1, pace: Pace | None = None
+        cls,
+        anatomy: Anatomy,
+        steps: Sequence[Step],
+        multiple_of: int = 1,
+        pace: Pace | None = None,
+        groups: Groups = (),
     ) -> Trajectory:
         """A trajectory with its sizes, and its times at a pace; of the steps, those that keep widths
-        multiples.
+        multiples, and one width in every group.
         """
         stops: tuple[int, ...] = ()
-        if multiple_of > 1:
-            order, stops = aligned(anatomy, steps, multiple_of)
+        if multiple_of > 1 or groups:
+            order, stops = aligned(anatomy, steps, multiple_of, groups)
             steps = [steps[k] for k in order]
         times = pace.times(steps) if pace is not None else None
         return cls(tuple(steps), sizes(anatomy, steps), stops, stored(anatomy, steps), times)

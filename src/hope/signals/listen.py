@@ -10,7 +10,9 @@ import torch
 from torch import Tensor, nn
 
 from hope._util.calls import as_call, mode, unlabelled
+from hope._util.notes import note
 from hope._util.progress import bar
+from hope._util.tokens import check_tokens, unmasked
 from hope.errors import InvalidExample, first_line
 from hope.graph.program import Program
 from hope.graph.replay import Hear, Replay
@@ -45,6 +47,9 @@ def listen(
     with mode(model, training=False), torch.no_grad(), bar("measuring", total, progress) as show:
         for batch in batches:
             check_batch(batch, count)
+            check_tokens(model, batch, f"calibration: batch {count}")
+            if not count and (words := unmasked(model, batch)):
+                note(f"calibration: {words}")
             with running(f"batch {count}"):
                 replay.run(batch, wanted, hear)
             count += 1

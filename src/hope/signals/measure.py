@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from hope import ops
 from hope.anatomy.anatomy import Anatomy
 from hope.anatomy.units import Unit
 from hope.errors import InvalidExample
@@ -16,9 +17,10 @@ from hope.geometry.matrices import tap_distances
 from hope.geometry.projection import variances
 from hope.graph.program import Ref
 from hope.ops.reading import DEFAULT_DECAY
-from hope.ops.weight import spatial
+from hope.ops.weight import Weighted, spatial
 from hope.signals.intake import Intake, behind, stored
 from hope.signals.listen import listen
+from hope.signals.places import counts, normed_adds
 
 PLACES = 4  # places of one input that count as one more sample
 
@@ -29,10 +31,12 @@ class _Sums:
     def __init__(self, repeat: int, spatial: int) -> None:
         self.repeat, self.spatial = repeat, spatial
         self.count = self.inputs = 0
+        self.weight = 0.0
         self.total = self.square = torch.zeros(())
         self.near = self.own = 0.0
 
-    def add(self, x: Tensor) -> None:
+    def add(self, x: Tensor, counts: Tensor | None = None) -> None:
+        """A batch, and what each of its places counts."""
         x = x.detach().double().cpu()
         self.inputs += len(x)
         if self.spatial:
@@ -41,9 +45,11 @@ class _Sums:
         if self.repeat > 1:
             x = x.reshape(*x.shape[:-1], -1, self.repeat).transpose(-1, -2)
         rows = x.reshape(-1, x.shape[-1])
-        self.total = self.total + rows.sum(dim=0)
-        self.square = self.square + rows.T @ rows
         self.count += len(rows)
+        part = rows if counts is None else rows * counts.double().cpu().reshape(-1, 1)
+        self.weight += len(rows) if counts is None else float(counts.double().sum())
+        self.total = self.total + part.sum(dim=0)
+        self.square = self.square + part.T @ rows
 
     def _neighbours(self, x: Tensor) -> None:
         over = tuple(d for d in range(x.ndim) if d != x.ndim - self.spatial - 1)
@@ -59,11 +65,11 @@ class _Sums:
 
     @property
     def mean(self) -> Tensor:
-        return self.total / self.count
+        return self.total / self.weight
 
     @property
     def covariance(self) -> Tensor:
-        return self.square / self.count - torch.outer(self.mean, self.mean)
+        return self.square / self.weight - torch.outer(self.mean, self.mean)
 
     @property
     def decay(self) -> float:
@@ -93,19 +99,35 @@ def measured_intakes(
     sums = {weight: _Sums(repeat, space) for weight, (_, repeat, space) in readers.items()}
     heard: dict[str, list[str]] = {}  # operation -> the weights that read its result
     for operation in anatomy.program:
-        weight, source = operation.tensors.get("weight"), operation.arguments.get("input")
+        entry = ops.find(operation)
+        names = entry.names if isinstance(entry, Weighted) else Weighted.names
+        source, weight = operation.arguments.get(names[0]), operation.tensors.get(names[1])
         if weight in sums and isinstance(source, Ref):
             heard.setdefault(anatomy.program[source.position].name, []).append(weight)
 
-    def hear(name: str, result: Tensor) -> None:
-        for weight in heard[name]:
-            sums[weight].add(result)
+    streams = {weight: anatomy.program[at].name for weight, at in normed_adds(anatomy.program).items()}
+    streams = {weight: name for weight, name in streams.items() if weight in sums}
+    waiting: dict[str, Tensor] = {}  # what such a weight has read, until the stream behind it is there
 
-    listen(model, anatomy.program, inputs, heard, hear, total=total, progress=progress)
+    def hear(name: str, result: Tensor) -> None:
+        for weight in [one for one in waiting if streams[one] == name]:
+            sums[weight].add(waiting.pop(weight), counts(result))
+        for weight in heard.get(name, ()):
+            if weight in streams and sums[weight].repeat == 1:
+                waiting[weight] = result.clone()
+            else:
+                sums[weight].add(result)
+
+    wanted = {*heard, *streams.values()}
+    listen(model, anatomy.program, inputs, wanted, hear, total=total, progress=progress)
     found = dict(known)
     for weight, one in sums.items():
         if one.count and not bool(one.square.isfinite().all()):
             raise InvalidExample(f"calibration: what {weight} reads is NaN or infinite on these inputs")
+        if one.count == 1 and weight not in known:
+            raise InvalidExample(
+                "calibration: one token, or one input, does not tell how signals vary: give a few hundred"
+            )
         if one.count:
             found[weight] = _intake(weight, readers[weight][0], one, model, anatomy, known.get(weight))
     return found

@@ -44,6 +44,7 @@ from hope.storage.inputs import read_inputs, write_inputs
 from hope.storage.moments import read_moments, write_moments
 from hope.storage.record import PLAN, RUN, Details, Moments, RunRecord, StoredAnatomy
 from hope.surgery.apply import cut, operate
+from hope.surgery.config import rewrite
 from hope.surgery.refit import compressed
 
 __all__ = [
@@ -298,7 +299,8 @@ def load(
     weights = read_arrays(run.folder, run.arrays)
     small = duplicate(model)
     try:
-        operate(small, run.anatomy, run.trajectory.steps[: run.steps], arithmetic=False)
+        done = operate(small, run.anatomy, run.trajectory.steps[: run.steps], arithmetic=False)
+        rewrite(small, done.told(small, run.anatomy))
         fit_dtypes(small, weights)
         small.load_state_dict(weights, strict=True)
     except (InvalidAction, RuntimeError) as error:

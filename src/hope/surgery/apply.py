@@ -20,7 +20,7 @@ from hope.graph.blocks import Block
 from hope.graph.labels import Shape
 from hope.methods.base import Rewrite
 from hope.signals.intake import Intake
-from hope.surgery import absorb, evict, merge, resize
+from hope.surgery import absorb, config, evict, merge, resize
 
 
 @dataclass(frozen=True)
@@ -39,6 +39,11 @@ class Outcome:
         """The size of the network after the steps."""
         biases = [name for name, bias in self.evicted.items() if bias is not None]
         return anatomy.size({name: len(gone) for name, gone in self.removed.items()}, self.evicted, biases)
+
+    def told(self, model: nn.Module, anatomy: Anatomy) -> config.Fields | None:
+        """What a configuration must say after the steps; None if it cannot tell them."""
+        removed = {name: len(gone) for name, gone in self.removed.items()}
+        return None if self.evicted else config.fields_after(model, anatomy, removed)
 
 
 def outcome(anatomy: Anatomy, steps: Sequence[Step]) -> Outcome:
@@ -267,5 +272,6 @@ def cut(
             )
     outcome(anatomy, steps)
     small = duplicate(model)
-    operate(small, anatomy, steps, intakes=intakes, rewrite=rewrite)
+    done = operate(small, anatomy, steps, intakes=intakes, rewrite=rewrite)
+    config.rewrite(small, done.told(small, anatomy))
     return small

@@ -31,7 +31,8 @@ class Sums:
     def __init__(self, operation: Operation, weight: Tensor, total: int, seed: int = 0) -> None:
         self.arguments, self.kernel = operation.arguments, tuple(weight.shape[2:])
         self.groups = int(self.arguments.get("groups", 1))
-        self.samples = self.inputs = self.places = 0
+        self.inputs = self.places = 0
+        self.samples = 0.0
         wide, out = prod(weight.shape[1:]), len(weight) // self.groups
         self.share = min(1.0, max(LEAST, ROWS * wide) / max(1, total))
         self._chance = torch.Generator().manual_seed(seed)
@@ -40,18 +41,21 @@ class Sums:
         self.xx = torch.zeros(self.groups, wide, wide, dtype=torch.float64)
         self.xr = torch.zeros(self.groups, wide, out, dtype=torch.float64)
 
-    def add(self, x: Tensor, r: Tensor) -> None:
-        """A batch: what the weight reads, and what its result lacks."""
+    def add(self, x: Tensor, r: Tensor, counts: Tensor | None = None) -> None:
+        """A batch: what the weight reads, what its result lacks, and what each place counts."""
         self.inputs += len(x)
-        for some, lack in self._parts(x, r):
-            self.samples += some.shape[1]
-            self.x += some.sum(dim=1).double().cpu()
-            self.r += lack.sum(dim=1).double().cpu()
-            self.xx += (some.transpose(1, 2) @ some).double().cpu()
-            self.xr += (some.transpose(1, 2) @ lack).double().cpu()
+        for some, lack, count in self._parts(x, r, counts):
+            part = some if count is None else some * count[:, None]
+            self.samples += some.shape[1] if count is None else float(count.sum())
+            self.x += part.sum(dim=1).double().cpu()
+            self.r += (lack if count is None else lack * count[:, None]).sum(dim=1).double().cpu()
+            self.xx += (part.transpose(1, 2) @ some).double().cpu()
+            self.xr += (part.transpose(1, 2) @ lack).double().cpu()
 
-    def _parts(self, x: Tensor, r: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
-        """(groups, samples, unknowns) and (groups, samples, outputs), a part at a time."""
+    def _parts(
+        self, x: Tensor, r: Tensor, counts: Tensor | None
+    ) -> Iterator[tuple[Tensor, Tensor, Tensor | None]]:
+        """(groups, samples, unknowns) and (groups, samples, outputs), a part at a time, and (samples,)."""
         working = torch.promote_types(x.dtype, torch.float32)
         if self.kernel:
             x, r = self._patches(x), r.movedim(1, -1)
@@ -66,7 +70,7 @@ class Sums:
             at = torch.unravel_index(some.to(x.device), lead)
             left = x[at].reshape(len(some), self.groups, -1).transpose(0, 1)
             right = r[at].reshape(len(some), self.groups, -1).transpose(0, 1)
-            yield left.to(working), right.to(working)
+            yield left.to(working), right.to(working), None if counts is None else counts[at].to(working)
 
     def _patches(self, x: Tensor) -> Tensor:
         """A view of (inputs, places…, channels, kernel…)."""

@@ -38,6 +38,7 @@ from hope.methods.base import Rewrite
 from hope.methods.calibration import made
 from hope.signals.intake import Intake
 from hope.signals.listen import check_batch
+from hope.signals.places import counts, normed_adds
 from hope.signals.settle import carry, stand_in, statistics
 from hope.surgery.absorb import LEAST
 from hope.surgery.apply import cut, kept_places, outcome
@@ -77,6 +78,9 @@ class Loop:
         self.there = {name: there[name] for name in both}
         self.here = {here[name].position: here[name] for name in both}
         self.drifting = {n for n in both if drift and here[n].beside >= 0 and there[n].beside >= 0}
+        adds = normed_adds(self.before.program)
+        self.streams = {name: adds[name] for name in both if name in adds and not here[name].bn}
+        self.before.keep(self.streams.values())
         self.before.keep(spot.position for spot in self.there.values())
         self.before.keep(there[name].beside for name in self.drifting)
         self.now.keep(here[name].beside for name in self.drifting)
@@ -110,14 +114,16 @@ class Loop:
         if spot.weight in self.drifting:
             self.before.get(self.there[spot.weight].beside)
             self.now.get(spot.beside)
+        if spot.weight in self.streams:
+            self.before.get(self.streams[spot.weight])
 
     def _fit(self, spot: Spot) -> bool:
         weight, model = get(self.now.model, spot.weight), self.now.model
         lacks = self._lacks(spot, weight)
         total = sum(lack.numel() for lack in lacks) // max(1, len(weight))
         sums = Sums(self.now.program[spot.position], weight, total, seed=spot.position)
-        for x, lack in zip(self.now.look(spot.reads), lacks, strict=True):
-            sums.add(x, lack)
+        for x, lack, count in zip(self.now.look(spot.reads), lacks, self._counts(spot, lacks), strict=True):
+            sums.add(x, lack, count)
         if not bool(sums.xr.any()) and not bool(sums.r.any()):
             return False  # it says what the original says
         change, shift = sums.solve(constant=bool(spot.bn or spot.bias))
@@ -131,6 +137,13 @@ class Loop:
             bias = get(model, spot.bias)
             bias += shift.to(bias)
         return True
+
+    def _counts(self, spot: Spot, lacks: Sequence[Tensor]) -> list[Tensor | None]:
+        """What each place counts, batch by batch (see `signals/places.py`)."""
+        if spot.weight not in self.streams:
+            return [None] * len(lacks)
+        streams = self.before.get(self.streams[spot.weight])
+        return [counts(s).reshape(lack.shape[:-1]) for s, lack in zip(streams, lacks, strict=True)]
 
     def _repair(self, spot: Spot, variance: Tensor) -> None:
         """What a BN says keeps the deviation that the next layers expect: its variance follows."""

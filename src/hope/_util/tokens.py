@@ -1,0 +1,56 @@
+"""Texts that a language model cannot read, found before it runs."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import Tensor, nn
+
+from hope._util.calls import Example, as_call
+from hope.errors import InvalidExample
+
+
+def check_tokens(model: nn.Module, example: Example | None, what: str = "the example") -> None:
+    """Refuse tokens that a model of transformers does not have, and texts longer than it can read: some run
+    all the same, on numbers that mean nothing.
+    """
+    config = getattr(model, "config", None)
+    for ids in _tokens(example):
+        known, longest = (_count(config, name) for name in ("vocab_size", "max_position_embeddings"))
+        if longest and ids.shape[-1] > longest:
+            raise InvalidExample(
+                f"{what} has {ids.shape[-1]:,} tokens in a row, the model reads {longest:,} at most: "
+                "give shorter texts (truncation=True, max_length=… for a tokenizer)"
+            )
+        if known and ids.numel() and not 0 <= int(ids.min()) <= int(ids.max()) < known:
+            raise InvalidExample(
+                f"{what} has tokens from {int(ids.min())} to {int(ids.max())}, the model knows 0 to "
+                f"{known - 1}: take the model's own tokenizer"
+            )
+
+
+def unmasked(model: nn.Module, example: Example | None) -> str:
+    """What to say of padding that nobody has told the model to leave out; "" if there is none."""
+    config = getattr(model, "config", None)
+    padding, end = (getattr(config, name, None) for name in ("pad_token_id", "eos_token_id"))
+    if not isinstance(padding, int) or padding == end or "attention_mask" in as_call(example)[1]:
+        return ""
+    count = sum(int((ids == padding).sum()) for ids in _tokens(example))
+    words = f"{count:,} tokens are padding and there is no attention_mask: they are read like a text"
+    return f"{words}; give all that the tokenizer returns" if count else ""
+
+
+def _tokens(example: Example | None) -> list[Tensor]:
+    """What stands for tokens among the inputs."""
+    args, kwargs = as_call(example)
+    named = [value for name, value in kwargs.items() if name.endswith("input_ids")]
+    return [one for one in (*args[:1], *named) if isinstance(one, Tensor) and _whole(one) and one.ndim == 2]
+
+
+def _whole(ids: Tensor) -> bool:
+    return not ids.is_floating_point() and not ids.is_complex()
+
+
+def _count(config: Any, name: str) -> int:
+    value = getattr(config, name, None)
+    return value if isinstance(value, int) and value > 0 else 0

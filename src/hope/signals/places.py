@@ -1,0 +1,78 @@
+"""How much each place counts where a stream is read through a norm.
+
+A LayerNorm or RMSNorm divides every place (token) of a stream by its own size before anything reads it. A few
+tokens, often the first of a text, carry many times the size of all others, so that plain second moments tell
+of these tokens alone; what an error does to the readers is its size as a part of the stream there. So, of
+what is added to such a stream, a place counts by one over the stream's mean square behind the add.
+"""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from hope import ops
+from hope.graph.program import Operation, Program, Ref
+from hope.ops.elementwise import Nothing
+from hope.ops.norm import LayerNorm
+from hope.ops.weight import Linear, is_weight
+
+
+def normed_adds(program: Program) -> dict[str, int]:
+    """Weight of a linear layer -> position of the add that its result goes into, if a norm over the channels
+    reads what comes out of it.
+    """
+    readers: dict[int, list[Operation]] = {}
+    for operation in program:
+        for other in operation.inputs:
+            readers.setdefault(other, []).append(operation)
+    found = {}
+    for form in ops.forms(program):
+        if is_weight(form) and isinstance(form.operator, Linear):
+            add = _add(form.operation, readers)
+            if add is not None and _normed(add, readers):
+                found[form.operation.tensors["weight"]] = add.position
+    return found
+
+
+def _add(operation: Operation, readers: dict[int, list[Operation]]) -> Operation | None:
+    """The add of two signals that a result goes into, changed on the way by a factor at most."""
+    shape = operation.output
+    while len(readers.get(operation.position, ())) == 1:
+        (operation,) = readers[operation.position]
+        signals = [one for one in operation.arguments.values() if isinstance(one, Ref)]
+        if operation.operator == "add" and len(signals) == 2 and operation.output == shape:
+            return operation
+        moves = isinstance(ops.find(operation), Nothing) or operation.operator in ("mul", "view", "reshape")
+        if not moves:
+            return None
+        shape = operation.output
+    return None
+
+
+def _normed(add: Operation, readers: dict[int, list[Operation]]) -> bool:
+    """Whether a norm over the last dimension reads a stream here, or behind a further add."""
+    for reader in readers.get(add.position, ()):
+        last = len(add.output) - 1
+        entry = ops.find(reader)
+        if isinstance(entry, LayerNorm) and last in entry.over(reader, last + 1):
+            return True
+        squares = reader.operator in ("pow", "square") and any(
+            one.operator == "mean" and one.arguments.get("dim") in ([-1], [last])
+            for one in readers.get(reader.position, ())
+        )
+        onwards = reader.operator == "add" and reader.output == add.output
+        converts = isinstance(entry, Nothing)
+        if squares or ((onwards or converts) and _normed(reader, readers)):
+            return True
+    return False
+
+
+def counts(stream: Tensor) -> Tensor:
+    """What each place of a stream counts: one over its mean square.
+
+    >>> import torch
+    >>> counts(torch.tensor([[[1.0, -1.0], [2.0, 2.0]]])).tolist()
+    [[1.0, 0.25]]
+    """
+    square = stream.float().square().mean(dim=-1)
+    return 1 / square.clamp(min=1e-12 * float(square.mean()) + 1e-30)
