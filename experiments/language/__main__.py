@@ -26,7 +26,13 @@ from hope.surgery.refit import compressed
 MODELS = page.MODELS
 SHARES = (0.1, 0.2, 0.3, 0.5)
 SOURCES = ("16", "64", "256", "random tokens", "own text")
-OWN = ("hope", "hope, not refitted")
+RUNS: dict[str, dict[str, bool]] = {
+    "hope": {},
+    "hope, looked": {"look": True},
+    "hope, equal widths": {"uniform": True},
+}
+UNFITTED = ", not refitted"
+OWN = tuple(f"{run}{end}" for run in RUNS for end in ("", UNFITTED))
 
 
 def parser() -> argparse.ArgumentParser:
@@ -137,9 +143,7 @@ def points(
                         continue
                     start = time.perf_counter()
                     batches = () if source == "nothing" else known(source)
-                    small, size = peers.made(
-                        method, model, kind, share, batches, partial(heard, source)
-                    )
+                    small, size = peers.made(method, model, kind, share, batches, partial(heard, source))
                     seconds = time.perf_counter() - start
                     yield keys, told(measure(small), size, seconds)
         for source in options.sources:
@@ -149,19 +153,28 @@ def points(
                 ]
                 for share in options.shares
             }
-            missing = {share: methods for share, methods in missing.items() if methods}
-            if missing:
-                for share, method, small, seconds in absorbed(model, known(source), kind, missing):
-                    yield (
-                        (kind, f"{share:g}", method, source),
-                        told(measure(small), parameters(small), seconds),
-                    )
+            for run, how in RUNS.items():
+                some = {
+                    s: [m for m in names if m.removesuffix(UNFITTED) == run] for s, names in missing.items()
+                }
+                some = {s: names for s, names in some.items() if names}
+                for share, method, small, seconds in absorbed(model, known(source), kind, some, **how):
+                    size = parameters(small)
+                    yield (kind, f"{share:g}", method, source), told(measure(small), size, seconds)
 
 
 def absorbed(
-    model: nn.Module, batches: peers.Batches, kind: str, shares: dict[float, list[str]]
+    model: nn.Module,
+    batches: peers.Batches,
+    kind: str,
+    shares: dict[float, list[str]],
+    *,
+    look: bool = False,
+    uniform: bool = False,
 ) -> Iterator[tuple[float, str, nn.Module, float]]:
     """(share, method, network, seconds): one run answers all shares, with and without the loop closed."""
+    if not shares:
+        return
     start = time.perf_counter()
     whole = parameters(model)[1]
     others = {part for part in parts_of(model) if part not in parts_of(model, kind)}
@@ -170,9 +183,10 @@ def absorbed(
         model,
         {"input_ids": batches[0]["input_ids"][:1]},
         params=whole - wanted(model, kind, max(shares)),
-        method=hope.Absorb(calibration=list(batches)),
+        method=hope.Absorb(calibration=list(batches), look=look),
         evict=False,
         exclude=fixed,
+        uniform=uniform,
         progress=False,
     )
     shared = time.perf_counter() - start
@@ -186,7 +200,7 @@ def absorbed(
                 encoding.trajectory.steps[:steps],
                 intakes=encoding.intakes,
                 rewrite=encoding.method.rewrite,
-                inputs=() if method == "hope, not refitted" else encoding.inputs,
+                inputs=() if method.endswith(UNFITTED) else encoding.inputs,
                 fixed=fixed,
             )
             yield share, method, small, shared + time.perf_counter() - start

@@ -47,10 +47,9 @@ def tokens(tokenizer: Any, file: Path) -> Tensor:
 
 def windows(tokenizer: Any, file: Path, count: int) -> list[dict[str, Tensor]]:
     """The first windows of a text, in batches; with the special tokens around them that a model expects."""
-    around = tokenizer.build_inputs_with_special_tokens([-1]) if tokenizer.cls_token_id is not None else [-1]
     before, after = (
-        torch.tensor(s, dtype=torch.long)
-        for s in (around[: around.index(-1)], around[around.index(-1) + 1 :])
+        torch.tensor([] if token is None else [token], dtype=torch.long)
+        for token in (tokenizer.cls_token_id, tokenizer.sep_token_id)
     )
     inner = WINDOW - len(before) - len(after)
     rows = tokens(tokenizer, file)[: count * inner].view(count, inner)
