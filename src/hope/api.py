@@ -230,7 +230,7 @@ def work(
     begun = file.read() if file is not None else Begun()
     judge: Judge | None = None
     undecided = plan.judged and (not begun.steps or begun.deciding is not None)
-    looking = method.looks and (not plan.judged or (undecided and not ordered(begun)))
+    looking = method.looks(plan.known) and (not plan.judged or (undecided and not ordered(begun)))
     count, seen = images_for(anatomy.size().macs), plan.known.inputs[:1]
     if budget.unit == "fidelity" or undecided or (looking and not seen):
         judge = Judge(model, example, anatomy.program, count, progress=progress)
@@ -256,7 +256,7 @@ def work(
         example,
         method.measures(plan.known, plan.states),
         {**settings, "multiple_of": multiple_of},
-        plan.known.inputs,
+        plan.known.inputs if method.rewrite.refit else (),
         judge,
         runtime=where,
         fitting=file.path.with_name(f"{file.path.name}.fit") if file is not None else None,

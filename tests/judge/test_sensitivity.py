@@ -65,7 +65,7 @@ def test_a_resumed_run_is_the_same(tmp_path: Path) -> None:
 
 def interrupted(net: torch.nn.Module, file: Path) -> None:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("hope.api.decide", lambda *_, **__: (_ for _ in ()).throw(KeyboardInterrupt))
+        patch.setattr("hope.judge.evictions.decide", lambda *_, **__: (_ for _ in ()).throw(KeyboardInterrupt))
         hope.encode(net, EXAMPLE, density=0.5, method=LOOKING, checkpoint=file)
 
 
@@ -86,3 +86,32 @@ def test_inputs_are_looked_at_where_there_are_some() -> None:
         )
     assert len(seen) == 1
     assert torch.equal(seen[0], batch)
+
+
+def test_layers_are_looked_at_by_default_where_no_bn_tells_and_there_are_inputs() -> None:
+    plain = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.ReLU(), torch.nn.Linear(8, 2))
+    x = torch.randn(32, 4)
+    known = Plan(plain, x, hope.inspect(plain, x), hope.Absorb(calibration=[x])).known
+    assert hope.Absorb(calibration=[x]).looks(known)
+    assert not hope.Absorb(calibration=[x], look=False).looks(known)
+    net = network(2)
+    known = Plan(net, EXAMPLE, hope.inspect(net, EXAMPLE), hope.Absorb()).known
+    assert not hope.Absorb().looks(known)
+    assert LOOKING.looks(known)
+
+
+def test_every_token_of_a_text_has_its_own_answer() -> None:
+    """Half of the tokens answered wrongly: half of the fidelity, however loud they are."""
+
+    class Says(torch.nn.Module):
+        def __init__(self, wrong: float) -> None:
+            super().__init__()
+            self.wrong = wrong
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            loud = torch.tensor([1.0, 100.0])[None, :, None]
+            return torch.stack([x, torch.roll(x, int(self.wrong), -1)], dim=1) * loud
+
+    x = torch.randn(64, 500)
+    judge = Judge(Says(0), x, inputs=x, count=64)
+    assert judge(Says(1)) == pytest.approx(0.5, abs=0.02)

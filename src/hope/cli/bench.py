@@ -147,7 +147,7 @@ def run_compression(options: argparse.Namespace) -> None:
         check_out(Path(options.out))
     results = compression.measure(
         options.model,
-        *models.build(options),
+        *models.build_plain(options),
         Path(options.data),
         methods=options.methods,
         budgets=options.budgets,
@@ -182,7 +182,7 @@ def run_latency(options: argparse.Namespace) -> None:
     """Check, build, and measure; without a MODEL the demo's network."""
     check_latency(options)
     if options.model:
-        measure_latency(options.model, *models.build(options), options)
+        measure_latency(options.model, *models.build_plain(options), options)
         return
     from hope.demo import DigitsNet
 
@@ -261,7 +261,7 @@ def run_speed(options: argparse.Namespace) -> None:
         check_out(Path(options.out))
     results: dict[str, Any] = {}
     if options.model:
-        model, example = models.build(options)
+        model, example = models.build_plain(options)
         results["network"] = speed.whole_network(model, example, density=options.density)
     results["layers"] = speed.layers(options.widths)
     print(text(*speed_tables(results, f"{options.model} to density {options.density:g}")))

@@ -12,6 +12,7 @@ from hope._util.files import check_folder
 from hope._util.notes import note
 from hope.cli import models
 from hope.cli.budgets import add_budgets, budget_of
+from hope.cli.text import windows
 from hope.errors import (
     CannotWrite,
     DamagedFolder,
@@ -84,8 +85,10 @@ def register(commands: Any) -> None:
     parser.add_argument(
         "--calibration",
         metavar="WHAT",
-        help='what to measure signals on: a .npy file of unlabelled inputs; "patterns" (no data; the default '
-        'for absorb); "dream" (no data, slower, better); "none" (closed forms only; the default for hope)',
+        help="what to measure signals on: a .npy file of unlabelled inputs, or a .txt file for a language "
+        'model of hf:FOLDER; "patterns" (no data; the default for absorb); "dream" (no data, slower, better; '
+        'for a language model, and its default: texts that it writes itself); "none" (closed forms only; the '
+        "default for hope)",
     )
     parser.add_argument("--force", action="store_true", help="replace a run that the folder already has")
     parser.add_argument(
@@ -116,7 +119,7 @@ def run(options: argparse.Namespace) -> None:
         model, example = models.build(options)
     if models.random_weights(options):
         note(f"{options.model} has random weights: give --weights FILE or --pretrained for a trained network")
-    given = _given(options)
+    given = _given(options, example)
     differs = _differs(out, model, example, budget, given) if options.resume else None
     partial = out / PARTIAL
     if differs == [] and not partial.exists():
@@ -199,7 +202,7 @@ def _check_options(options: argparse.Namespace) -> None:
         )
 
 
-def _calibration(what: str | None) -> Any:
+def _calibration(what: str | None, options: argparse.Namespace, example: Any) -> Any:
     """Inputs to measure signals on."""
     import numpy as np
     import torch
@@ -210,6 +213,8 @@ def _calibration(what: str | None) -> Any:
         return what
     if what == "none":
         return None
+    if isinstance(example, dict) and options.model.startswith("hf:"):
+        return windows(what, options.model.partition(":")[2], int(example["input_ids"].shape[1]))
     try:
         array = np.load(what, allow_pickle=False)
         if not isinstance(array, np.ndarray) or array.ndim < 2:
@@ -223,7 +228,7 @@ def _calibration(what: str | None) -> Any:
     return torch.split(inputs, 32)
 
 
-def _method(options: argparse.Namespace) -> Method:
+def _method(options: argparse.Namespace, example: Any) -> Method:
     """The method that was asked for, with its options."""
     from hope.methods import Absorb, Paper, named
 
@@ -232,17 +237,18 @@ def _method(options: argparse.Namespace) -> Method:
         return Paper(
             merge=None if merge == "none" else merge,
             kernel=kernel,
-            calibration=_calibration(options.calibration),
+            calibration=_calibration(options.calibration, options, example),
         )
     if options.method == "absorb":
-        return Absorb(calibration=_calibration(options.calibration or "patterns"))
+        usual = "dream" if isinstance(example, dict) else "patterns"
+        return Absorb(calibration=_calibration(options.calibration or usual, options, example))
     return named(options.method)
 
 
-def _given(options: argparse.Namespace) -> dict[str, Any]:
+def _given(options: argparse.Namespace, example: Any) -> dict[str, Any]:
     """What was asked for besides the budget, as keywords."""
     given = {
-        "method": _method(options),
+        "method": _method(options, example),
         "evict": not options.no_evict and not options.uniform,
         "streams": options.streams,
         "exclude": options.exclude,

@@ -12,8 +12,9 @@ from hope.cli.budgets import add_budgets, budget_of
 from hope.errors import CannotExport, CannotWrite, HopeError, InvalidExample, UnknownModel
 
 if TYPE_CHECKING:
-    from torch import Tensor, nn
+    from torch import nn
 
+    from hope._util.calls import Example
     from hope.storage.run import Run
 
 SMALL = "small.safetensors"  # in the run's folder, when nothing else is asked for
@@ -82,7 +83,7 @@ def run(options: argparse.Namespace) -> None:
     _write_more(small, example, options)
 
 
-def _built(options: argparse.Namespace, saved: Run, *, replayed: bool) -> tuple[nn.Module, Tensor]:
+def _built(options: argparse.Namespace, saved: Run, *, replayed: bool) -> tuple[nn.Module, Example]:
     """The uncut model that is named, or the run's own, and an input. The run's weights are loaded only where
     the run is replayed on them.
     """
@@ -134,7 +135,7 @@ def _save_pretrained(small: nn.Module, folder: str) -> None:
     print(f"{folder}: the model, for from_pretrained")
 
 
-def _write_more(small: nn.Module, example: Tensor, options: argparse.Namespace) -> None:
+def _write_more(small: nn.Module, example: Example, options: argparse.Namespace) -> None:
     """The files that other programs run."""
     from hope.surgery.export import export_onnx, export_program
 

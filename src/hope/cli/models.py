@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from hope._util.notes import note
 from hope._util.operators import NOTE, declare_missing_operators
+from hope.cli.text import TOKENS, reads_tokens, tokens
 from hope.errors import HopeError, InvalidExample, UnknownModel, first_line
 
 if TYPE_CHECKING:
@@ -36,13 +37,16 @@ def add_arguments(parser: argparse.ArgumentParser, *, optional: bool = False) ->
         "--pretrained", action="store_true", help="the weights that torchvision or timm have for the model"
     )
     parser.add_argument(
-        "--input", metavar="SHAPE", default=INPUT, help="shape of an input (default: %(default)s)"
+        "--input",
+        metavar="SHAPE",
+        default=INPUT,
+        help=f"shape of an input (default: %(default)s; {TOKENS} tokens for a language model)",
     )
 
 
-def build(options: argparse.Namespace) -> tuple[nn.Module, Tensor]:
+def build(options: argparse.Namespace) -> tuple[nn.Module, Tensor | dict[str, Tensor]]:
     """The model with its weights, and an example input."""
-    inputs = example(options.input)
+    inputs: Tensor | dict[str, Tensor] = example(options.input)
     pretrained = bool(getattr(options, "pretrained", False))
     if pretrained and options.weights:
         raise UnknownModel("--pretrained and --weights exclude each other: give one of them")
@@ -51,7 +55,20 @@ def build(options: argparse.Namespace) -> tuple[nn.Module, Tensor]:
         from hope.cli.weights import load_weights
 
         load_weights(model, Path(options.weights))
+    if reads_tokens(model):
+        shape = TOKENS if options.input == INPUT else options.input
+        inputs = tokens(model, _sizes(shape), shape)
     return model.eval(), inputs
+
+
+def build_plain(options: argparse.Namespace) -> tuple[nn.Module, Tensor]:
+    """The same for what is measured on images: a model that takes one tensor."""
+    from torch import Tensor
+
+    model, inputs = build(options)
+    if not isinstance(inputs, Tensor):
+        raise UnknownModel(f"{options.model} takes tokens: give a model that takes one tensor")
+    return model, inputs
 
 
 @contextmanager
@@ -109,8 +126,10 @@ def _made(source: str, name: str, pretrained: bool) -> Any:
     if source == "timm":
         return importlib.import_module("timm").create_model(name, pretrained=pretrained)
     if source == "hf":
-        automatic = importlib.import_module("transformers").AutoModelForImageClassification
-        return automatic.from_pretrained(name, local_files_only=True)
+        library = importlib.import_module("transformers")
+        config = library.AutoConfig.from_pretrained(name, local_files_only=True)
+        own = getattr(library, (config.architectures or [""])[0], library.AutoModel)
+        return own.from_pretrained(name, local_files_only=True)
     return getattr(_file(Path(source)), name)()
 
 
@@ -143,13 +162,18 @@ def example(shape: str) -> Tensor:
     """
     import torch
 
+    sizes = _sizes(shape)
+    try:
+        return torch.randn(sizes, generator=torch.Generator().manual_seed(0))
+    except RuntimeError as error:
+        raise InvalidExample(f"--input {shape} cannot be made: {first_line(error)}") from error
+
+
+def _sizes(shape: str) -> list[int]:
     try:
         sizes = [int(size) for size in shape.lower().split("x")]
     except ValueError:
         raise InvalidExample(f"--input {shape} is not a shape: write it like 1x3x224x224") from None
     if min(sizes) < 1:
         raise InvalidExample(f"--input {shape} has a size below 1: write it like 1x3x224x224")
-    try:
-        return torch.randn(sizes, generator=torch.Generator().manual_seed(0))
-    except RuntimeError as error:
-        raise InvalidExample(f"--input {shape} cannot be made: {first_line(error)}") from error
+    return sizes

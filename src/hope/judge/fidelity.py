@@ -93,11 +93,12 @@ def _first_tensor(answer: Any) -> Tensor:
 
 
 def _centred(answers: Tensor) -> Tensor:
-    """Answers without what all classes and all inputs have in common."""
-    flat = answers.flatten(1)
-    if flat.shape[1] > 1:
-        flat = flat - flat.mean(dim=1, keepdim=True)
-    return flat - flat.mean(dim=0) if len(flat) > 1 else flat
+    """Answers without what all classes and all inputs have in common; every token of a text has its own."""
+    flat = answers if answers.ndim == 3 else answers.flatten(1)
+    if flat.shape[-1] > 1:
+        flat = flat - flat.mean(dim=-1, keepdim=True)
+    flat = flat - flat.mean(dim=0) if len(flat) > 1 else flat
+    return flat.flatten(0, -2)
 
 
 def fidelity(

@@ -56,7 +56,7 @@ class Absorb(Method):
         crosses: covariances between a branch and its skip count.
         decay: the correlation of neighbouring places, for all layers; by default read off each BN.
         look: a layer's cost counts by what its loss does to the answers, looked at on noise, or on the first
-            of the inputs where there are some.
+            of the inputs where there are some. By default where no BN tells of signals and there are inputs.
         share: without a look, it counts by what the layer's branch writes into the stream.
         cost: "log", or "linear": fractions are added up.
         per_parameter: rank by J/ΔP; otherwise by J alone.
@@ -76,7 +76,7 @@ class Absorb(Method):
     surrogate: str = "propagated"
     crosses: bool = True
     decay: float | None = None
-    look: bool = False
+    look: bool | None = None
     share: bool = True
     cost: str = "log"
     per_parameter: bool = True
@@ -117,7 +117,7 @@ class Absorb(Method):
         if not inputs and surrogate.fallbacks:
             some = listed(surrogate.fallbacks)
             notes += (f"not propagated, taken pair by pair instead: the inputs of {some}",)
-        return Known(anatomy, numbers, intakes, surrogate, notes, tuple(inputs) if self.refit else ())
+        return Known(anatomy, numbers, intakes, surrogate, notes, tuple(inputs))
 
     def _measured(
         self,
@@ -167,10 +167,9 @@ class Absorb(Method):
             state.parts.append(branch_share(home, known) if home is not None else 1.0)
         return state
 
-    @property
-    def looks(self) -> bool:
+    def looks(self, known: Known) -> bool:
         """By what losses do to the answers."""
-        return self.look
+        return bool(known.inputs) and not known.anatomy.eps if self.look is None else self.look
 
     @property
     def rewrite(self) -> Rewrite:

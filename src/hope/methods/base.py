@@ -186,8 +186,7 @@ class Method(ABC):
     def measures(self, known: Known, states: Sequence[State]) -> dict[str, list[float]]:
         """Unit -> what each of its neurons counts in the original network, where that is known."""
 
-    @property
-    def looks(self) -> bool:
+    def looks(self, known: Known) -> bool:
         """Whether costs count by what the judge sees of each unit."""
         return False
 

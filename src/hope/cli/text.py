@@ -1,0 +1,59 @@
+"""Language models on the command line: an example of tokens, and texts to calibrate on."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from hope.errors import InvalidExample, first_line
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+TOKENS = "1x128"
+WINDOWS = 256  # texts that are taken from a file, at most
+
+
+def reads_tokens(model: nn.Module) -> bool:
+    """Whether a model of transformers takes tokens."""
+    return getattr(model, "main_input_name", "") == "input_ids"
+
+
+def tokens(model: Any, sizes: list[int], shape: str) -> dict[str, Tensor]:
+    """An example of tokens by chance."""
+    import torch
+
+    if len(sizes) != 2:
+        raise InvalidExample(f"--input {shape} is no shape of texts: write it like {TOKENS}, texts x tokens")
+    words = int(model.config.vocab_size)
+    ids = torch.randint(0, words, sizes, generator=torch.Generator().manual_seed(0))
+    found = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
+    return {**found, "decoder_input_ids": ids} if model.config.is_encoder_decoder else found
+
+
+def windows(file: str, folder: str, length: int) -> list[dict[str, Tensor]]:
+    """A text file as batches of so many tokens in a row, by the tokenizer that lies beside the model.
+
+    Raises:
+        InvalidExample: there is no such file, no tokenizer, or too little text.
+    """
+    import torch
+    from transformers import AutoTokenizer
+
+    try:
+        text = Path(file).read_text(encoding="utf-8")
+        tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
+    except (OSError, ValueError) as error:
+        raise InvalidExample(
+            f"--calibration {file} cannot be read by the tokenizer of {folder} ({first_line(error)}): give a "
+            'text file and a folder with a tokenizer, or "dream"'
+        ) from error
+    ids = torch.tensor(tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"])
+    count = min(WINDOWS, len(ids) // length)
+    if count < 1:
+        raise InvalidExample(
+            f"--calibration {file} has {len(ids)} tokens, one text of --input has {length}: give more text"
+        )
+    rows = ids[: count * length].reshape(count, length)
+    parts = torch.split(rows, 8)
+    return [{"input_ids": some, "attention_mask": torch.ones_like(some)} for some in parts]

@@ -1,0 +1,77 @@
+"""Language models on the command line."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from hope._util.operators import declare_missing_operators
+from hope.cli.main import main
+
+declare_missing_operators()
+transformers = pytest.importorskip("transformers", reason="transformers is not installed")
+tokenizers = pytest.importorskip("tokenizers", reason="tokenizers is not installed")
+WORDS = ("a", "cat", "sat", "on", "the", "mat", "and", "then", "it", "ran")
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tiny Llama with its tokenizer, as transformers saves them."""
+    path = tmp_path_factory.mktemp("llama")
+    torch.manual_seed(0)
+    config = transformers.LlamaConfig(
+        vocab_size=12, hidden_size=16, intermediate_size=24, num_hidden_layers=2, num_attention_heads=2,
+        num_key_value_heads=1, bos_token_id=10, eos_token_id=11, pad_token_id=11,
+    )  # fmt: skip
+    transformers.LlamaForCausalLM(config).save_pretrained(path)
+    words = {**{word: place for place, word in enumerate(WORDS)}, "<s>": 10, "</s>": 11}
+    plain = tokenizers.Tokenizer(tokenizers.models.WordLevel(words, unk_token="a"))
+    plain.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
+    transformers.PreTrainedTokenizerFast(tokenizer_object=plain, unk_token="a").save_pretrained(path)
+    return path
+
+
+def test_a_language_model_is_inspected(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["inspect", f"hf:{folder}", "--input", "1x8"]) == 0
+    assert "model.layers.1.mlp.gate_proj" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("way", ["text", "nothing"])
+def test_a_language_model_is_compressed_saved_and_loaded_by_others(
+    folder: Path, tmp_path: Path, way: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    text = tmp_path / "text.txt"
+    text.write_text(" ".join(WORDS[k % 10] for k in range(400)))
+    out, small = tmp_path / "run", tmp_path / "small"
+    given = ["--calibration", str(text)] if way == "text" else []
+    call = ["encode", f"hf:{folder}", "--params", "0.8", "--uniform", "--input", "1x8", "--out", str(out)]
+    assert main([*call, *given]) == 0
+    assert main(["extract", str(out), "--save-pretrained", str(small)]) == 0
+    capsys.readouterr()
+    loaded = transformers.AutoModelForCausalLM.from_pretrained(small)
+    original = transformers.AutoModelForCausalLM.from_pretrained(folder)
+    count = [sum(p.numel() for p in one.parameters()) for one in (loaded, original)]
+    assert count[0] <= 0.8 * count[1]
+    assert loaded.config.intermediate_size < 24
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [("a cat", "has 2 tokens, one text of --input has 8"), (None, "cannot be read by the tokenizer")],
+)
+def test_texts_that_cannot_be_used(
+    folder: Path, tmp_path: Path, text: str | None, words: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "text.txt"
+    if text is not None:
+        file.write_text(text)
+    call = ["encode", f"hf:{folder}", "--params", "0.9", "--input", "1x8", "--out", str(tmp_path / "run")]
+    assert main([*call, "--calibration", str(file)]) == 2
+    assert words in " ".join(capsys.readouterr().err.split())
+
+
+def test_a_shape_that_is_none_of_texts(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["inspect", f"hf:{folder}", "--input", "1x3x8x8"]) == 2
+    assert "write it like 1x128" in capsys.readouterr().err
