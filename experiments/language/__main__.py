@@ -26,9 +26,9 @@ from hope.surgery.refit import compressed
 MODELS = page.MODELS
 SHARES = (0.1, 0.2, 0.3, 0.5)
 SOURCES = ("16", "64", "256", "random tokens", "own text")
-RUNS: dict[str, dict[str, bool]] = {
+RUNS: dict[str, dict[str, Any]] = {
     "hope": {},
-    "hope, looked": {"look": True},
+    "hope, not looked": {"look": False},
     "hope, equal widths": {"uniform": True},
 }
 UNFITTED = ", not refitted"
@@ -169,7 +169,7 @@ def absorbed(
     kind: str,
     shares: dict[float, list[str]],
     *,
-    look: bool = False,
+    look: bool | None = None,
     uniform: bool = False,
 ) -> Iterator[tuple[float, str, nn.Module, float]]:
     """(share, method, network, seconds): one run answers all shares, with and without the loop closed."""

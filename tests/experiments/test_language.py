@@ -199,7 +199,14 @@ def test_points_that_are_there_are_not_measured_again(batches: list[Any]) -> Non
     options = argparse.Namespace(
         kinds=["mlp"],
         shares=[0.25, 0.5],
-        methods=["hope", "hope, not refitted", "hope, looked", "hope, equal widths", "random", "wanda-sp"],
+        methods=[
+            "hope",
+            "hope, not refitted",
+            "hope, not looked",
+            "hope, equal widths",
+            "random",
+            "wanda-sp",
+        ],
         sources=["16"],
     )
     found: dict[str, Any] = {}
