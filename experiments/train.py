@@ -1,7 +1,8 @@
-"""Two small networks that no rule of this package was chosen on: `python -m experiments.train FOLDER`.
+"""Small networks that no rule of this package was chosen on: `python -m experiments.train FOLDER`.
 
-One with depthwise convolutions on SVHN, one without skips on 30 classes of CIFAR-100, from the images of the
-data folder. Minutes each on one core; the same seed gives the same network on the same machine.
+One with depthwise convolutions on SVHN, and on 30 classes of CIFAR-100 one without skips and a vision
+transformer, from the images of the data folder. Minutes each on one core; the same seed gives the same
+network on the same machine.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from torch.nn import functional
 from experiments.command import call
 from experiments.data import data_folder
 from hope.errors import InvalidExample
+from zoo.networks import SmallVit
 
 
 class Inverted(nn.Module):
@@ -48,7 +50,7 @@ class Inverted(nn.Module):
         return x + branch if self.skip else branch
 
 
-def depthwise(classes: int) -> nn.Module:
+def depthwise(classes: int = 10) -> nn.Module:
     """After MobileNet-v2, for 32×32 pixels."""
     shapes = ((16, 24, 2), (24, 24, 1), (24, 32, 2), (32, 32, 1), (32, 48, 2), (48, 48, 1))
     stem = [nn.Conv2d(3, 16, 3, 1, 1, bias=False), nn.BatchNorm2d(16), nn.ReLU6()]
@@ -57,7 +59,7 @@ def depthwise(classes: int) -> nn.Module:
     return nn.Sequential(*stem, *(Inverted(*shape) for shape in shapes), *last, *head)
 
 
-def plain(classes: int) -> nn.Module:
+def plain(classes: int = 30) -> nn.Module:
     """After VGG, for 32×32 pixels."""
     parts: list[nn.Module] = []
     inputs = 3
@@ -76,6 +78,7 @@ def plain(classes: int) -> nn.Module:
 NETWORKS: dict[str, tuple[Any, str, int]] = {
     "svhn-depthwise": (depthwise, "svhn-part.npz", 5),
     "cifar100-plain": (plain, "cifar100-30c.npz", 6),
+    "cifar100-vit": (SmallVit, "cifar100-30c.npz", 10),
 }
 """Name -> what makes it, its images, epochs."""
 
@@ -97,27 +100,31 @@ def trained(name: str, folder: Path) -> nn.Module:
     path = folder / f"{name}.safetensors"
     if not path.is_file():
         raise InvalidExample(f"there is no {path}: python -m experiments.train {folder} makes it")
-    weights = load_file(path)
-    last = max((key for key in weights if key.endswith(".bias")), key=lambda key: int(key.split(".")[0]))
-    model: nn.Module = NETWORKS[name][0](len(weights[last]))
-    model.load_state_dict(weights)
+    model: nn.Module = NETWORKS[name][0]()
+    model.load_state_dict(load_file(path))
     return model.eval()
 
 
 def train(name: str, folder: Path) -> nn.Module:
-    """Train a network: SGD with one cycle, shifted images."""
+    """Train a network: one cycle of SGD, or of AdamW where there is no BN, and shifted images."""
     make, _, epochs = NETWORKS[name]
     x, y = images(name, folder, "train")
     torch.manual_seed(0)
-    net: nn.Module = make(int(y.max()) + 1)
-    optimizer = torch.optim.SGD(net.parameters(), lr=0.1, momentum=0.9, weight_decay=5e-4, nesterov=True)
-    batches = len(x) // 128
-    cycle = torch.optim.lr_scheduler.OneCycleLR(optimizer, 0.1, epochs * batches)
+    net: nn.Module = make()
+    weights, peak, size = net.parameters(), 0.1, 128
+    optimizer: torch.optim.Optimizer
+    if isinstance(net, SmallVit):
+        peak, size = 1.5e-3, 64
+        optimizer = torch.optim.AdamW(weights, lr=peak, weight_decay=0.05)
+    else:
+        optimizer = torch.optim.SGD(weights, lr=peak, momentum=0.9, weight_decay=5e-4, nesterov=True)
+    batches = len(x) // size
+    cycle = torch.optim.lr_scheduler.OneCycleLR(optimizer, peak, epochs * batches)
     net.train()
     for _ in track(range(epochs), description=name):
         order = torch.randperm(len(x))
         for k in range(batches):
-            some = order[128 * k : 128 * (k + 1)]
+            some = order[size * k : size * (k + 1)]
             down, right = (int(s) for s in torch.randint(-3, 4, (2,)))
             batch = torch.roll(x[some], (down, right), (2, 3))
             if name.startswith("cifar") and torch.rand(()) < 0.5:
@@ -134,7 +141,7 @@ def parser() -> argparse.ArgumentParser:
     """The command line's grammar."""
     top = argparse.ArgumentParser(
         prog="python -m experiments.train",
-        description="Train the two small networks that rules are checked on.",
+        description="Train the small networks that rules are checked on.",
         epilog="example: python -m experiments.train checkpoints/ --data data/",
     )
     top.add_argument("folder", help="where to write the checkpoints")

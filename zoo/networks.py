@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import torch
 from safetensors.torch import load_file
 from torch import Tensor, nn
 from torch.nn import functional
@@ -122,6 +123,70 @@ class ResNet50V1(nn.Module):
         for stage in ("layer1", "layer2", "layer3", "layer4"):
             x = self.get_submodule(stage)(x)
         scores: Tensor = self.fc(x.mean((2, 3)))
+        return scores
+
+
+class Attention(nn.Module):
+    """Multi-head attention, written so that heads can be cut: how many there are is told by the weights."""
+
+    def __init__(self, width: int, heads: int) -> None:
+        super().__init__()
+        self.size = width // heads
+        self.query, self.key, self.value = (nn.Linear(width, width) for _ in range(3))
+        self.out = nn.Linear(width, width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """What every token reads of the others."""
+        query, key, value = (
+            layer(x).unflatten(-1, (-1, self.size)).transpose(1, 2)  # (N, heads, tokens, size)
+            for layer in (self.query, self.key, self.value)
+        )
+        heard = functional.scaled_dot_product_attention(query, key, value)
+        told: Tensor = self.out(heard.transpose(1, 2).flatten(2))
+        return told
+
+
+class VitBlock(nn.Module):
+    """Attention and an MLP, each behind a norm and added to the stream."""
+
+    def __init__(self, width: int, heads: int) -> None:
+        super().__init__()
+        self.norm1, self.attention = nn.LayerNorm(width), Attention(width, heads)
+        self.norm2 = nn.LayerNorm(width)
+        self.mlp = nn.Sequential(nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Both branches."""
+        x = x + self.attention(self.norm1(x))
+        out: Tensor = x + self.mlp(self.norm2(x))
+        return out
+
+
+class SmallVit(nn.Module):
+    """A vision transformer after Dosovitskiy et al. for 32×32 pixels: norms in front, the mean of all tokens.
+
+    Args:
+        classes: outputs.
+        width: of the stream.
+        depth: blocks.
+        heads: of each attention.
+        patch: side of a patch.
+    """
+
+    def __init__(
+        self, classes: int = 30, width: int = 64, depth: int = 6, heads: int = 4, patch: int = 4
+    ) -> None:
+        super().__init__()
+        self.patches = nn.Conv2d(3, width, patch, patch)
+        self.places = nn.Parameter(0.02 * torch.randn(1, (32 // patch) ** 2, width))
+        self.blocks = nn.Sequential(*(VitBlock(width, heads) for _ in range(depth)))
+        self.norm = nn.LayerNorm(width)
+        self.head = nn.Linear(width, classes)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Scores for every class."""
+        x = self.patches(x).flatten(2).transpose(1, 2) + self.places
+        scores: Tensor = self.head(self.norm(self.blocks(x)).mean(1))
         return scores
 
 

@@ -256,7 +256,7 @@ def work(
         example,
         method.measures(plan.known, plan.states),
         {**settings, "multiple_of": multiple_of},
-        plan.known.inputs if method.rewrite.refit else (),
+        plan.known.inputs if method.fits(plan.known) else (),
         judge,
         runtime=where,
         fitting=file.path.with_name(f"{file.path.name}.fit") if file is not None else None,

@@ -24,6 +24,7 @@ from experiments import (
     speed,
     streams,
     study,
+    vit,
 )
 from experiments.compression import page as compression
 from experiments.language import page as language
@@ -82,6 +83,7 @@ def test_every_experiment_is_on_a_page_and_has_help(capsys: pytest.CaptureFixtur
         "streams",
         "study",
         "train",
+        "vit",
     )
     assert mentioned == {f"experiments.{name}" for name in (*names, "transfer")}
     for module in mentioned:
@@ -101,6 +103,7 @@ def test_the_pages_have_the_tables_of_the_committed_results(tmp_path: Path) -> N
         ("readings", readings.table),
         ("refit", refit.table),
         ("streams", streams.table),
+        ("vit", vit.table),
         ("pairs", pairs.table),
         ("rules", rules.table),
         ("study", study.table),

@@ -65,7 +65,9 @@ def test_a_resumed_run_is_the_same(tmp_path: Path) -> None:
 
 def interrupted(net: torch.nn.Module, file: Path) -> None:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("hope.judge.evictions.decide", lambda *_, **__: (_ for _ in ()).throw(KeyboardInterrupt))
+        patch.setattr(
+            "hope.judge.evictions.decide", lambda *_, **__: (_ for _ in ()).throw(KeyboardInterrupt)
+        )
         hope.encode(net, EXAMPLE, density=0.5, method=LOOKING, checkpoint=file)
 
 

@@ -70,3 +70,10 @@ def test_a_language_model_is_compressed_without_data(llama: Any) -> None:
     assert not any("noise" in note for note in encoding.notes)
     with pytest.raises(hope.InfeasibleBudget, match="calibration"):
         hope.encode(llama, example, params=0.9, evict=False)
+
+
+def test_models_of_tokens_are_not_fitted_unless_asked(llama: Any) -> None:
+    batches = [{"input_ids": torch.randint(0, 50, (8, 12))} for _ in range(4)]
+    for refit, there in ((None, 0), (True, 4)):
+        method = hope.Absorb(calibration=batches, refit=refit)
+        assert len(hope.encode(llama, batches[0], params=0.9, method=method, evict=False).inputs) == there

@@ -75,7 +75,7 @@ def absorb(model: nn.Module, partition: Partition, calibration: Iterable[Any] | 
         if isinstance(found, str):
             notes.append(f"{weight}: what it reads from slack is masked, not absorbed: {found}")
             continue
-        frozen = torch.ones(()) if last else partition.frozen[weight]
+        frozen = torch.ones(()) if last else partition.locked[weight]
         _rewrite(model, *found, frozen.expand(anatomy.shapes[weight]))
     after = {name: value.clone() for name, value in head.state_dict().items()}
     head.load_state_dict(before)

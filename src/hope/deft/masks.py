@@ -93,6 +93,24 @@ def severed_masks(
     return masks
 
 
+def voices(anatomy: Anatomy, units: Sequence[Unit], severed: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Weight -> a mask that broadcasts to its shape, True where slack may learn to speak into the core.
+
+    Channels of a stream that is normalised as a whole are all core, and slack that only writes there would be
+    mute. What it says there is severed like everything else that core hears, but may be learned anew: core
+    hears it then, except in `source()`, where whatever may be learned is zero.
+    """
+    masks: dict[str, Tensor] = {}
+    for unit in units:
+        for place in unit.places if unit.mixed else ():
+            if place.role == "out" and place.tensor in severed:
+                rows = _along(
+                    (place.owner >= 0).astype(np.int64), place.dim, len(anatomy.shapes[place.tensor])
+                )
+                masks[place.tensor] = rows & severed[place.tensor]
+    return {weight: mask for weight, mask in masks.items() if bool(mask.any())}
+
+
 def head_columns(
     anatomy: Anatomy, units: Sequence[Unit], core: Mapping[str, Tensor], head: str
 ) -> dict[str, Tensor]:

@@ -111,14 +111,24 @@ class Partition:
         return [unit for unit in find_units(self.anatomy) if unit.name in self.core]
 
     @cached_property
-    def frozen(self) -> dict[str, Tensor]:
-        """Tensor -> a mask that broadcasts to it, True where it must not move."""
+    def locked(self) -> dict[str, Tensor]:
+        """Tensor -> a mask that broadcasts to it, True where it belongs to the core."""
         return masks.frozen_masks(self.anatomy, self.units, self.core, self.head)
 
     @cached_property
     def severed(self) -> dict[str, Tensor]:
         """Weight -> a mask that broadcasts to it, True where it leads from slack to core."""
-        return masks.severed_masks(self.anatomy, self.units, self.core, self.frozen, self.head)
+        return masks.severed_masks(self.anatomy, self.units, self.core, self.locked, self.head)
+
+    @cached_property
+    def voices(self) -> dict[str, Tensor]:
+        """Weight -> a mask, True where slack may learn to speak into a stream normalised as a whole."""
+        return masks.voices(self.anatomy, self.units, self.severed)
+
+    @cached_property
+    def frozen(self) -> dict[str, Tensor]:
+        """Tensor -> a mask that broadcasts to it, True where it must not move."""
+        return self.locked | {name: self.locked[name] & ~mask for name, mask in self.voices.items()}
 
     @cached_property
     def head_columns(self) -> dict[str, Tensor]:

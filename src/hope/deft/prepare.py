@@ -39,6 +39,10 @@ def prepare(
     others. Gradients of frozen entries are zero before any optimizer sees them, and frozen entries are the
     same to the bit after every step, whatever weight decay does (see `Gate`).
 
+    A stream whose channels are normalised together (LayerNorm, GroupNorm) is core as a whole. What slack
+    writes into it is severed, too, but may be learned anew, or slack would be mute: core hears it while the
+    new task runs, and not in `source()`; `tuning.notes` names the stream.
+
     In training, BN statistics of all channels follow the target data, as in the paper, and `source()` puts
     the source's back. With `freeze_statistics=True` core channels are normalised by the source's statistics
     in training, too: then the core computes for the target exactly what it does for the source.
@@ -117,8 +121,17 @@ def ready(
         masks_source=True,
         rewritten=_differences(model, tuned),
         absorbed_head=absorbed.head,
-        notes=absorbed.notes,
+        notes=(*absorbed.notes, *_spoken(partition)),
     )
+
+
+def _spoken(partition: Partition) -> list[str]:
+    """Where core hears slack outside of `source()`."""
+    return [
+        f"core hears slack through the stream of {unit.name}, save in source(): {unit.mixed}"
+        for unit in partition.units
+        if unit.mixed and any(place.tensor in partition.voices for place in unit.places)
+    ]
 
 
 @torch.no_grad()

@@ -87,7 +87,8 @@ def check_separable(anatomy: Anatomy, units: Sequence[Unit], head: str, core: Se
         if stream.mixed and not matches(stream.writers, core):
             raise NotSeparable(
                 f"the stream of {stream.name} cannot be split into core and slack: {stream.mixed}, so slack "
-                f"would reach core; freeze it as a whole with core=[{stream.name!r}]"
+                f"would reach core; freeze it as a whole with core=[{stream.name!r}] (slack then speaks into "
+                "it, save in source())"
             )
     inside = {module for unit in units for module in unit.modules}
     inside |= {unit.name for unit in anatomy.units if unit.fixed is not None}  # nothing is cut here

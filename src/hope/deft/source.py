@@ -23,8 +23,9 @@ def source(tuning: Tuning, masked: bool) -> Iterator[nn.Module]:
     A head that is deaf to slack has its columns masked; after severing by absorption, its other columns and
     its bias say what slack said.
 
-    Core hears slack through weights of zero only, and so does that head. Zero times infinity is NaN, so slack
-    is zero within, whatever training has made of it. Baselines have no slack, and keep what they have.
+    Core hears slack through weights of zero only, and so does that head. Zero times infinity is NaN, and
+    slack may have learned to speak into a stream, so all that could be learned is zero within. Baselines have
+    no slack, and keep what they have.
 
     Within, the model is in evaluation mode. Everything is put back at the end, also after an exception: head,
     slack, statistics, and the mode of every module.

@@ -48,7 +48,8 @@ class Absorb(Method):
             unlabelled batches, which is best. None derives all moments in closed form. Without a BN that
             tells of them, neurons can go with batches or dreams only.
         refit: fit every weight in the end to what the original said on the same inputs (see `hope.refit`);
-            512 inputs at most are used for it.
+            512 inputs at most are used for it. By default everywhere but in models of tokens, where a fit on
+            some ten thousand of them was worse than none.
         takeover: survivors take over what removed neurons did.
         constants: a constant does, where a BN takes it (a bias always takes it).
         repair: running variances of BNs follow.
@@ -69,7 +70,7 @@ class Absorb(Method):
     evictions: ClassVar[Literal["priced", "judged", "none"]] = "judged"
 
     calibration: Calibration = field(default="patterns", repr=False, compare=False)
-    refit: bool = True
+    refit: bool | None = None
     takeover: bool = True
     constants: bool = True
     repair: bool = True
@@ -175,7 +176,14 @@ class Absorb(Method):
     def rewrite(self) -> Rewrite:
         """What absorptions rewrite."""
         made_up = isinstance(self.calibration, str)
-        return Rewrite(self.takeover, self.constants, self.repair, refit=self.refit, made_up=made_up)
+        fits = self.refit is not False
+        return Rewrite(self.takeover, self.constants, self.repair, refit=fits, made_up=made_up)
+
+    def fits(self, known: Known) -> bool:
+        """By default, unless inputs are tokens."""
+        leaves = pytree.tree_leaves(list(known.inputs[:1]))
+        tokens = not any(one.is_floating_point() for one in leaves if isinstance(one, Tensor))
+        return not tokens if self.refit is None else self.refit
 
     @property
     def path(self) -> Callable[[AbsorbState], AbsorbPath]:

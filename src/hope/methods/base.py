@@ -190,6 +190,10 @@ class Method(ABC):
         """Whether costs count by what the judge sees of each unit."""
         return False
 
+    def fits(self, known: Known) -> bool:
+        """Whether weights are fitted in the end on the inputs that there are."""
+        return self.rewrite.refit
+
     @property
     def live(self) -> bool:
         """Whether steps are ranked by what they release in the network as it is then."""

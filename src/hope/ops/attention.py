@@ -14,7 +14,7 @@ from hope.graph.labels import dims
 from hope.graph.program import Operation, Shape
 from hope.graph.values import Value
 from hope.ops.registry import TABLE, Operator
-from hope.ops.weight import Product
+from hope.ops.weight import Transposing
 from hope.reasons import Cause
 
 if TYPE_CHECKING:
@@ -95,6 +95,21 @@ def _repeated(x: Value, dim: int, heads: int) -> Value:
     return x.moved((*x.shape[:dim], heads, *x.shape[dim + 1 :]), labels)
 
 
+class Product(Transposing):
+    """A product of two matrices, of which one is a parameter."""
+
+    def values(self, flow: Flow, operation: Operation) -> tuple[Value | None, Value | None, Value | None]:
+        """The two."""
+        first, second = list(operation.arguments.values())[:2]
+        return flow.value(first), flow.value(second), None
+
+    def fits(self, x: Value, weight: Value) -> bool:
+        """A signal times a parameter."""
+        return not x.static and weight.tensor is not None and len(weight.shape) == 2 and len(x.shape) > 1
+
+    form = Operator.form  # not known
+
+
 class Pairing(Product):
     """A product of matrices: of a signal and a parameter, or of two signals, batch by batch."""
 
@@ -118,5 +133,5 @@ def _rows(flow: Flow, x: Value, dim: int) -> Value:
     return x.moved(x.shape, labels)
 
 
-TABLE.update(dict.fromkeys(("matmul", "bmm"), Pairing()))
+TABLE.update({"mm": Product(), "matmul": Pairing(), "bmm": Pairing()})
 TABLE["scaled_dot_product_attention"] = Attention()

@@ -297,21 +297,6 @@ class Transposing(Linear):
         vars(module)["nf"] = int(module.get_parameter("weight").shape[1])
 
 
-class Product(Transposing):
-    """A product of two matrices, of which one is a parameter."""
-
-    def values(self, flow: Flow, operation: Operation) -> tuple[Value | None, Value | None, Value | None]:
-        """The two."""
-        first, second = list(operation.arguments.values())[:2]
-        return flow.value(first), flow.value(second), None
-
-    def fits(self, x: Value, weight: Value) -> bool:
-        """A signal times a parameter."""
-        return not x.static and weight.tensor is not None and len(weight.shape) == 2 and len(x.shape) > 1
-
-    form = Operator.form  # not known
-
-
 class Embedding(Weighted):
     """Rows of a table, looked up by position."""
 
@@ -336,7 +321,6 @@ TRANSPOSED = Transposed()
 TABLE.update(dict.fromkeys(("conv1d", "conv2d", "conv3d", "convolution"), Convolution()))
 TABLE.update(dict.fromkeys(("conv_transpose1d", "conv_transpose2d", "conv_transpose3d"), TRANSPOSED))
 TABLE.update({"linear": Linear(), "embedding": Embedding(), "addmm": Transposing()})
-TABLE.update({"mm": Product()})
 
 
 def is_weight(form: Form | None) -> TypeGuard[Form]:
