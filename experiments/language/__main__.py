@@ -31,8 +31,8 @@ RUNS: dict[str, dict[str, Any]] = {
     "hope, not looked": {"look": False},
     "hope, equal widths": {"uniform": True},
 }
-UNFITTED = ", not refitted"
-OWN = tuple(f"{run}{end}" for run in RUNS for end in ("", UNFITTED))
+FITTED = ", refitted"
+OWN = tuple(f"{run}{end}" for run in RUNS for end in ("", FITTED))
 
 
 def parser() -> argparse.ArgumentParser:
@@ -155,7 +155,7 @@ def points(
             }
             for run, how in RUNS.items():
                 some = {
-                    s: [m for m in names if m.removesuffix(UNFITTED) == run] for s, names in missing.items()
+                    s: [m for m in names if m.removesuffix(FITTED) == run] for s, names in missing.items()
                 }
                 some = {s: names for s, names in some.items() if names}
                 for share, method, small, seconds in absorbed(model, known(source), kind, some, **how):
@@ -183,7 +183,7 @@ def absorbed(
         model,
         {"input_ids": batches[0]["input_ids"][:1]},
         params=whole - wanted(model, kind, max(shares)),
-        method=hope.Absorb(calibration=list(batches), look=look),
+        method=hope.Absorb(calibration=list(batches), refit=True, look=look),
         evict=False,
         exclude=fixed,
         uniform=uniform,
@@ -200,7 +200,7 @@ def absorbed(
                 encoding.trajectory.steps[:steps],
                 intakes=encoding.intakes,
                 rewrite=encoding.method.rewrite,
-                inputs=() if method.endswith(UNFITTED) else encoding.inputs,
+                inputs=encoding.inputs if method.endswith(FITTED) else (),
                 fixed=fixed,
             )
             yield share, method, small, shared + time.perf_counter() - start

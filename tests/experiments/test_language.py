@@ -201,7 +201,7 @@ def test_points_that_are_there_are_not_measured_again(batches: list[Any]) -> Non
         shares=[0.25, 0.5],
         methods=[
             "hope",
-            "hope, not refitted",
+            "hope, refitted",
             "hope, not looked",
             "hope, equal widths",
             "random",
