@@ -27,6 +27,7 @@ from experiments import (
     vit,
 )
 from experiments.compression import page as compression
+from experiments.language import page as language
 from experiments.transfer import page as transfer
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -71,6 +72,7 @@ def test_every_experiment_is_on_a_page_and_has_help(capsys: pytest.CaptureFixtur
         "draw",
         "fetch",
         "finetune",
+        "language",
         "latency",
         "pairs",
         "readings",
@@ -107,6 +109,7 @@ def test_the_pages_have_the_tables_of_the_committed_results(tmp_path: Path) -> N
         ("study", study.table),
         ("calibration", calibration.table),
         ("finetune", finetune.table),
+        ("language", language.table),
         ("latency", latency.table),
         ("latency-budgets", latency.in_time),
         ("transfer", transfer.table),

@@ -1,0 +1,1 @@
+"""Transformers made smaller: absorption against its peers, in one harness."""
