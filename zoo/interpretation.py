@@ -13,7 +13,7 @@ from torch.export.graph_signature import InputKind
 from torch.fx import Interpreter, Node
 from torch.utils import _pytree as pytree
 
-from hope._util.calls import Example, as_call
+from hope._util.calls import Example, as_call, mode
 
 Instead: TypeAlias = Tensor | float | str  # what a node yields instead, or the node whose value it copies
 
@@ -21,9 +21,9 @@ Instead: TypeAlias = Tensor | float | str  # what a node yields instead, or the 
 def export(model: nn.Module, example: Example) -> ExportedProgram:
     """The model's graph in evaluation mode, as the inspection reads it."""
     args, kwargs = as_call(example)
-    with warnings.catch_warnings():
+    with mode(model.eval(), training=False), warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        return torch.export.export(model.eval(), args, kwargs, strict=False)
+        return torch.export.export(model, args, kwargs, strict=False)
 
 
 class _Replacing(Interpreter):

@@ -17,7 +17,29 @@ def ways(layout: Layout, found: Found) -> tuple[Replace | Silence, ...]:
     say.
     """
     kinds = (_replace, _silence) if found.residual else (_without,)
-    return tuple(way for way in (kind(layout, found) for kind in kinds) if way is not None)
+    known = (way for way in (kind(layout, found) for kind in kinds) if way is not None)
+    return tuple(way for way in known if not (found.residual and _said_elsewhere(layout, found, way)))
+
+
+def _said_elsewhere(layout: Layout, found: Found, way: Replace | Silence) -> bool:
+    """Whether something outside reads what the modules compute beside the branch, such as a table of
+    positions that later layers share: it would be gone with them.
+    """
+    modules, program = way.paths, layout.program
+    own = {
+        operation.position
+        for operation in program
+        if operation.tensor is None
+        and any(under(path, name) for path in operation.modules for name in modules)
+    }
+    passes = found.branch | found.skip | {found.add, *(own if isinstance(way, Replace) else ())}
+    ends = {max(own & layout.above.keys(), default=-1)} if isinstance(way, Replace) else {found.end}
+    return any(
+        position in own and position not in ends
+        for reader in program
+        if reader.position not in own | passes
+        for position in reader.inputs
+    )
 
 
 def _without(layout: Layout, found: Found) -> Silence | None:
