@@ -14,7 +14,7 @@ difference d, the stand-in takes over the part that chance explains.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -86,7 +86,7 @@ def _laid(stand: nn.Module, batches: Sequence[Example], after: Callable[[int], b
         raise
 
 
-def statistics(batches: Sequence[Tensor]) -> tuple[int, float, Tensor, Tensor]:
+def statistics(batches: Iterable[Tensor]) -> tuple[int, float, Tensor, Tensor]:
     """How many inputs there are, how many samples count, and mean and variance of every channel."""
     total = square = torch.zeros((), dtype=torch.float64)
     count = inputs = 0

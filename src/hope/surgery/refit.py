@@ -18,7 +18,7 @@ on.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from fnmatch import fnmatchcase
 from os import PathLike
 from pathlib import Path
@@ -119,10 +119,11 @@ class Loop:
 
     def _fit(self, spot: Spot) -> bool:
         weight, model = get(self.now.model, spot.weight), self.now.model
-        lacks = self._lacks(spot, weight)
-        total = sum(lack.numel() for lack in lacks) // max(1, len(weight))
+        read, said = self.now.look(spot.reads), self.now.look(spot.position)
+        lacks = self._lacks(spot, weight, said)  # one batch at a time is held
+        total = sum(one.numel() for one in said) // max(1, len(weight))
         sums = Sums(self.now.program[spot.position], weight, total, seed=spot.position)
-        for x, lack, count in zip(self.now.look(spot.reads), lacks, self._counts(spot, lacks), strict=True):
+        for x, lack, count in zip(read, lacks, self._counts(spot, said), strict=True):
             sums.add(x, lack, count)
         if not bool(sums.xr.any()) and not bool(sums.r.any()):
             return False  # it says what the original says
@@ -138,12 +139,12 @@ class Loop:
             bias += shift.to(bias)
         return True
 
-    def _counts(self, spot: Spot, lacks: Sequence[Tensor]) -> list[Tensor | None]:
+    def _counts(self, spot: Spot, said: Sequence[Tensor]) -> list[Tensor | None]:
         """What each place counts, batch by batch (see `signals/places.py`)."""
         if spot.weight not in self.streams:
-            return [None] * len(lacks)
+            return [None] * len(said)
         streams = self.before.get(self.streams[spot.weight])
-        return [counts(s).reshape(lack.shape[:-1]) for s, lack in zip(streams, lacks, strict=True)]
+        return [counts(s).reshape(one.shape[:-1]) for s, one in zip(streams, said, strict=True)]
 
     def _repair(self, spot: Spot, variance: Tensor) -> None:
         """What a BN says keeps the deviation that the next layers expect: its variance follows."""
@@ -152,24 +153,24 @@ class Loop:
         known = get(self.now.model, f"{spot.bn}.running_var")
         known *= torch.where(alive, variance / before.clamp(min=1e-300), 1.0).to(known)
 
-    def _lacks(self, spot: Spot, weight: Tensor) -> list[Tensor]:
+    def _lacks(self, spot: Spot, weight: Tensor, said: Sequence[Tensor]) -> Iterator[Tensor]:
         """What the results of an operation lack, batch by batch, in the units of the original's."""
         there, rows = self.there[spot.weight], self.rows.get(spot.weight)
         channel = 1 if weight.ndim > 2 else -1
         self._restore(spot, there, rows)
-        wanted = _taken(self.before.get(there.position), rows, channel)
+        wanted = self.before.get(there.position)
         if spot.bn:
-            self._heard[spot.weight] = statistics(wanted)[-1]
-        lacks = [z - said for z, said in zip(wanted, self.now.look(spot.position), strict=True)]
+            self._heard[spot.weight] = statistics(_taken(wanted, rows, channel))[-1]
+        lacks = (z - one for z, one in zip(_taken(wanted, rows, channel), said, strict=True))
         if spot.weight not in self.drifting:
             return lacks
         before, now = _taken(self.before.get(there.beside), rows, channel), self.now.get(spot.beside)
         state = self.now.model.state_dict()
-        unit = gain(state, spot).to(lacks[0])
-        return [
+        unit = gain(state, spot).to(said[0])
+        return (
             lack + (a - b) * unit.reshape([-1 if d == channel % a.ndim else 1 for d in range(a.ndim)])
             for lack, a, b in zip(lacks, before, now, strict=True)
-        ]
+        )
 
     def _restore(self, spot: Spot, there: Spot, rows: Tensor | None) -> None:
         """The original's statistics in the BN behind a weight."""
@@ -178,11 +179,9 @@ class Loop:
             new.copy_(old if rows is None else old[rows])
 
 
-def _taken(values: Sequence[Any], rows: Tensor | None, channel: int) -> list[Tensor]:
+def _taken(values: Sequence[Any], rows: Tensor | None, channel: int) -> Iterator[Tensor]:
     """What is left of the original's channels."""
-    if rows is None:
-        return list(values)
-    return [value.index_select(channel, rows.to(value.device)) for value in values]
+    return (v if rows is None else v.index_select(channel, rows.to(v.device)) for v in values)
 
 
 def close_loop(
