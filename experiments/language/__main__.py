@@ -25,7 +25,7 @@ from hope.surgery.refit import compressed
 
 MODELS = page.MODELS
 SHARES = (0.1, 0.2, 0.3, 0.5)
-SOURCES = ("16", "64", "256", "random tokens", "own text")
+SOURCES = ("16", "64", "256", "512 short", "random tokens", "own text")
 RUNS: dict[str, dict[str, Any]] = {
     "hope": {},
     "hope, not looked": {"look": False},
@@ -120,7 +120,8 @@ def inputs(model: nn.Module, tokenizer: Any, file: Path, source: str) -> peers.B
         return texts.batched(texts.random_tokens(model, 256))
     if source == "own text":
         return texts.batched(texts.own_text(model, 256))
-    return texts.windows(tokenizer, file, int(source))
+    count, short = int(source.split()[0]), source.endswith("short")
+    return texts.windows(tokenizer, file, count, texts.SHORT if short else texts.WINDOW)
 
 
 def points(

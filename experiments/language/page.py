@@ -48,7 +48,7 @@ def _one(title: str, kind: str, entry: dict[str, Any], found: dict[str, Any]) ->
     ]
     for method, source in rows:
         cells = [_cell(found[share].get(method, {}).get(source), base) for share in shares]
-        words = f"{source} windows" if source.isdigit() else source
+        words = f"{source} windows" if source[0].isdigit() else source
         lines.append(f"| {method} | {words} | {' | '.join(cells)} |")
     return lines
 

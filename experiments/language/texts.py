@@ -15,6 +15,7 @@ from hope._util.operators import declare_missing_operators
 from hope.errors import HopeError
 
 WINDOW = 128  # tokens of a calibration window
+SHORT = 16  # of a short one: models of sentences read texts about as long
 TEST = 512  # of a window that perplexity is measured on
 WINDOWS = 16  # that it is measured on
 BATCH = 8  # windows of a batch
@@ -45,13 +46,13 @@ def tokens(tokenizer: Any, file: Path) -> Tensor:
     return torch.tensor(found["input_ids"])
 
 
-def windows(tokenizer: Any, file: Path, count: int) -> list[dict[str, Tensor]]:
+def windows(tokenizer: Any, file: Path, count: int, length: int = WINDOW) -> list[dict[str, Tensor]]:
     """The first windows of a text, in batches; with the special tokens around them that a model expects."""
     before, after = (
         torch.tensor([] if token is None else [token], dtype=torch.long)
         for token in (tokenizer.cls_token_id, tokenizer.sep_token_id)
     )
-    inner = WINDOW - len(before) - len(after)
+    inner = length - len(before) - len(after)
     rows = tokens(tokenizer, file)[: count * inner].view(count, inner)
     rows = torch.cat([before.expand(count, -1), rows, after.expand(count, -1)], dim=1)
     return batched(rows)
