@@ -92,7 +92,7 @@ def encode(
     evict: bool = True,
     streams: bool = False,
     exclude: Sequence[str] = (),
-    multiple_of: int = 1,
+    multiple_of: int | None = None,
     uniform: bool = False,
     runtime: Runtime | str | None = None,
     executor: Executor | None = None,
@@ -124,7 +124,8 @@ def encode(
         streams: whether channels of residual streams may go, too: with all that writes and reads them.
         exclude: patterns (`*`, `?`) of module names that must stay untouched, inputs and outputs.
         multiple_of: keep widths that are multiples of this (8, 16, 32: what hardware likes). A removal that
-            would only break a multiple is not made.
+            would only break a multiple is not made. By default any width will do, but with `latency` the
+            multiple that the runtime's blocks make cheapest is taken (`encoding.settings` tells which).
         uniform: keep one width for all layers that are alike (the same layer of every block), so that a
             configuration can tell it: `encoding.model.save_pretrained(folder)` writes what others load with
             `from_pretrained`. Nothing is evicted then, and layers that the configuration has no field for
@@ -196,7 +197,7 @@ def work(
     evict: bool = True,
     streams: bool = False,
     exclude: Sequence[str] = (),
-    multiple_of: int = 1,
+    multiple_of: int | None = None,
     uniform: bool = False,
     runtime: Runtime | str | None = None,
     executor: Executor | None = None,
@@ -207,7 +208,7 @@ def work(
     """What `encode` does, but the checkpoint stays: until the run is saved, it is all that there is of it."""
     method = named(method)
     exclude = [exclude] if isinstance(exclude, str) else list(exclude)
-    check_multiple(multiple_of)
+    check_multiple(1 if multiple_of is None else multiple_of)
     evict = evict and not check_uniform(uniform, streams)
     where = _runtime(budget, runtime, example)
     _check_numbers(model)
@@ -226,7 +227,7 @@ def work(
         clock = clock_of(model, example, anatomy, where, progress=progress)
         plan.pace, settings["runtime"] = clock, where.told()
         told |= {"runtime": where.told(), "clock": clock.told()}
-    plan.check(budget, multiple_of)
+    plan.check(budget, multiple_of or 1)
     file = Checkpoint(Path(checkpoint), told) if checkpoint is not None else None
     begun = file.read() if file is not None else Begun()
     judge: Judge | None = None
@@ -244,7 +245,8 @@ def work(
         begun = Begun(judged(model, plan, judge, executor, file, begun, progress))
     more = iter(()) if plan.judged else plan.steps(executor=executor, done=begun.steps)
     how: dict[str, Any] = {"pace": plan.pace, "groups": plan.groups, "progress": progress}
-    trajectory = collect(anatomy, more, budget, begun.steps, multiple_of, file, **how)
+    multiples = (multiple_of,) if multiple_of else plan.pace.multiples if plan.pace is not None else (1,)
+    trajectory, multiple_of = collect(anatomy, more, budget, begun.steps, multiples, file, **how)
     encoding = Encoding(
         anatomy,
         trajectory,

@@ -6,6 +6,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 import pytest
@@ -220,3 +221,16 @@ def test_budgets_say_their_amount() -> None:
     assert str(Budget("latency", 1_500_000)) == "latency=1.5ms"
     assert str(Budget("size", 10_000_000)) == "size=10MB"
     assert str(Budget("size", 0.5)) == "size=0.5"
+
+
+def test_widths_that_the_runtime_likes_come_out_by_themselves(network: nn.Module) -> None:
+    how: dict[str, Any] = {"latency": 0.7, "runtime": "onnxruntime", "evict": False, "progress": False}
+    with faked(block=8), patch("hope.latency.measure.block_of", lambda _: 8):
+        free = hope.encode(network, EXAMPLE, **how)
+        tried = {m: hope.encode(network, EXAMPLE, multiple_of=m, **how) for m in (1, 4, 8)}
+    prices = {m: sum(step.cost for step in run.trajectory.steps[: run.steps]) for m, run in tried.items()}
+    best = min(prices, key=lambda m: prices[m])
+    assert best > 1
+    assert free.settings["multiple_of"] == best
+    assert free.trajectory.steps == tried[best].trajectory.steps
+    assert hope.encode(network, EXAMPLE, density=0.7).settings["multiple_of"] == 1

@@ -64,8 +64,8 @@ def register(commands: Any) -> None:
         "--multiple-of",
         metavar="N",
         type=int,
-        default=1,
-        help="keep widths that are multiples of N (8, 16, 32: what hardware likes)",
+        help="keep widths that are multiples of N (8, 16, 32: what hardware likes; default: 1, and with "
+        "--latency what the runtime likes)",
     )
     parser.add_argument(
         "--uniform",
@@ -196,7 +196,7 @@ def _check_options(options: argparse.Namespace) -> None:
         runtime_of(Runtime(**{"engine": "torch", **where}))
     if options.uniform and options.streams:
         raise UnknownMethod("--uniform does not go with --streams: leave one of them out")
-    if options.multiple_of < 1:
+    if options.multiple_of is not None and options.multiple_of < 1:
         raise UnknownMethod(
             f"--multiple-of {options.multiple_of} makes no sense: give 8, 16 or 32, or 1 for any width"
         )
@@ -252,7 +252,7 @@ def _given(options: argparse.Namespace, example: Any) -> dict[str, Any]:
         "evict": not options.no_evict and not options.uniform,
         "streams": options.streams,
         "exclude": options.exclude,
-        "multiple_of": options.multiple_of,
+        "multiple_of": 1 if options.multiple_of is None and options.latency is None else options.multiple_of,
         "uniform": options.uniform,
     }
     if options.latency is not None:
@@ -291,7 +291,9 @@ def _differs(
     found = [
         f"{name} was {_word(told[name])}, not {_word(value)}"
         for name, value in wanted.items()
-        if name in told and told[name] != value and not (value is None and name in AUTOMATIC)
+        if name in told
+        and told[name] != value
+        and not (value is None and name in (*AUTOMATIC, "multiple_of"))
     ]
     if told.get("method") == wanted["method"] and not wanted.keys() <= told.keys():
         found.append("it does not tell its options")

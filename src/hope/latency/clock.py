@@ -32,11 +32,15 @@ class Clock:
         anatomy: the network.
         layout: what takes time in it.
         curves: of its sites, with their measured times.
+
+    Attributes:
+        multiples: of what widths may have to be multiples, to stay in the engine's blocks or to fill them.
     """
 
     def __init__(self, anatomy: Anatomy, layout: Layout, curves: Sequence[Curve]) -> None:
         self.anatomy, self.layout, self.curves = anatomy, layout, curves
         self.factors: Floats = np.array([1.0, 0.0, 0.0, 0.0, 0.0])
+        self.multiples = tuple(sorted({one for curve in curves for one in curve.multiples} | {1}))
         self._needed = {curve.site.weight for curve in curves}
         self._needed |= {tensor for rest in layout.rests for tensor, _ in rest.sources}
 

@@ -123,6 +123,11 @@ class Curve:
         values = [[look(self.site.operator, (a, b)) for b in columns or (a,)] for a in rows]
         return Mesh(rows, columns or (1,), np.array(values))
 
+    @property
+    def multiples(self) -> tuple[int, ...]:
+        """What widths are multiples of if the operator stays in the engine's blocks, and if it fills them."""
+        return (ALIGNED, self._block) if self._odd_ways else (1,)
+
     def strays(self, reads: Times) -> NDArray[np.bool_]:
         """Where the engine leaves its blocks."""
         if not self._odd_ways:

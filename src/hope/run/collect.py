@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from itertools import islice
 
 from hope._util.progress import bar
@@ -22,35 +22,42 @@ def collect(
     more: Iterator[Step],
     budget: Budget,
     begun: list[Step],
-    multiple_of: int = 1,
+    multiples: Sequence[int] = (1,),
     file: Checkpoint | None = None,
     *,
     pace: Pace | None = None,
     groups: Groups = (),
     progress: bool | None = None,
-) -> Trajectory:
-    """Take steps until the budget is met, or nothing is left to do.
+) -> tuple[Trajectory, int]:
+    """Take steps until the budget is met, or nothing is left to do; and what widths are multiples of.
 
     Args:
         more: the steps that follow those that are done.
         begun: what is done already; what is taken is added to it.
-        multiple_of: see `run.align`.
+        multiples: of what widths may be kept multiples (see `run.align`). Of those with which the budget is
+            met first, the one that costs least is taken.
         file: where to note what is done.
         pace: predicted times, if the run is to know them.
         groups: layers that keep one width.
     """
-    trajectory = Trajectory.of(anatomy, begun, multiple_of, pace, groups)
+
+    def made() -> list[Trajectory]:
+        return [Trajectory.of(anatomy, begun, multiple, pace, groups) for multiple in multiples]
+
+    found = made()
     with bar("encoding", 1.0, progress) as show:
-        while not trajectory.meets(budget):
-            most = int(budget.value) - len(trajectory) if budget.unit == "steps" else CHUNK
+        while not any(one.meets(budget) for one in found):
+            most = int(budget.value) - len(found[0]) if budget.unit == "steps" else CHUNK
             some = list(islice(more, min(CHUNK, most)))
             begun += some
-            trajectory = Trajectory.of(anatomy, begun, multiple_of, pace, groups)
-            show(trajectory.progress(budget))
+            found = made()
+            show(max(one.progress(budget) for one in found))
             if file is not None:
                 file.write(begun)
             if not some:
                 break
     if file is not None:
         file.write(begun, now=True)
-    return trajectory
+    prices = [one.price(budget) for one in found]
+    best = prices.index(min(prices))
+    return found[best], multiples[best]

@@ -25,6 +25,10 @@ class Savings(Protocol):
 class Pace(Protocol):
     """Predicted times of a network along its run."""
 
+    @property
+    def multiples(self) -> Sequence[int]:
+        """Numbers that widths may have to be multiples of to take less time, 1 among them."""
+
     def times(self, steps: Sequence[Step]) -> Counts:
         """(steps + 1,) nanoseconds before the first and after each step."""
 

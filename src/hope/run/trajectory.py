@@ -134,6 +134,12 @@ class Trajectory:
         except InfeasibleBudget:
             return False
 
+    def price(self, budget: Budget) -> float:
+        """The sum of the costs of the steps that meet a budget; infinite if they do not."""
+        if not self.meets(budget):
+            return float("inf")
+        return sum(step.cost for step in self.steps[: self.steps_to(budget.unit, budget.value)])
+
     def progress(self, budget: Budget) -> float:
         """How far the run has come, from 0 to 1."""
         if budget.unit == "steps":
