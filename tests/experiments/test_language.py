@@ -12,15 +12,14 @@ from torch import Tensor, nn
 
 from experiments.language import peers, texts
 from experiments.language.parts import cut, layers_of, linear, parameters, parts_of, wanted
+from hope._util.operators import declare_missing_operators
 
-pytest.importorskip("transformers")
+pytest.importorskip("transformers", reason="language models need the extra transformers")
+declare_missing_operators()
 
 
 def llama(layers: int = 3) -> Any:
     """A small one with two key/value heads for four query heads."""
-    from hope._util.operators import declare_missing_operators
-
-    declare_missing_operators()
     from transformers import LlamaConfig, LlamaForCausalLM
 
     torch.manual_seed(0)
@@ -41,9 +40,6 @@ def llama(layers: int = 3) -> Any:
 
 def bert() -> Any:
     """A small one."""
-    from hope._util.operators import declare_missing_operators
-
-    declare_missing_operators()
     from transformers import BertConfig, BertModel
 
     torch.manual_seed(0)
