@@ -69,38 +69,44 @@ def check_single_releases(model: nn.Module, anatomy: Anatomy) -> None:
         assert parameters(model) - parameters(small) == block.release
 
 
-STREAMS = (
-    "torchvision/resnet18", "torchvision/mobilenet_v2", "torchvision/regnet_y_400mf", "timm/resnetv2_18",
-    "timm/seresnet18", "timm/res2net50_26w_4s", "timm/repvgg_a0", "timm/mobileone_s0", "timm/hrnet_w18_small",
-    "timm/dla34", "timm/ghostnet_050", "timm/inception_resnet_v2",
-)  # fmt: skip
-"""Networks of whose streams channels can go, whatever is read otherwise."""
-
-
 @pytest.mark.parametrize("entry", zoo(), ids=lambda entry: entry.key)
-def test_removing_neurons_and_blocks_and_channels_equals_silencing_them(entry: Entry) -> None:
+def test_removing_neurons_and_blocks_equals_silencing_them(entry: Entry) -> None:
     model, example = randomise(entry.build()), entry.example()
     anatomy, _ = check_cut(model, example, tolerance=TOLERANCE)
     assert anatomy.size().parameters == parameters(model)
-    waiting = any(one.reason.cause is hope.Cause.STREAM for one in anatomy.skipped)
-    assert waiting or entry.key not in STREAMS
-    if anatomy.blocks or waiting:
+    if anatomy.blocks:
         program = export(model, example)
         outermost = [hope.Evict(block.name) for block in anatomy.blocks if block.inside is None]
         check_evictions(program, model, example, anatomy, outermost)
         check_evictions(program, model, example, anatomy, outermost[::-1])
         check_evictions(program, model, example, anatomy, mixture(anatomy), random_cut(anatomy, seed=1))
         check_single_releases(model, anatomy)
-        if waiting:
-            check_streams(program, model, example)
 
 
-def check_streams(program: ExportedProgram, model: nn.Module, example: Example) -> None:
-    """The same without channels of streams, and with evictions as well."""
-    anatomy, small = check_cut(model, example, tolerance=TOLERANCE, streams=True)
-    assert any(unit.open for unit in anatomy.streams)
-    assert sizes(anatomy, random_cut(anatomy))[-1, 2] == hope.inspect(small, example).size().macs
+STREAMS = (
+    "torchvision/resnet18", "torchvision/mobilenet_v2", "torchvision/regnet_y_400mf", "timm/resnetv2_18",
+    "timm/seresnet18", "timm/res2net50_26w_4s", "timm/repvgg_a0", "timm/mobileone_s0", "timm/hrnet_w18_small",
+    "timm/dla34", "timm/ghostnet_050", "timm/inception_resnet_v2",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("entry", zoo(), ids=lambda entry: entry.key)
+def test_removing_channels_of_streams_equals_not_reading_them(entry: Entry) -> None:
+    model, example = randomise(entry.build()), entry.example()
+    anatomy, small = check_cut(model, example, tolerance=TOLERANCE, train=False, streams=True)
+    if any(unit.open for unit in anatomy.streams):
+        assert sizes(anatomy, random_cut(anatomy))[-1, 2] == hope.inspect(small, example).size().macs
+    else:
+        assert entry.key not in STREAMS
+
+
+@pytest.mark.parametrize("key", STREAMS)
+def test_removing_channels_of_streams_and_blocks_equals_silencing_them(key: str) -> None:
+    entry = next(entry for entry in zoo() if entry.key == key)
+    model, example = randomise(entry.build()), entry.example()
+    anatomy = hope.inspect(model, example, streams=True)
     evictions = [hope.Evict(block.name) for block in anatomy.blocks if block.inside is None]
+    program = export(model, example)
     for some in (evictions, mixture(anatomy)):
         check_evictions(program, model, example, anatomy, some, random_cut(anatomy, seed=1))
 
