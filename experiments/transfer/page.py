@@ -70,6 +70,11 @@ def small() -> str:
     return table(SMALL)
 
 
+def vit() -> str:
+    """The vision transformer's."""
+    return "TODO"
+
+
 def ablation(path: Path = RESULTS) -> str:
     """What each limit of the run is worth: one task, one thing changed at a time."""
     found = json.loads(path.read_text())["ablation"]
