@@ -7,7 +7,7 @@ a weight is rate × penalty × steps. (With the paper's penalty and so few steps
 fifth of the neurons costs most of the source.) Fine-tuning has the same penalty as pre-training, as in the
 paper. "medium" is what one core does in an hour: it trains with convolutions in bfloat16, all else float32.
 "vit" is a vision transformer and AdamW, on as many superclasses as the part of CIFAR-100 at hand has; EWC,
-which the paper's strengths hardly hold back, is offered a larger one, too.
+which the paper's strengths hardly hold back, is offered larger ones, too.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class Scale:
 
 _DEFT = (0.04, 0.02, 0.01, 0.005, 0.001)
 _SOME = (0.02, 0.005)
-_ADAM = (0.001, 0.0002)
+_ADAM = (0.003, 0.001, 0.0002)
 _FULL = (0.02, 0.01, 0.005, 0.001, 0.0005, 0.0001)
 SCALES = {
     "full": Scale(
@@ -93,9 +93,9 @@ SCALES = {
     ),
     "vit": Scale(
         1.0, 2, 1, 10, 4, 3, 64, 0.025, 1000, None, None, True,
-        (60, 40), (50.0, 2000.0),
+        (60, 40), (50.0, 500.0, 2000.0),
         {
-            "deft": (0.003, 0.001), "deft, absorbed": (0.003, 0.001), "head-only": (0.01, 0.001),
+            "deft": _ADAM[:2], "deft, absorbed": _ADAM[:2], "head-only": (0.03, 0.01, 0.001),
             "full": _ADAM, "ewc": _ADAM,
         },
         network="vit",
