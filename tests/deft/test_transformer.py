@@ -162,3 +162,8 @@ def test_a_vit_of_transformers_learns_keeps_its_source_and_is_saved(tmp_path: Pa
         first, now, loaded = (m.eval()(pixel_values=x).logits for m in (start, tuning.model, again.model))
     assert torch.equal(loaded, now)
     assert not torch.allclose(now, first)
+    tuning.model.config.num_labels = 3  # as docs/deft.md says: then others load the new task's model
+    tuning.model.save_pretrained(tmp_path / "theirs")
+    theirs = transformers.ViTForImageClassification.from_pretrained(tmp_path / "theirs").eval()
+    with torch.no_grad():
+        assert torch.equal(theirs(pixel_values=x).logits, now)
