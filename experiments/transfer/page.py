@@ -77,7 +77,7 @@ def vit(path: Path = VIT) -> str:
     found = json.loads(path.read_text())
     scale, methods = found["scale"], found["methods"]
     lines = [
-        "| | target | source kept | H-score | H, epoch by H | prepared | source scores moved | after loading |",
+        "| | target | source kept | H-score | H, epoch by H | prepared | scores moved | after loading |",
         "|---|---:|---:|---:|---:|---:|---:|---:|",
     ]
     top = max(row[BEST]["test h"][0] for row in methods.values())
@@ -94,7 +94,7 @@ def vit(path: Path = VIT) -> str:
         f"(6 blocks, 64 channels, no BN) from {5 * scale['superclasses']} classes of CIFAR-100 (all of "
         f"{scale['superclasses']} superclasses; {_cell(next(iter(methods.values()))['before'])} on its own "
         f"task) to SVHN, {scale['pretraining']} epochs of pre-training and {scale['tuning']} of fine-tuning "
-        f"with AdamW, batches of {scale['batch']}. *H-score* and *prepared* as above. *source scores moved*: "
+        f"with AdamW, batches of {scale['batch']}. *H-score* and *prepared* as above. *scores moved*: "
         "the largest difference of any score of any source test image between the model as prepared and as "
         "tested, in `source()`; *after loading*: the same of both tasks between the model and what was saved "
         "and loaded again."
