@@ -93,12 +93,14 @@ def vit(path: Path = VIT) -> str:
         cells += [cell(row["best by h"]["test h"]), cell(row["prepared"])]
         cells += [f"{row[key]:.2g}" for key in ("difference", "reloaded")]
         lines.append(f"| {_title(name, row['point'])} | {' | '.join(cells)} |")
+    before = cell(next(iter(methods.values()))["before"])
     told = f"mean ± deviation over {trials} trials" if trials > 1 else "one trial"
     lines.append(
         f"\nTest accuracy in per cent, {told}: a vision transformer (6 blocks, 64 channels, no BN) from "
         f"{5 * scale['superclasses']} classes of CIFAR-100 (all of {scale['superclasses']} superclasses; "
-        f"{cell(next(iter(methods.values()))['before'])} on its own task) to SVHN, {scale['pretraining']} epochs of "
-        f"pre-training and {scale['tuning']} of fine-tuning with AdamW, batches of {scale['batch']}. *H-score* and *prepared* as above. *scores moved*: "
+        f"{before} on its own task) to SVHN, {scale['pretraining']} epochs of pre-training and "
+        f"{scale['tuning']} of fine-tuning with AdamW, batches of {scale['batch']}. *H-score* and *prepared* "
+        "as above. *scores moved*: "
         "the largest difference of any score of any source test image between the model as prepared and as "
         "tested, in `source()`; *after loading*: the same of both tasks between the model and what was saved "
         "and loaded again."
