@@ -106,11 +106,15 @@ def trained(name: str, folder: Path) -> nn.Module:
 
 
 def train(name: str, folder: Path) -> nn.Module:
-    """Train a network: one cycle of SGD, or of AdamW where there is no BN, and shifted images."""
+    """Train a network on its images."""
     make, _, epochs = NETWORKS[name]
     x, y = images(name, folder, "train")
     torch.manual_seed(0)
-    net: nn.Module = make()
+    return fit(make(), x, y, epochs, mirrored=name.startswith("cifar"), title=name)
+
+
+def fit(net: nn.Module, x: Tensor, y: Tensor, epochs: int, *, mirrored: bool, title: str) -> nn.Module:
+    """One cycle of SGD, or of AdamW where there is no BN, on shifted images; half of them mirrored."""
     weights, peak, size = net.parameters(), 0.1, 128
     optimizer: torch.optim.Optimizer
     if isinstance(net, SmallVit):
@@ -121,13 +125,13 @@ def train(name: str, folder: Path) -> nn.Module:
     batches = len(x) // size
     cycle = torch.optim.lr_scheduler.OneCycleLR(optimizer, peak, epochs * batches)
     net.train()
-    for _ in track(range(epochs), description=name):
+    for _ in track(range(epochs), description=title):
         order = torch.randperm(len(x))
         for k in range(batches):
             some = order[size * k : size * (k + 1)]
             down, right = (int(s) for s in torch.randint(-3, 4, (2,)))
             batch = torch.roll(x[some], (down, right), (2, 3))
-            if name.startswith("cifar") and torch.rand(()) < 0.5:
+            if mirrored and torch.rand(()) < 0.5:
                 batch = batch.flip(3)
             loss = functional.cross_entropy(net(batch), y[some])
             optimizer.zero_grad()

@@ -32,7 +32,10 @@ def parser() -> argparse.ArgumentParser:
         epilog="example: python -m experiments.transfer --data data/ --workers 2 --out runs/transfer",
     )
     top.add_argument(
-        "--scale", choices=["small", "medium", "full"], default="small", help="full is the paper's protocol"
+        "--scale",
+        choices=list(SCALES),
+        default="small",
+        help="full is the paper's protocol; vit has a vision transformer",
     )
     top.add_argument(
         "--out", metavar="FOLDER", default="runs/transfer", help="where the pieces go; resumes from them"
@@ -50,7 +53,12 @@ def parser() -> argparse.ArgumentParser:
 
 def run(options: argparse.Namespace) -> None:
     """Run the experiment, or what is left of it, and print its table. Each worker has one thread."""
-    pages = {"transfer": page.table, "transfer-ablation": page.ablation, "transfer-small": page.small}
+    pages = {
+        "transfer": page.table,
+        "transfer-ablation": page.ablation,
+        "transfer-small": page.small,
+        "transfer-vit": page.vit,
+    }
     if readme.shown(options, pages):
         return
     data = data_folder(options.data)

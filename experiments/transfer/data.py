@@ -28,6 +28,10 @@ class Images:
     valid: tuple[Tensor, Tensor]
     test: tuple[Tensor, Tensor]
 
+    def centred(self) -> Images:
+        """Pixels about zero, as a network without BN wants them."""
+        return Images(*(((x - 0.5) / 0.25, y) for x, y in (self.train, self.valid, self.test)))
+
 
 def data_files(folder: Path, partial: bool) -> dict[str, Path]:
     """Where the images of "source" and "target" are.
@@ -63,7 +67,9 @@ def _split(x: Tensor, y: Tensor, seed: int, most: int | None) -> tuple[Pair, Pai
     return (x[train], y[train]), (x[order[cut:]], y[order[cut:]])
 
 
-def source_task(path: Path, trial: int, task: int, most: int | None, *, tasks: int = 1) -> Images:
+def source_task(
+    path: Path, trial: int, task: int, most: int | None, *, tasks: int = 1, size: int = 4
+) -> Images:
     """Twenty classes of CIFAR-100: four superclasses, all five classes of each.
 
     The paper has each task "randomly sampling 4 superclasses", and all tasks of all trials distinct. So they
@@ -75,15 +81,16 @@ def source_task(path: Path, trial: int, task: int, most: int | None, *, tasks: i
         trial, task: which.
         most: images to train on.
         tasks: of a trial.
+        size: superclasses of a task, if not four.
     """
     images = colours(path, *IMAGES)
     coarse = arrays(path, "coarse_train", "coarse_test")
     superclasses = np.unique(coarse[0])
-    if len(superclasses) < 4:
-        raise UnusableImages(f"{path} has {len(superclasses)} superclasses: a source task takes four")
-    fours = list(combinations(superclasses, 4))
-    order = np.random.default_rng(seed("superclasses")).permutation(len(fours))
-    chosen = fours[order[(trial * tasks + task) % len(fours)]]
+    if len(superclasses) < size:
+        raise UnusableImages(f"{path} has {len(superclasses)} superclasses: a source task takes {size}")
+    sets = list(combinations(superclasses, size))
+    order = np.random.default_rng(seed("superclasses")).permutation(len(sets))
+    chosen = sets[order[(trial * tasks + task) % len(sets)]]
     parts = []
     for pixels, fine, over in zip(images[::2], images[1::2], coarse, strict=True):
         check_labels(over, pixels, "a coarse array", path)

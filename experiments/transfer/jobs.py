@@ -18,10 +18,18 @@ from typing import Any
 from safetensors.torch import load_file, save
 from torch import Tensor
 
-from experiments.transfer.data import data_files, source_task, target_task
+from experiments.transfer.data import Images, data_files, source_task, target_task
 from experiments.transfer.scale import Point, Scale, ablations, grid_points
 from experiments.transfer.streams import seed
-from experiments.transfer.training import Vgg8, importance_of, pretrain, sweep, tune_and_test, tuning_of
+from experiments.transfer.training import (
+    importance_of,
+    pretrain,
+    reloaded,
+    sweep,
+    tune_and_test,
+    tuning_of,
+    untrained,
+)
 from hope._util.files import write_file
 from hope.bench.accuracy import accuracy
 from hope.errors import HopeError, MissingData
@@ -59,12 +67,12 @@ def work(job: Job) -> str:
     if job.path.is_file():
         return str(job.path)
     scale, data = job.scale, data_files(Path(job.data), job.scale.partial)
-    source = source_task(data["source"], job.trial, job.task, scale.source, tasks=scale.tasks)
+    source, target = tasks_of(job, data)
     if job.point is None:
         model = pretrain(source, scale, seed("pre-training", job.trial, job.task))
         _write(job.path, model.state_dict())
         return str(job.path)
-    model = Vgg8(20, scale.width)
+    model = untrained(scale)
     model.load_state_dict(load_file(replace(job, point=None).path))
     importance = None
     if job.point.method == "ewc":
@@ -72,15 +80,22 @@ def work(job: Job) -> str:
         if not kept.is_file():
             _write(kept, importance_of(model, source))
         importance = load_file(kept)
-    most = scale.capped if job.sweep else scale.target
-    target = target_task(data["target"], job.trial, job.task, most)
     start = seed("fine-tuning", job.trial, job.task)
     tuning = tuning_of(model.eval(), job.point, source, start, importance)
     done = (sweep if job.sweep else tune_and_test)(tuning, job.point, source, target, scale)
     if not job.sweep:
         done["before"] = accuracy(model, *source.test)
+        done["reloaded"] = reloaded(tuning, model, source, target)
     write_file(job.path, json.dumps(done).encode())
     return str(job.path)
+
+
+def tasks_of(job: Job, data: Mapping[str, Path]) -> tuple[Images, Images]:
+    """The images of a job's source and target tasks."""
+    scale, where = job.scale, (job.trial, job.task)
+    source = source_task(data["source"], *where, scale.source, tasks=scale.tasks, size=scale.superclasses)
+    target = target_task(data["target"], *where, scale.capped if job.sweep else scale.target)
+    return (source.centred(), target.centred()) if scale.network == "vit" else (source, target)
 
 
 def _write(path: Path, tensors: Mapping[str, Tensor]) -> None:
@@ -187,8 +202,7 @@ def ablate(
     chosen = [Point(**results["methods"][name]["point"]) for name in methods or ABLATED]
     base = Job(str(folder), str(data), scale, 0, 0)
     files = data_files(data, scale.partial)
-    source = source_task(files["source"], 0, 0, scale.source, tasks=scale.tasks)
-    target = target_task(files["target"], 0, 0, scale.target)
+    source, target = tasks_of(base, files)
     changed = ablations(scale, len(source.train[0]), len(target.train[0]))
     found = results["ablation"] = {}
     for name, other in {"as it is": scale, **changed}.items():
@@ -210,13 +224,16 @@ def _pretrains_alike(one: Scale, other: Scale) -> bool:
 
 
 def _summary(rows: Sequence[dict[str, Any]], tasks: int) -> dict[str, Any]:
-    """Mean and deviation over trials, each the mean of its tasks."""
+    """Mean and deviation over trials, each the mean of its tasks; of differences the largest."""
 
     def over(values: Sequence[float]) -> list[float]:
         trials = [statistics.fmean(values[i : i + tasks]) for i in range(0, len(values), tasks)]
         return [statistics.fmean(trials), statistics.stdev(trials) if len(trials) > 1 else 0.0]
 
     found: dict[str, Any] = {key: over([row[key] for row in rows]) for key in ("before", "prepared")}
+    for key in ("difference", "reloaded"):
+        if all(key in row for row in rows):
+            found[key] = max(row[key] for row in rows)
     for best in ("best by target", "best by h"):
         keys = ("test target", "test source", "test source masked", "test h")
         found[best] = {key: over([row[best][key] for row in rows]) for key in keys}

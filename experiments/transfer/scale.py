@@ -6,6 +6,8 @@ penalty, "medium" in a fifth with five times: the penalty is there to empty the 
 a weight is rate × penalty × steps. (With the paper's penalty and so few steps there is no slack: severing a
 fifth of the neurons costs most of the source.) Fine-tuning has the same penalty as pre-training, as in the
 paper. "medium" is what one core does in an hour: it trains with convolutions in bfloat16, all else float32.
+"vit" is a vision transformer and AdamW, on as many superclasses as the part of CIFAR-100 at hand has; EWC,
+which the paper's strengths hardly hold back, is offered larger ones, too.
 """
 
 from __future__ import annotations
@@ -30,6 +32,8 @@ class Scale:
         partial: files with part of the data sets will do.
         percentiles, rates, strengths: the grids; rates by method.
         half: convolutions and products of training and validation in bfloat16; tests never.
+        network: "vgg-8", or "vit", which is trained with AdamW.
+        superclasses: of a source task.
     """
 
     width: float
@@ -48,10 +52,13 @@ class Scale:
     strengths: tuple[float, ...]
     rates: dict[str, tuple[float, ...]]
     half: bool = False
+    network: str = "vgg-8"
+    superclasses: int = 4
 
 
 _DEFT = (0.04, 0.02, 0.01, 0.005, 0.001)
 _SOME = (0.02, 0.005)
+_ADAM = (0.003, 0.001, 0.0002)
 _FULL = (0.02, 0.01, 0.005, 0.001, 0.0005, 0.0001)
 SCALES = {
     "full": Scale(
@@ -83,6 +90,16 @@ SCALES = {
             "head-only": (0.04, 0.01, 0.001), "full": (0.02, 0.001, 0.0001),
             "bn-tuning": (0.01, 0.001, 0.0001), "ewc": (0.01, 0.001, 0.0001), "l2-sp": (0.01, 0.001, 0.0001),
         },
+    ),
+    "vit": Scale(
+        1.0, 2, 1, 10, 4, 3, 64, 0.025, 1000, None, None, True,
+        (60, 40), (50.0, 500.0, 2000.0),
+        {
+            "deft": _ADAM[:2], "deft, absorbed": _ADAM[:2], "head-only": (0.03, 0.01, 0.001),
+            "full": _ADAM, "ewc": _ADAM,
+        },
+        network="vit",
+        superclasses=6,
     ),
 }  # fmt: skip
 

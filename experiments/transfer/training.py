@@ -18,13 +18,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import asdict
+from tempfile import TemporaryDirectory
 from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from experiments.train import fit
 from experiments.transfer.data import Images
 from experiments.transfer.scale import Point, Scale
 from hope.bench.accuracy import accuracy
@@ -32,11 +35,14 @@ from hope.deft import baselines
 from hope.deft.fisher import fisher
 from hope.deft.partition import partition
 from hope.deft.prepare import prepare
+from hope.deft.store import load
 from hope.deft.tuning import Tuning
+from zoo.networks import SmallVit
 
 MOMENTUM = 0.9
 KEEPS, EPSILON = 0.99, 1e-3  # of BN
 LAST = 1e-3  # α of the cosine
+CALIBRATION = 512  # unlabelled source images that tell a vision transformer's signals
 
 State: TypeAlias = dict[str, Tensor]
 
@@ -74,6 +80,14 @@ class Vgg8(nn.Sequential):
         parts += [nn.BatchNorm1d(sizes[6], EPSILON, 1 - KEEPS), nn.ReLU()]
         super().__init__(*parts, keras(nn.Linear(sizes[6], classes)))
         self.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+
+
+def untrained(scale: Scale) -> nn.Module:
+    """A scale's network, with one output for each class of its source tasks."""
+    classes = 5 * scale.superclasses
+    if scale.network == "vit":
+        return SmallVit(classes, width=round(64 * scale.width))
+    return Vgg8(classes, scale.width)
 
 
 def h_score(target: float, source: float) -> float:
@@ -118,19 +132,27 @@ def _epoch(
 
 def _optimizer(
     model: nn.Module, rate: float, penalty: float, decays: Callable[[str, Tensor], bool]
-) -> torch.optim.SGD:
+) -> torch.optim.Optimizer:
     named = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
     groups = [
         {"params": [p for n, p in named if decays(n, p)], "weight_decay": 2 * penalty},
         {"params": [p for n, p in named if not decays(n, p)], "weight_decay": 0.0},
     ]
-    return torch.optim.SGD([g for g in groups if g["params"]], lr=rate, momentum=MOMENTUM)
+    groups = [group for group in groups if group["params"]]
+    if isinstance(model, SmallVit):
+        return torch.optim.AdamW(groups, lr=rate)
+    return torch.optim.SGD(groups, lr=rate, momentum=MOMENTUM)
 
 
 def pretrain(images: Images, scale: Scale, seed: int) -> nn.Module:
-    """A source model: cosine from 0.05, L2 on kernels and BN scales, no early stopping."""
+    """A source model: cosine from 0.05, L2 on kernels and BN scales, no early stopping.
+
+    A vision transformer is trained as `experiments.train` trains it.
+    """
     torch.manual_seed(seed)
-    model = Vgg8(20, scale.width)
+    model = untrained(scale)
+    if isinstance(model, SmallVit):
+        return fit(model, *images.train, scale.pretraining, mirrored=True, title="source model")
     scales = {
         f"{name}.weight"
         for name, m in model.named_modules()
@@ -165,6 +187,8 @@ def tuning_of(
     Merges are the paper's, of pairs, unless the method says otherwise. Baselines do not merge: their
     partition only tells what a masked source head does not hear.
 
+    A vision transformer's stream is core, and its signals are measured on unlabelled source images.
+
     Args:
         model: the source model.
         point: the method.
@@ -179,12 +203,26 @@ def tuning_of(
     merge: bool | str = "sum" if "sum merges" in point.method else "pair"
     merge = merge if point.method.startswith("deft") else False
     example = source.train[0][:2]
+    measured = None
+    frozen: list[str] = []
+    if isinstance(model, SmallVit):
+        measured, frozen = torch.split(source.train[0][:CALIBRATION], 64), ["patches"]
     part = partition(
-        model, example, percentile=point.percentile, by=by, merge=merge, seed=seed, progress=False
+        model,
+        example,
+        percentile=point.percentile,
+        by=by,
+        merge=merge,
+        core=frozen,
+        seed=seed,
+        calibration=measured,
+        progress=False,
     )
     if point.method.startswith("deft"):
         sever = "absorb" if "absorbed" in point.method else "mask"
-        return prepare(model, part, head=head, freeze_statistics="frozen" in point.method, sever=sever)
+        measured = measured if sever == "absorb" else None
+        held = "frozen" in point.method
+        return prepare(model, part, head=head, freeze_statistics=held, sever=sever, calibration=measured)
     if point.method == "ewc":
         importance = importance_of(model, source) if importance is None else importance
         return baselines.ewc(model, part, importance=importance, strength=point.strength, head=head)
@@ -234,10 +272,13 @@ def tune_and_test(
 ) -> dict[str, Any]:
     """Fine-tune, and test what the best epochs came to.
 
-    "prepared" is the test accuracy of the source task before the first step.
+    "prepared" is the test accuracy of the source task before the first step, "difference" the largest one
+    between its scores then and at the best epochs, over all test images.
     """
     with tuning.source() as back:
         first = {"prepared": accuracy(back, *source.test)}
+        scores = scores_of(back, source.test[0])
+    differences = []
     found, states = tune(tuning, point, source, target, scale, scale.tuning)
     tested: dict[float, dict[str, float]] = {}
     for best, state in states.items():
@@ -245,8 +286,34 @@ def tune_and_test(
         if epoch not in tested:
             tuning.model.load_state_dict(state)
             tested[epoch] = _test(tuning, source, target)
+            with tuning.source() as back:
+                differences.append(_largest(scores_of(back, source.test[0]), scores))
         found[best] = {**found[best], **tested[epoch]}
-    return {**first, **found}
+    return {**first, "difference": max(differences), **found}
+
+
+def reloaded(tuning: Tuning, model: nn.Module, source: Images, target: Images) -> float:
+    """Save a tuning, load it on top of its source model: how much the scores of both tasks differ at most."""
+    with TemporaryDirectory() as folder:
+        again = load(tuning.save_pretrained(folder), model)
+    differences = []
+    for masked, x in ((False, target.test[0]), (True, source.test[0])):
+        pair = []
+        for one in (tuning, again):
+            with one.source() if masked else nullcontext(one.model.eval()) as net:
+                pair.append(scores_of(net, x))
+        differences.append(_largest(*pair))
+    return max(differences)
+
+
+def scores_of(model: nn.Module, x: Tensor, batch: int = 125) -> Tensor:
+    """A model's answers."""
+    with torch.inference_mode():
+        return torch.cat([model(some) for some in torch.split(x, batch)])
+
+
+def _largest(one: Tensor, other: Tensor) -> float:
+    return float((one - other).abs().max())
 
 
 def _test(tuning: Tuning, source: Images, target: Images) -> dict[str, float]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from pathlib import Path
 
 import pytest
@@ -123,3 +124,46 @@ def test_what_slack_says_is_saved(tmp_path: Path) -> None:
     assert torch.equal(_answers(again), _answers(tuning))
     _train(again.model, 3)
     assert torch.equal(_answers(again), _answers(tuning))
+
+
+def test_a_vit_of_transformers_learns_keeps_its_source_and_is_saved(tmp_path: Path) -> None:
+    transformers = pytest.importorskip("transformers", reason="the model is of transformers")
+    config = transformers.ViTConfig(
+        hidden_size=16, intermediate_size=32, num_hidden_layers=2, num_attention_heads=4,
+        image_size=32, patch_size=8, num_labels=5,
+    )  # fmt: skip
+    net = randomise(transformers.ViTForImageClassification(config), 3).eval()
+    part = hope.deft.partition(
+        net,
+        {"pixel_values": _images(2)},
+        percentile=60,
+        merge=False,
+        core=["vit.embeddings*"],
+        calibration=[{"pixel_values": _images(16)}],
+    )
+    tuning = hope.deft.prepare(net, part, head=3)
+    x, y = _images(24, 5), torch.arange(24) % 3
+
+    def answers(of: Tuning) -> Tensor:
+        with of.source() as model, torch.no_grad():
+            return model(pixel_values=x).logits
+
+    before, start = answers(tuning), copy.deepcopy(tuning.model)
+    optimizer = torch.optim.AdamW(tuning.model.parameters(), lr=0.01, weight_decay=0.1)
+    for _ in range(4):
+        optimizer.zero_grad()
+        functional.cross_entropy(tuning.model(pixel_values=x).logits, y).backward()
+        optimizer.step()
+    again = hope.deft.load(tuning.save_pretrained(tmp_path), net)
+    assert tuning.moved() == again.moved() == []
+    for one in (tuning, again):
+        assert torch.equal(answers(one), before)
+    with torch.no_grad():
+        first, now, loaded = (m.eval()(pixel_values=x).logits for m in (start, tuning.model, again.model))
+    assert torch.equal(loaded, now)
+    assert not torch.allclose(now, first)
+    tuning.model.config.num_labels = 3  # as docs/deft.md says: then others load the new task's model
+    tuning.model.save_pretrained(tmp_path / "theirs")
+    theirs = transformers.ViTForImageClassification.from_pretrained(tmp_path / "theirs").eval()
+    with torch.no_grad():
+        assert torch.equal(theirs(pixel_values=x).logits, now)

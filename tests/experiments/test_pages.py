@@ -115,6 +115,7 @@ def test_the_pages_have_the_tables_of_the_committed_results(tmp_path: Path) -> N
         ("transfer", transfer.table),
         ("transfer-ablation", transfer.ablation),
         ("transfer-small", transfer.small),
+        ("transfer-vit", transfer.vit),
         ("speed", speed.table),
         ("coverage", coverage.committed),
         ("reach", coverage.sentence),

@@ -17,7 +17,7 @@ from experiments.transfer import jobs as transfer
 from experiments.transfer import training as transfer_training
 from experiments.transfer.__main__ import main
 from experiments.transfer.data import data_files, source_task, target_task
-from experiments.transfer.page import table
+from experiments.transfer.page import table, vit
 from experiments.transfer.scale import SCALES, Point, ablations, grid_points
 from experiments.transfer.streams import seed
 from hope.bench.images import UnusableImages
@@ -450,3 +450,31 @@ def test_both_best_epochs_are_told(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert [found[best]["epoch"] for best in ("best by target", "best by h")] == [1, 2]
     assert found["best by h"]["h"] == pytest.approx(0.5)
     assert not torch.equal(states["best by target"]["27.weight"], states["best by h"]["27.weight"])
+
+
+def test_a_vision_transformer_goes_through_and_its_source_stays_to_the_bit(tmp_path: Path) -> None:
+    _fake(tmp_path)
+    tiny = replace(
+        SCALES["vit"],
+        width=0.25, trials=1, pretraining=1, tuning=1, sweep=1, batch=16, capped=32, target=48,
+        percentiles=(60,), strengths=(50.0,),
+        rates={"deft": (0.01,), "deft, absorbed": (0.01,), "head-only": (0.01,), "full": (0.01,)},
+    )  # fmt: skip
+    out = tmp_path / "out"
+    found = transfer.run(out, tmp_path, tiny)
+    assert load_file(out / "source-0-0.safetensors")["head.weight"].shape == (30, 16)
+    kept = {name for name, row in found.items() if row["difference"] == 0}
+    assert kept == {"deft", "deft, absorbed", "head-only"}
+    assert all(row["reloaded"] == 0 for row in found.values())
+    lines = vit(out / "results.json").splitlines()[2:6]
+    assert [line.split(" (")[0] for line in lines] == [f"| {name}" for name in found]
+    assert lines[0].endswith("| 0 | 0 |")
+
+
+def test_pixels_are_centred_for_a_network_without_bn(tmp_path: Path) -> None:
+    _fake(tmp_path)
+    plain = source_task(data_files(tmp_path, partial=True)["source"], 0, 0, None)
+    centred = plain.centred()
+    assert abs(float(centred.train[0].mean())) < 0.1  # of bytes that are all as likely
+    assert torch.equal(centred.test[0], (plain.test[0] - 0.5) / 0.25)
+    assert torch.equal(centred.test[1], plain.test[1])
