@@ -102,7 +102,12 @@ class Paced:
         return None
 
     def _how(self, method: str, multiple: int) -> dict[str, Any]:
-        return {"method": method, "multiple_of": multiple if multiple > 1 else None, "anatomy": self._anatomy, "progress": False}
+        return {
+            "method": method,
+            "multiple_of": multiple if multiple > 1 else None,
+            "anatomy": self._anatomy,
+            "progress": False,
+        }
 
 
 def _runtime(engine: str, batch: int) -> Runtime:
