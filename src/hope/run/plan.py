@@ -9,6 +9,7 @@ from fnmatch import fnmatchcase
 from torch import nn
 
 from hope._util.calls import Example
+from hope._util.memory import InTurn
 from hope.anatomy.anatomy import Anatomy
 from hope.anatomy.gone import Gone
 from hope.anatomy.sizes import Counts, Releases, Size, sizes, stored
@@ -116,6 +117,8 @@ class Plan:
         Args:
             done: what an interrupted run has done already; the rest follows.
         """
+        if executor is None and self.known.many:
+            executor = InTurn()
         return iter(
             Merger(
                 self.states,
