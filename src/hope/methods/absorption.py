@@ -75,11 +75,14 @@ class _Side:
     """One reader's C⁻¹ and H. Rows of neurons that are gone are zero, and dropped when half of all are."""
 
     def __init__(self, moments: Tensor, outer: Tensor, channels: int) -> None:
-        self._inverse = torch.linalg.inv(moments)
+        self._inverse = self._inverted(moments)
         self._outer = outer.clone()
         self._at = np.arange(len(outer) // channels)  # where the neurons that are left stand
         self.channels = channels
         self.left = 1.0
+
+    def _inverted(self, moments: Tensor) -> Tensor:
+        return torch.linalg.inv(moments)
 
     def losses(self) -> Array:
         """What each neuron's leaving would lose, as a fraction of the outputs' variance."""
@@ -129,6 +132,10 @@ class _WideSide(_Side):
     def __init__(self, moments: Tensor, outer: Tensor) -> None:
         super().__init__(moments, outer, 1)
         self._begin()
+
+    def _inverted(self, moments: Tensor) -> Tensor:
+        factor, failed = torch.linalg.cholesky_ex(moments)
+        return super()._inverted(moments) if failed else torch.cholesky_inverse(factor)
 
     def _begin(self) -> None:
         self._there = torch.ones(len(self._outer), dtype=torch.float64)

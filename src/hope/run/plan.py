@@ -9,7 +9,6 @@ from fnmatch import fnmatchcase
 from torch import nn
 
 from hope._util.calls import Example
-from hope._util.memory import InTurn
 from hope.anatomy.anatomy import Anatomy
 from hope.anatomy.gone import Gone
 from hope.anatomy.sizes import Counts, Releases, Size, sizes, stored
@@ -117,8 +116,6 @@ class Plan:
         Args:
             done: what an interrupted run has done already; the rest follows.
         """
-        if executor is None and self.known.many:
-            executor = InTurn()
         return iter(
             Merger(
                 self.states,
@@ -131,6 +128,7 @@ class Plan:
                 saves=self.pace.savings() if self.pace is not None else None,
                 done=done,
                 groups=self.groups,
+                in_turn=self.known.many,
             )
         )
 

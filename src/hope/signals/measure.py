@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from hope import ops
-from hope._util.memory import allowed, filed
+from hope._util.memory import PART, allowed, filed
 from hope.anatomy.anatomy import Anatomy
 from hope.anatomy.units import Unit
 from hope.errors import InvalidExample
@@ -26,7 +26,6 @@ from hope.signals.places import counts, normed_adds
 
 PLACES = 4  # places of one input that count as one more sample
 KINDS = 5  # matrices of a layer's size that absorption holds: moments, and twice two that it works with
-PART = 4  # of the memory that there is, what moments that are being measured take
 
 
 class _Sums:
