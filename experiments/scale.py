@@ -15,6 +15,7 @@ import sys
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from importlib import import_module
 from pathlib import Path
 from threading import Event, Thread
 from typing import Any
@@ -90,26 +91,30 @@ def parser() -> argparse.ArgumentParser:
     return top
 
 
+def transformers() -> Any:
+    """The library, which other experiments do without."""
+    declare_missing_operators()
+    return import_module("transformers")
+
+
 def written(folder: Path, size: str) -> Path:
     """The random model, as transformers saves it."""
-    import transformers
-
+    library = transformers()
     path = folder / f"llama-{size}"
     if not path.is_dir():
         torch.manual_seed(0)
-        config = transformers.LlamaConfig(**SIZES[size], tie_word_embeddings=True, dtype="bfloat16")
-        model = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)
+        config = library.LlamaConfig(**SIZES[size], tie_word_embeddings=True, dtype="bfloat16")
+        model = library.AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)
         model.save_pretrained(path, max_shard_size="500MB")
     return path
 
 
 def measured(path: Path, params: float) -> dict[str, Any]:
     """One model from its folder to a smaller one in a folder, step by step."""
-    import transformers
-
+    library = transformers()
     watch, draw = Watch(), torch.Generator().manual_seed(0)
     with watch.phase("load"):
-        model = transformers.AutoModelForCausalLM.from_pretrained(path).eval()
+        model = library.AutoModelForCausalLM.from_pretrained(path).eval()
     shape = (WINDOWS, TOKENS)
     vocabulary = model.config.vocab_size
     batches = [{"input_ids": torch.randint(2, vocabulary, shape, generator=draw)} for _ in range(BATCHES)]
@@ -120,11 +125,11 @@ def measured(path: Path, params: float) -> dict[str, Any]:
         how: dict[str, Any] = {"uniform": True, "anatomy": anatomy, "progress": None}
         encoding = hope.encode(model, batches[0], params=params, method=method, **how)
     with watch.phase("cut"):
-        small = encoding.model
+        small: Any = encoding.model
     with watch.phase("save"):
         small.save_pretrained(path.with_name(f"{path.name}-small"), max_shard_size="500MB")
     with watch.phase("load again"), torch.no_grad():
-        again = transformers.AutoModelForCausalLM.from_pretrained(path.with_name(f"{path.name}-small")).eval()
+        again = library.AutoModelForCausalLM.from_pretrained(path.with_name(f"{path.name}-small")).eval()
         same = torch.equal(again(**batches[0]).logits, small(**batches[0]).logits)
     return {
         "parameters": [anatomy.size().parameters, encoding.size.parameters],
@@ -141,7 +146,6 @@ def run(options: argparse.Namespace) -> None:
     """Measure what is missing."""
     if readme.shown(options, {"scale": table}):
         return
-    declare_missing_operators()
     out = Path(options.out)
     check_out(out)
     results = json.loads(out.read_text()) if out.is_file() else {}

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import torch
@@ -81,7 +82,7 @@ class _Side:
         self.channels = channels
         self.left = 1.0
 
-    def _inverted(self, moments: Tensor) -> Tensor:
+    def _inverted(self, moments: Tensor) -> Any:
         return torch.linalg.inv(moments)
 
     def losses(self) -> Array:
@@ -133,7 +134,7 @@ class _WideSide(_Side):
         super().__init__(moments, outer, 1)
         self._begin()
 
-    def _inverted(self, moments: Tensor) -> Tensor:
+    def _inverted(self, moments: Tensor) -> Any:
         factor, failed = torch.linalg.cholesky_ex(moments)
         return super()._inverted(moments) if failed else torch.cholesky_inverse(factor)
 

@@ -154,7 +154,7 @@ def _gather(
     model: nn.Module,
     anatomy: Anatomy,
     inputs: Iterable[Any],
-    sums: Mapping[str, _Sums],
+    sums: dict[str, _Sums],
     replay: Replay | None = None,
     **options: Any,
 ) -> None:
