@@ -38,6 +38,7 @@ SIZES: dict[str, dict[str, int]] = {
            "num_attention_heads": 32, "num_key_value_heads": 4},
 }  # fmt: skip
 WINDOWS, TOKENS, BATCHES = 4, 64, 2  # what moments are measured on
+PHASES = ("load", "inspect", "encode", "cut", "save", "load again")
 KINDS = {"VmRSS": "resident", "RssAnon": "anonymous"}
 
 
@@ -171,7 +172,8 @@ def table() -> str:
             "| | seconds | peak resident, GB | of it anonymous, GB |",
             "|---|---|---|---|",
         ]
-        for name, one in entry["phases"].items():
+        for name in PHASES:
+            one = entry["phases"][name]
             lines.append(
                 f"| {name} | {one['seconds']:.0f} | {one['resident']:.2f} | {one['anonymous']:.2f} |"
             )
