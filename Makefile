@@ -32,6 +32,7 @@ figures: setup
 	$(BIN)/python -m experiments.refit --write-pages
 	$(BIN)/python -m experiments.streams --write-pages
 	$(BIN)/python -m experiments.vit --write-pages
+	$(BIN)/python -m experiments.scale --write-pages
 	$(BIN)/python -m experiments.pairs --write-pages
 	$(BIN)/python -m experiments.rules --write-pages
 	$(BIN)/python -m experiments.study --write-pages

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from hope._util.calls import Example, duplicate
 from hope._util.finite import check_finite
+from hope._util.memory import PART, Unchanged, allowed, size_of
 from hope._util.progress import busy
 from hope.anatomy.anatomy import Anatomy
 from hope.anatomy.read import read_model
@@ -247,6 +248,8 @@ def work(
     how: dict[str, Any] = {"pace": plan.pace, "groups": plan.groups, "progress": progress}
     multiples = (multiple_of,) if multiple_of else plan.pace.multiples if plan.pace is not None else (1,)
     trajectory, multiple_of = collect(anatomy, more, budget, begun.steps, multiples, file, **how)
+    large = size_of(model) > allowed() / PART
+    original = duplicate(model, [*model.parameters(), *model.buffers()] if large else ())
     encoding = Encoding(
         anatomy,
         trajectory,
@@ -255,13 +258,14 @@ def work(
         plan.left_alone,
         plan.known.intakes,
         plan.notes(multiple_of),
-        duplicate(model),
+        original,
         example,
         method.measures(plan.known, plan.states),
         {**settings, "multiple_of": multiple_of},
         plan.known.inputs if method.rewrite.refit else (),
         judge,
         runtime=where,
+        unchanged=Unchanged(model) if large else None,
         fitting=file.path.with_name(f"{file.path.name}.fit") if file is not None else None,
     )
     encoding = _noted(encoding.ended_at(budget, multiple_of, progress=progress), budget)

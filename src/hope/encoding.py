@@ -12,11 +12,12 @@ from typing import Any
 from torch import nn
 
 from hope._util.calls import Example
+from hope._util.memory import Unchanged
 from hope._util.progress import bar
 from hope._util.tables import grid, html, text
 from hope.anatomy.anatomy import Anatomy
 from hope.anatomy.sizes import Size
-from hope.errors import InfeasibleBudget
+from hope.errors import InfeasibleBudget, InvalidAction
 from hope.judge.fidelity import LOOKS, Judge, images_for, longest_above
 from hope.latency.runtime import Runtime, machine
 from hope.latency.stopwatch import Stopwatch
@@ -55,6 +56,7 @@ class Encoding:
         inputs: what weights are fitted on in the end, if they are.
         runtime: where its latency counts, if it was made for one.
         fitting: a file to note in what is fitted, while that is under way.
+        unchanged: tells whether the model, too large to be copied, is still as it was.
 
     Example:
         >>> import torch, hope
@@ -86,6 +88,7 @@ class Encoding:
     runtime: Runtime | None = None
     _timed: dict[int, int] = field(default_factory=dict)
     fitting: Path | None = None
+    unchanged: Unchanged | None = None
 
     @cached_property
     def model(self) -> nn.Module:
@@ -111,6 +114,10 @@ class Encoding:
         return self._after(self.trajectory.steps_to(budget.unit, budget.value))
 
     def _after(self, steps: int, checkpoint: Path | None = None) -> nn.Module:
+        if self.unchanged is not None and not self.unchanged:
+            raise InvalidAction(
+                "the model was too large to be copied, and has been changed since: load it anew"
+            )
         return compressed(
             self.original,
             self.anatomy,

@@ -2,29 +2,33 @@
 
 from __future__ import annotations
 
+import pickle
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
 
 from hope.geometry.projection import RIDGE, ridged, takeover
+from hope.methods import absorption
 from hope.methods.absorb import MOST, taken
-from hope.methods.absorption import LEFT, AbsorbPath, AbsorbState
+from hope.methods.absorption import LEFT, AbsorbPath, AbsorbState, Late
 
 
 def random_state(
     seed: int, n: int = 10, channels: int = 1, readers: int = 1, rank: int | None = None
 ) -> AbsorbState:
     generator = torch.Generator().manual_seed(seed)
-    state = AbsorbState("layer", n, 10, 0.6, [], [])
+    moments, outers = [], []
     for _ in range(readers):
         size = n * channels
         factor = torch.randn(size, rank or 3 * size, generator=generator, dtype=torch.float64)
         weight = torch.randn(size, 40, generator=generator, dtype=torch.float64)
         covariance = factor @ factor.T / factor.shape[1]
         outer = weight @ weight.T
-        state.moments.append(ridged(covariance))
-        state.outer.append(outer / (outer * covariance).sum())
-    return state
+        moments.append(ridged(covariance))
+        outers.append(outer / (outer * covariance).sum())
+    return AbsorbState("layer", n, 10, 0.6, moments, outers)
 
 
 def loss(state: AbsorbState, gone: list[int], reader: int) -> float:
@@ -75,6 +79,30 @@ def test_downdated_inverses_match_fresh_ones() -> None:
     alive = torch.tensor(path.alive)
     fresh = np.linalg.inv(state.moments[0][alive][:, alive].numpy())
     assert np.allclose(path._sides[0].inverse, fresh, rtol=1e-8, atol=1e-8 * np.abs(fresh).max())
+
+
+@pytest.mark.parametrize("readers", [1, 2])
+def test_removals_that_are_gathered_are_those_made_one_by_one(
+    readers: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    state = random_state(1, n=200, readers=readers)
+    plain = list(AbsorbPath(state).steps())
+    monkeypatch.setattr(absorption, "WIDE", 1)
+    path = AbsorbPath(state)
+    found = [path.step() for _ in range(90)]  # one round of 64, and some that wait
+    assert path._sides[0]._waiting == 26
+    fresh = torch.linalg.inv(state.moments[0][path.alive][:, path.alive])
+    assert torch.allclose(path._sides[0].inverse, fresh, rtol=1e-8)
+    found += path.steps()
+    assert [step.gone for step in found] == [step.gone for step in plain]
+    assert [step.cost for step in found] == pytest.approx([step.cost for step in plain], rel=1e-9)
+
+
+def test_a_layer_whose_matrices_are_made_late_goes_the_same_way() -> None:
+    state = random_state(2)
+    late = replace(state, moments=Late([lambda: state.moments[0]]), outer=Late([lambda: state.outer[0]]))
+    for one in (late, pickle.loads(pickle.dumps(late))):
+        assert list(AbsorbPath(one).steps()) == list(AbsorbPath(state).steps())
 
 
 def test_one_by_one_equals_all_at_once() -> None:

@@ -110,11 +110,15 @@ def configs(config: Any) -> list[Any]:
     return [config, *(getattr(config, name, None) for name in names)]
 
 
-def duplicate(model: nn.Module) -> nn.Module:
-    """A deep copy, or the reason why there can be none."""
+def duplicate(model: nn.Module, shared: Iterable[Tensor] = ()) -> nn.Module:
+    """A deep copy, or the reason why there can be none.
+
+    Args:
+        shared: parameters and buffers that the copy has in common with the model.
+    """
     try:
         with torch.inference_mode(False):  # what is made there could not be trained
-            return copy.deepcopy(model)
+            return copy.deepcopy(model, {id(tensor): tensor for tensor in shared})
     except Exception as error:  # whatever a module's attributes raise
         raise UnsupportedModel(
             f"{type(model).__name__} cannot be copied: {first_line(error)}; "

@@ -9,8 +9,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any, TypeAlias
 
 import torch
@@ -20,6 +18,7 @@ from torch.fx.node import map_arg
 from torch.utils import _pytree as pytree
 
 from hope._util.calls import Example, as_call
+from hope._util.memory import filed
 from hope.errors import InvalidExample
 from hope.graph.capture import Graph, capture
 from hope.graph.program import Program, read_program, standings
@@ -113,7 +112,7 @@ class Execution:
         for batch, graph in enumerate(self._graphs):
             one = self._one(graph.nodes[position], graph, batch)
             size = one.nbytes if isinstance(one, Tensor) else 0
-            found.append(_filed(one) if size and self._held + size > HELD else one)
+            found.append(filed(one) if size and self._held + size > HELD else one)
             self._held += size
         self._values[position] = found
 
@@ -141,14 +140,6 @@ class Execution:
             args = (args[0].clone(), *args[1:])  # others may still have to read it as it was
         assert callable(node.target)
         return node.target(*args, **kwargs)
-
-
-def _filed(tensor: Tensor) -> Tensor:
-    """The same in a file that goes with it: the system decides how much of it is in memory."""
-    with TemporaryDirectory(ignore_cleanup_errors=True) as folder:
-        file = str(Path(folder) / "tensor")
-        held = torch.from_file(file, shared=True, size=tensor.numel(), dtype=tensor.dtype)
-    return held.reshape(tensor.shape).copy_(tensor)
 
 
 def flat(batch: Example) -> list[Any]:

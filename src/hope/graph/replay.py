@@ -36,11 +36,12 @@ class Replay:
     def __init__(self, model: nn.Module, program: Program) -> None:
         self._model = model
         self._known = {operation.name: _what(operation) for operation in program}
-        self._captured: dict[Any, Graph] = {}
+        self._captured: dict[Any, tuple[Graph, dict[str, tuple[str, str]]]] = {}
 
     @torch.no_grad()
     def run(self, batch: Example, wanted: Collection[str], hear: Hear) -> None:
-        """Run it in evaluation on one batch; `hear` is given the wanted operations' results as they are made.
+        """Run it in evaluation on one batch, as far as anything is wanted; `hear` is given the wanted
+        operations' results as they are made.
 
         Raises:
             InvalidExample: the model cannot run on the batch, or does something else there than on its
@@ -50,14 +51,15 @@ class Replay:
         key = (*signature(call), *as_call(batch)[1])  # named inputs may come in any order
         if key not in self._captured:
             graph = capture(self._model, batch, progress=False)
-            there = {one.name: _what(one) for one in read_program(graph)}
-            if any(there.get(name) != self._known[name] for name in wanted):
-                raise InvalidExample("the model does something else on it than on its example")
-            self._captured[key] = graph
-        graph = self._captured[key]
+            self._captured[key] = graph, {one.name: _what(one) for one in read_program(graph)}
+        graph, there = self._captured[key]
+        if any(there.get(name) != self._known[name] for name in wanted):
+            raise InvalidExample("the model does something else on it than on its example")
         last = {other: node for node in graph.nodes for other in node.all_input_nodes}
         values: dict[Node, Any] = self._given(graph, call)
-        for node in graph.nodes:
+        nodes = list(graph.nodes)
+        end = max((place + 1 for place, node in enumerate(nodes) if node.name in wanted), default=0)
+        for node in nodes[:end]:
             if node.op == "call_function":
                 args, kwargs = (
                     map_arg(node.args, values.__getitem__),

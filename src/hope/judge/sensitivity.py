@@ -46,5 +46,5 @@ def _sensitivity(
         steps.append(step)
         if path.left <= LEFT:
             break
-    small = cut(model, plan.anatomy, steps, intakes=plan.known.intakes)
+    small = cut(model, plan.anatomy, steps, intakes=plan.known.intakes, shared=True)
     return max(LEAST, 1 - judge(small)) / max(LEAST, -math.log(path.left))

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence, Sized
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import chain
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, TypeAlias
 
 import torch
 from torch import Tensor, nn
@@ -23,7 +23,7 @@ from hope.anatomy.units import Unit
 from hope.errors import UnknownMethod, first_line
 from hope.geometry.projection import outgoing, ridged, unexplained
 from hope.graph.blocks import Block
-from hope.methods.absorption import AbsorbPath, AbsorbState
+from hope.methods.absorption import AbsorbPath, AbsorbState, Late
 from hope.methods.base import Branch, Known, Method, Rewrite, State, listed
 from hope.methods.calibration import Calibration, batches_of, check_calibration
 from hope.ops.weight import uses_of_weights
@@ -31,9 +31,10 @@ from hope.reasons import Cause, Reason
 from hope.signals.bn import Numbers
 from hope.signals.energy import capacities
 from hope.signals.intake import Intake, beside, channels_of, propagated_intakes
-from hope.signals.measure import measured_intakes
+from hope.signals.measure import many_moments, measured_intakes
 from hope.signals.settle import stand_in
 
+Matrix: TypeAlias = Callable[[], Tensor]  # how it is made
 AUTOMATIC = ("look", "refit")  # options that the network decides about, unless they are given
 MOST = 512  # inputs that weights are fitted on
 MARGIN = 0.85  # the judge is kind to evictions: one must leave less than this of the loss of fidelity
@@ -119,7 +120,8 @@ class Absorb(Method):
         if not inputs and surrogate.fallbacks:
             some = listed(surrogate.fallbacks)
             notes += (f"not propagated, taken pair by pair instead: the inputs of {some}",)
-        return Known(anatomy, numbers, intakes, surrogate, notes, tuple(inputs))
+        many = bool(inputs) and many_moments(anatomy)
+        return Known(anatomy, numbers, intakes, surrogate, notes, tuple(inputs), many)
 
     def _measured(
         self,
@@ -146,7 +148,7 @@ class Absorb(Method):
     def state(self, unit: Unit, known: Known) -> AbsorbState | Reason:
         """Covariances of what the unit's readers read, and their weights."""
         share = branch_share(unit.block, known) if self.share and unit.block is not None else 1.0
-        state = AbsorbState(unit.name, unit.neurons, Releases(known.anatomy).unit(unit.name), share, [], [])
+        moments, outer, parts = list[Matrix](), list[Matrix](), list[float]()
         stream = unit.kind == "stream"
         uses = uses_of_weights(known.anatomy.program)
         for reader in unit.readers:
@@ -161,13 +163,14 @@ class Absorb(Method):
             if channels is None:
                 return Cause.NO_PLAIN_ORDER.at(reader.module)
             flat = channels.flatten()
-            weight = intake.laid(known.numbers[intake.weight])[:, :, flat]
             every = torch.cat([flat, beside(known.anatomy, unit, intake)])
-            state.moments.append(unexplained(ridged(intake.moments[every][:, every]), len(flat)))
-            state.outer.append(outgoing(weight, intake.taps, metric(intake, known)))
+            moments.append(partial(_moments, intake, every, len(flat)))
+            outer.append(partial(_outer, intake, flat, known))
             home = known.anatomy.home(reader.weight) if stream and self.share else None
-            state.parts.append(branch_share(home, known) if home is not None else 1.0)
-        return state
+            parts.append(branch_share(home, known) if home is not None else 1.0)
+        made = Late if known.many else _made
+        release = Releases(known.anatomy).unit(unit.name)
+        return AbsorbState(unit.name, unit.neurons, release, share, made(moments), made(outer), parts)
 
     @property
     def looks(self) -> bool:
@@ -219,6 +222,21 @@ class Absorb(Method):
     def told(self) -> dict[str, Any]:
         """As plain data; calibration inputs by a hash."""
         return {**super().told(), "calibration": told_inputs(self.calibration)}
+
+
+def _made(make: Sequence[Matrix]) -> list[Tensor]:
+    return [each() for each in make]
+
+
+def _moments(intake: Intake, channels: Tensor, own: int) -> Tensor:
+    """Ridged covariances of the first of these channels, as far as the others do not explain them."""
+    return unexplained(ridged(intake.moments[channels][:, channels]), own)
+
+
+def _outer(intake: Intake, channels: Tensor, known: Known) -> Tensor:
+    """The Gram matrix of what a weight does with these channels."""
+    weight = intake.laid(known.numbers[intake.weight])[:, :, channels]
+    return outgoing(weight, intake.taps, metric(intake, known))
 
 
 def taken(batches: Iterator[Any], most: int) -> list[Any]:

@@ -10,8 +10,9 @@ the layer's branch writes.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import torch
@@ -23,6 +24,24 @@ from hope.anatomy.steps import Absorption, Step
 Array = NDArray[np.float64]
 LEFT = 1e-6  # the least fraction of signal that a logarithm is taken of
 TIE = 1e-12
+WIDE = 2048  # channels from which removals are gathered: matrices that no cache holds
+GATHERED = 64  # removals that are carried out on the whole matrices at once
+
+
+class Late(Sequence[Tensor]):
+    """Matrices that are made whenever they are asked for, and not kept."""
+
+    def __init__(self, make: Sequence[Callable[[], Tensor]]) -> None:
+        self._make = make
+
+    def __getitem__(self, place: int) -> Tensor:  # type: ignore[override]
+        return self._make[place]()
+
+    def __len__(self) -> int:
+        return len(self._make)
+
+    def __reduce__(self) -> tuple[type[list[Tensor]], tuple[list[Tensor]]]:
+        return list, (list(self),)  # a worker elsewhere gets them made
 
 
 @dataclass
@@ -43,8 +62,8 @@ class AbsorbState:
     neurons: int
     release: int
     share: float
-    moments: list[Tensor]
-    outer: list[Tensor]
+    moments: Sequence[Tensor]
+    outer: Sequence[Tensor]
     parts: list[float] = field(default_factory=list)
 
     @property
@@ -57,11 +76,14 @@ class _Side:
     """One reader's C⁻¹ and H. Rows of neurons that are gone are zero, and dropped when half of all are."""
 
     def __init__(self, moments: Tensor, outer: Tensor, channels: int) -> None:
-        self._inverse = torch.linalg.inv(moments)
+        self._inverse = self._inverted(moments)
         self._outer = outer.clone()
         self._at = np.arange(len(outer) // channels)  # where the neurons that are left stand
         self.channels = channels
         self.left = 1.0
+
+    def _inverted(self, moments: Tensor) -> Any:
+        return torch.linalg.inv(moments)
 
     def losses(self) -> Array:
         """What each neuron's leaving would lose, as a fraction of the outputs' variance."""
@@ -103,6 +125,76 @@ class _Side:
         return self._dense(self._inverse)
 
 
+class _WideSide(_Side):
+    """The same for a wide layer of one channel a neuron. Only diagonals follow every removal; the matrices
+    follow a few removals at once, which is a product of matrices instead of many passes over them.
+    """
+
+    def __init__(self, moments: Tensor, outer: Tensor) -> None:
+        super().__init__(moments, outer, 1)
+        self._begin()
+
+    def _inverted(self, moments: Tensor) -> Any:
+        factor, failed = torch.linalg.cholesky_ex(moments)
+        return super()._inverted(moments) if failed else torch.cholesky_inverse(factor)
+
+    def _begin(self) -> None:
+        self._there = torch.ones(len(self._outer), dtype=torch.float64)
+        self._scales = self._inverse.diagonal().clone(), self._outer.diagonal().clone()
+        self._shares, self._columns, self._halves = (
+            self._outer.new_zeros(GATHERED, len(self._outer)) for _ in range(3)
+        )
+        self._waiting = 0
+
+    def losses(self) -> Array:
+        inverse, outer = self._scales
+        at = torch.from_numpy(self._at)
+        return np.asarray((outer[at] / inverse[at]).numpy(), dtype=np.float64)
+
+    def remove(self, i: int) -> None:
+        own, k = int(self._at[i]), self._waiting
+        d, c, f = self._shares[:k], self._columns[:k], self._halves[:k]
+        column = (self._inverse[own] + c[:, own] @ d) * self._there
+        toward = (self._outer[own] + f[:, own] @ d + d[:, own] @ f) * self._there
+        self._there[own] = 0
+        share = -column / column[own] * self._there
+        half = toward + share * (toward[own] / 2)
+        self._shares[k], self._columns[k], self._halves[k] = share, column, half
+        self._scales[0].addcmul_(share, column)
+        self._scales[1].addcmul_(share, half, value=2)
+        self._waiting += 1
+        self._at = np.delete(self._at, i)
+        dense = 2 * len(self._at) <= len(self._outer)
+        if dense or self._waiting == GATHERED:
+            self._carry_out()
+        if dense:
+            self._inverse, self._outer = self._dense(self._inverse), self._dense(self._outer)
+            self._at = np.arange(len(self._at))
+            self._begin()
+
+    def _carry_out(self) -> None:
+        """Downdate the matrices by all removals that wait."""
+        d, c, f = (rows[: self._waiting] for rows in (self._shares, self._columns, self._halves))
+        self._inverse.addmm_(d.T, c)
+        self._outer.addmm_(d.T, f).addmm_(f.T, d)
+        gone = self._there == 0
+        for tensor in (self._inverse, self._outer):
+            tensor[gone] = 0
+            tensor[:, gone] = 0
+        self._waiting = 0
+
+    @property
+    def inverse(self) -> Tensor:
+        self._carry_out()
+        return super().inverse
+
+
+def _side(moments: Tensor, outer: Tensor, neurons: int) -> _Side:
+    if neurons == len(outer) >= WIDE:
+        return _WideSide(moments, outer)
+    return _Side(moments, outer, len(moments) // neurons)
+
+
 class AbsorbPath:
     """A layer on its way down to one neuron.
 
@@ -116,7 +208,7 @@ class AbsorbPath:
         self.alive = list(range(state.neurons))
         self._parts = state.parts or [1.0] * len(state.outer)
         pairs = zip(state.moments, state.outer, strict=True)
-        self._sides = [_Side(c, h, len(c) // state.neurons) for c, h in pairs]
+        self._sides = [_side(c, h, state.neurons) for c, h in pairs]
 
     def steps(self) -> Iterator[Step]:
         """All steps down to one neuron."""

@@ -138,6 +138,7 @@ class Known:
         surrogate: the signals as they were propagated (absorption only).
         notes: what a user should know.
         inputs: batches that moments were measured on, if they were.
+        many: whether a layer's moments are all that memory should hold at once.
     """
 
     anatomy: Anatomy
@@ -146,6 +147,7 @@ class Known:
     surrogate: Propagated | None = None
     notes: tuple[str, ...] = ()
     inputs: Sequence[Any] = ()
+    many: bool = False
 
 
 @dataclass(frozen=True)

@@ -12,6 +12,7 @@ from __future__ import annotations
 import heapq
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Executor, Future
+from itertools import islice
 from typing import Any, TypeAlias
 
 from msgspec.structs import replace
@@ -24,6 +25,7 @@ from hope.run.pace import Savings
 
 Walk: TypeAlias = Callable[[Any], Path]
 Rank: TypeAlias = Callable[[float, float], float]
+FIRST = 4  # of a path that is worked out at once: a quarter, and then the rest if it is asked for
 
 
 def _begun(walk: Walk, state: State, done: Sequence[Step]) -> Path:
@@ -40,10 +42,19 @@ def _whole(walk: Walk, state: State, done: Sequence[Step]) -> tuple[int, float, 
     return path.neurons, path.left, list(path.steps())
 
 
+def _in_parts(walk: Walk, state: State, done: Sequence[Step]) -> Iterator[Step]:
+    """A unit's path a part at a time: while others are worked out, nothing of it is held but its steps."""
+    first = list(islice(_begun(walk, state, done).steps(), max(1, state.neurons // FIRST)))
+    yield from first
+    yield from list(_begun(walk, state, [*done, *first]).steps())
+
+
 class _Walker:
     """One unit's path, worked out as it is asked for, or elsewhere; `head` is the step it would take next."""
 
-    def __init__(self, state: State, walk: Walk, done: Sequence[Step], executor: Executor | None) -> None:
+    def __init__(
+        self, state: State, walk: Walk, done: Sequence[Step], executor: Executor | None, in_turn: bool
+    ) -> None:
         self.neurons, self.capacity = state.neurons, state.capacity
         self.head: Step | None = None
         self._future: Future[tuple[int, float, list[Step]]] | None = None
@@ -53,10 +64,13 @@ class _Walker:
             if done:
                 self.neurons, self.capacity, _ = self._future.result()
             return
+        if in_turn and not done:
+            self._steps = _in_parts(walk, state, done)
+            return
         path = _begun(walk, state, done)
         if done:
             self.neurons, self.capacity = path.neurons, path.left
-        self._steps = path.steps()
+        self._steps = _in_parts(walk, state, done) if in_turn else path.steps()
 
     def look(self) -> None:
         """Find the next step, None at the path's end."""
@@ -88,6 +102,7 @@ class Merger:
         saves: rank by the time that a step would save now instead of what it releases.
         done: what an interrupted run has already done, in order; the rest is as if it had not been stopped.
         groups: names of units that go together; every other one goes by itself.
+        in_turn: work out one path after another, a part at a time, where memory does not hold all of them.
     """
 
     def __init__(
@@ -103,10 +118,12 @@ class Merger:
         saves: Savings | None = None,
         done: Sequence[Step] = (),
         groups: Sequence[Sequence[str]] = (),
+        in_turn: bool = False,
     ) -> None:
         self._branches, self._rank, self._live, self._gone = branches, rank, live, gone
         self._saves, self._paces = saves, set[str]()  # the units that save something else since the last step
         self._states, self._walk, self._executor = states, walk, executor
+        self._in_turn = in_turn
         self._number = {state.name: number for number, state in enumerate(states)}
         self._together: dict[int, tuple[int, ...]] = {number: (number,) for number in range(len(states))}
         for names in groups:
@@ -127,7 +144,8 @@ class Merger:
 
     def _walker(self, number: int) -> _Walker:
         """A unit's path after what is done in it."""
-        return _Walker(self._states[number], self._walk, self._done[number], self._executor)
+        done = list(self._done[number])  # as it is now: a path that comes in parts begins from it later
+        return _Walker(self._states[number], self._walk, done, self._executor, self._in_turn)
 
     def __iter__(self) -> Iterator[Step]:
         for walker in self._walkers:

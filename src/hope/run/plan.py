@@ -128,6 +128,7 @@ class Plan:
                 saves=self.pace.savings() if self.pace is not None else None,
                 done=done,
                 groups=self.groups,
+                in_turn=self.known.many,
             )
         )
 

@@ -27,7 +27,7 @@ class Intake:
         weight: its name.
         dim: the dimension that reads.
         mean: (channels,) of the signal it reads.
-        covariance: (channels, channels).
+        covariance: (channels, channels); float32 where it is held in a file.
         taps: (taps, taps) correlation between the places that the kernel covers.
         variance: (outputs,) of what it computes.
         repeat: input places that stand for one channel (after a flatten).
@@ -55,9 +55,8 @@ class Intake:
         """What signals are projected under: their covariance, or without a place for constants their second
         moments.
         """
-        if self.absorbs_constants:
-            return self.covariance
-        return self.covariance + torch.outer(self.mean, self.mean)
+        covariance = self.covariance.double()
+        return covariance if self.absorbs_constants else covariance + torch.outer(self.mean, self.mean)
 
     def laid(self, weight: Tensor) -> Tensor:
         """A weight as (outputs, taps, channels), float64; always a copy."""

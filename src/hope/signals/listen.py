@@ -25,6 +25,7 @@ def listen(
     wanted: Collection[str],
     hear: Hear,
     *,
+    replay: Replay | None = None,
     total: int | None = None,
     progress: bool | None = None,
 ) -> None:
@@ -35,13 +36,14 @@ def listen(
         inputs: batches as the model takes them, or pairs of inputs and labels; labels are left out.
         wanted: names of operations.
         hear: called with a name and a result, as soon as that is there.
+        replay: of this network, from an earlier pass, which saves capturing it again.
         total: how many batches there are, where they do not tell it themselves.
         progress: show how far it is; None shows it on a terminal.
 
     Raises:
         InvalidExample: there is no batch, or one that the model cannot run on or that is not finite.
     """
-    replay = Replay(model, program)
+    replay = replay or Replay(model, program)
     batches, count = unlabelled(model, inputs), 0
     total = len(inputs) if isinstance(inputs, Sized) else total
     with mode(model, training=False), torch.no_grad(), bar("measuring", total, progress) as show:

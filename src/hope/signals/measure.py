@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -10,12 +10,14 @@ import torch
 from torch import Tensor, nn
 
 from hope import ops
+from hope._util.memory import PART, allowed, filed
 from hope.anatomy.anatomy import Anatomy
 from hope.anatomy.units import Unit
 from hope.errors import InvalidExample
 from hope.geometry.matrices import tap_distances
 from hope.geometry.projection import variances
 from hope.graph.program import Ref
+from hope.graph.replay import Replay
 from hope.ops.reading import DEFAULT_DECAY
 from hope.ops.weight import Weighted, spatial
 from hope.signals.intake import Intake, behind, stored
@@ -23,6 +25,7 @@ from hope.signals.listen import listen
 from hope.signals.places import counts, normed_adds
 
 PLACES = 4  # places of one input that count as one more sample
+KINDS = 5  # matrices of a layer's size that absorption holds: moments, and twice two that it works with
 
 
 class _Sums:
@@ -49,7 +52,8 @@ class _Sums:
         part = rows if counts is None else rows * counts.double().cpu().reshape(-1, 1)
         self.weight += len(rows) if counts is None else float(counts.double().sum())
         self.total = self.total + part.sum(dim=0)
-        self.square = self.square + part.T @ rows
+        product = part.T @ rows
+        self.square = self.square.add_(product) if self.square.ndim else self.square + product
 
     def _neighbours(self, x: Tensor) -> None:
         over = tuple(d for d in range(x.ndim) if d != x.ndim - self.spatial - 1)
@@ -96,7 +100,65 @@ def measured_intakes(
         progress: show how far it is; None shows it on a terminal.
     """
     readers = _readers(model, anatomy, anatomy.layers if units is None else units)
-    sums = {weight: _Sums(repeat, space) for weight, (_, repeat, space) in readers.items()}
+    if not many_moments(anatomy):
+        sums = {weight: _Sums(repeat, space) for weight, (_, repeat, space) in readers.items()}
+        _gather(model, anatomy, inputs, sums, total=total, progress=progress)
+        return {**known, **dict(_told(model, anatomy, readers, sums, known))}
+    inputs, replay, found = list(inputs), Replay(model, anatomy.program), dict(known)
+    for part in _parts(anatomy, readers):
+        sums = {weight: _Sums(*readers[weight][1:]) for weight in part}
+        _gather(model, anatomy, inputs, sums, replay, total=total, progress=progress)
+        for weight, intake in _told(model, anatomy, readers, sums, known):
+            found[weight] = replace(intake, covariance=filed(intake.covariance.float()))
+    return found
+
+
+def many_moments(anatomy: Anatomy) -> bool:
+    """Whether all layers' moments are more than memory should hold at once; then they are measured and worked
+    with a layer at a time, and held in files.
+    """
+    return KINDS * sum(_bytes(anatomy, weight) for weight in _weights(anatomy)) > allowed()
+
+
+def _weights(anatomy: Anatomy) -> set[str]:
+    return {reader.weight for layer in anatomy.layers for reader in layer.readers}
+
+
+def _bytes(anatomy: Anatomy, weight: str) -> int:
+    """Of the second moments of what a weight reads."""
+    found = 0
+    for layer in anatomy.layers:
+        part = layer.at(weight, "in")
+        if part is not None:
+            repeat = part.each if layer.channels == 1 else 1
+            found = max(found, 8 * (anatomy.shapes[weight][part.dim] // repeat) ** 2)
+    return found
+
+
+def _parts(anatomy: Anatomy, weights: Iterable[str]) -> Iterator[list[str]]:
+    """Weights in their order, as many at a time as memory should hold the moments of."""
+    part: list[str] = []
+    held, most = 0, allowed() / PART
+    for weight in weights:
+        size = _bytes(anatomy, weight)
+        if part and held + size > most:
+            yield part
+            part, held = [], 0
+        part.append(weight)
+        held += size
+    if part:
+        yield part
+
+
+def _gather(
+    model: nn.Module,
+    anatomy: Anatomy,
+    inputs: Iterable[Any],
+    sums: dict[str, _Sums],
+    replay: Replay | None = None,
+    **options: Any,
+) -> None:
+    """One pass over the inputs: what these weights read."""
     heard: dict[str, list[str]] = {}  # operation -> the weights that read its result
     for operation in anatomy.program:
         entry = ops.find(operation)
@@ -119,9 +181,19 @@ def measured_intakes(
                 sums[weight].add(result)
 
     wanted = {*heard, *streams.values()}
-    listen(model, anatomy.program, inputs, wanted, hear, total=total, progress=progress)
-    found = dict(known)
-    for weight, one in sums.items():
+    listen(model, anatomy.program, inputs, wanted, hear, replay=replay, **options)
+
+
+def _told(
+    model: nn.Module,
+    anatomy: Anatomy,
+    readers: Mapping[str, tuple[int, int, int]],
+    sums: dict[str, _Sums],
+    known: Mapping[str, Intake],
+) -> Iterator[tuple[str, Intake]]:
+    """What was gathered, one weight after another; sums are let go on the way."""
+    for weight in list(sums):
+        one = sums.pop(weight)
         if one.count and not bool(one.square.isfinite().all()):
             raise InvalidExample(f"calibration: what {weight} reads is NaN or infinite on these inputs")
         if one.count == 1 and weight not in known:
@@ -129,8 +201,7 @@ def measured_intakes(
                 "calibration: one token, or one input, does not tell how signals vary: give a few hundred"
             )
         if one.count:
-            found[weight] = _intake(weight, readers[weight][0], one, model, anatomy, known.get(weight))
-    return found
+            yield weight, _intake(weight, readers[weight][0], one, model, anatomy, known.get(weight))
 
 
 def _readers(model: nn.Module, anatomy: Anatomy, units: Sequence[Unit]) -> dict[str, tuple[int, int, int]]:

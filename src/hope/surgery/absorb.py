@@ -118,7 +118,7 @@ def settle(
     tensor.copy_(intake.back(weight, tensor))
     if intake.bn:
         heard = (weight != 0).flatten(0, 1).any(dim=0)
-        after = variances(weight[:, :, heard], intake.taps, intake.covariance[heard][:, heard])
+        after = variances(weight[:, :, heard], intake.taps, intake.covariance[heard][:, heard].double())
         after = torch.where(which, after, intake.variance) if repair else intake.variance
         _repair(model.get_submodule(intake.bn), shift, after, intake.variance)
     elif intake.bias:

@@ -13,7 +13,7 @@ from hope._util.calls import duplicate
 from hope.anatomy.anatomy import Anatomy
 from hope.anatomy.gone import Gone
 from hope.anatomy.sizes import Size
-from hope.anatomy.steps import Absorption, Evict, Merge, Step
+from hope.anatomy.steps import Absorption, Evict, Merge, Prune, Step
 from hope.anatomy.units import Unit
 from hope.errors import InvalidAction
 from hope.graph.blocks import Block
@@ -237,6 +237,7 @@ def cut(
     *,
     intakes: Mapping[str, Intake] | None = None,
     rewrite: Rewrite | None = None,
+    shared: bool = False,
 ) -> nn.Module:
     """A smaller copy of a model. The model itself is not changed.
 
@@ -249,6 +250,7 @@ def cut(
         steps: what to do, in order: `hope.Prune`, `hope.Merge`, `hope.Evict`.
         intakes: moments of what weights read; only absorptions need them, and `hope.encode` makes them.
         rewrite: how steps rewrite weights.
+        shared: leave tensors that stay as they are in common with the model, for a copy that is only run.
 
     Example:
         >>> import torch, hope
@@ -271,7 +273,31 @@ def cut(
                 "inspect this model first"
             )
     outcome(anatomy, steps)
-    small = duplicate(model)
+    own = _written(anatomy, steps, intakes or {})
+    every = [*model.named_parameters(), *model.named_buffers()]
+    same = [tensor for name, tensor in every if own is not None and name not in own]
+    small = duplicate(model, same)
     done = operate(small, anatomy, steps, intakes=intakes, rewrite=rewrite)
     config.rewrite(small, done.told(small, anatomy))
-    return small
+    return small if shared or not same else duplicate(small, _apart(small, model))
+
+
+def _written(anatomy: Anatomy, steps: Sequence[Step], intakes: Mapping[str, Intake]) -> set[str] | None:
+    """The tensors that steps write into, rather than making new ones of them; None if that is not known."""
+    found: set[str] = set()
+    for step in steps:
+        if not isinstance(step, (Absorption, Prune)):
+            return None
+        for reader in anatomy.unit(step.name).readers if isinstance(step, Absorption) else ():
+            intake = intakes.get(reader.weight)
+            if intake is None or intake.bn:
+                return None
+            names = [intake.weight, *([intake.bias] if intake.bias else [])]
+            found.update(name for one in names for name in anatomy.names(one))
+    return found
+
+
+def _apart(small: nn.Module, model: nn.Module) -> list[Tensor]:
+    """What a smaller copy has for itself."""
+    theirs = {id(tensor) for tensor in [*model.parameters(), *model.buffers()]}
+    return [tensor for tensor in [*small.parameters(), *small.buffers()] if id(tensor) not in theirs]
