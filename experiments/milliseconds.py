@@ -1,7 +1,7 @@
 """Accuracy against MACs and against measured time: `python -m experiments.milliseconds [NETWORK ...]`.
 
-Absorption with and without residual streams, in closed forms and with moments measured and weights fitted on
-512 unlabelled images; the paper's method; and Torch-Pruning's coupled groups, BNs re-estimated on the same
+Absorption with and without residual streams, moments measured and weights fitted on patterns (as by default,
+without data) or on 512 unlabelled images; the paper's method; and Torch-Pruning's coupled groups, BNs re-estimated on the same
 images (with whichever of its criteria does best at that budget on the images that are measured on. Each small
 network is timed beside the original, in turns, on one thread. Needs the extras `onnx` and `peers`.
 """
@@ -42,8 +42,8 @@ BUDGETS = {
     "keras-resnet50": ("macs=0.5", "latency=0.5"),
 }
 WAYS: dict[str, dict[str, Any]] = {
-    "absorb": {"calibration": None},
-    "absorb, streams": {"calibration": None, "streams": True},
+    "no data": {"calibration": "patterns"},
+    "no data, streams": {"calibration": "patterns", "streams": True},
     "512 images": {},
     "512 images, streams": {"streams": True},
     "paper": {},
@@ -55,7 +55,7 @@ COLUMNS = [f"{engine} {batch}" for engine in ("onnxruntime", "torch") for batch 
 def parser() -> argparse.ArgumentParser:
     """The command line's grammar."""
     what = "Measure accuracy and time of small networks."
-    top = network_parser("milliseconds", what, list(BUDGETS), RESULTS, " --ways absorb paper")
+    top = network_parser("milliseconds", what, list(BUDGETS), RESULTS, " --ways paper")
     top.add_argument("--ways", nargs="+", choices=WAYS, default=list(WAYS), help="default: all")
     told = "like macs=0.4 latency=0.5 (default: the table's)"
     top.add_argument("--budgets", nargs="+", metavar="UNIT=SHARE", help=told)
