@@ -1,9 +1,10 @@
 """Accuracy against MACs and against measured time: `python -m experiments.milliseconds [NETWORK ...]`.
 
 Absorption with and without residual streams, moments measured and weights fitted on patterns (as by default,
-without data) or on 512 unlabelled images; the paper's method; and Torch-Pruning's coupled groups, BNs re-estimated on the same
-images (with whichever of its criteria does best at that budget on the images that are measured on. Each small
-network is timed beside the original, in turns, on one thread. Needs the extras `onnx` and `peers`.
+without data) or on 512 unlabelled images; the paper's method; and Torch-Pruning's coupled groups, BNs
+re-estimated on the same images (with whichever of its criteria does best at that budget on the images that
+are measured on). Each small network is timed beside the original, in turns, on one thread. Needs the extras
+`onnx` and `peers`.
 """
 
 from __future__ import annotations
