@@ -31,6 +31,7 @@ figures: setup
 	$(BIN)/python -m experiments.readings --write-pages
 	$(BIN)/python -m experiments.refit --write-pages
 	$(BIN)/python -m experiments.streams --write-pages
+	$(BIN)/python -m experiments.milliseconds --write-pages
 	$(BIN)/python -m experiments.vit --write-pages
 	$(BIN)/python -m experiments.scale --write-pages
 	$(BIN)/python -m experiments.pairs --write-pages
