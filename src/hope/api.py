@@ -32,6 +32,7 @@ from hope.run.align import check_multiple, check_uniform
 from hope.run.budget import Budget, one_budget
 from hope.run.checkpoint import Begun, Checkpoint
 from hope.run.collect import collect
+from hope.run.pace import Macs
 from hope.run.plan import Plan, check_streams, waiting
 from hope.storage.run import fingerprint
 from hope.surgery.apply import outcome
@@ -110,7 +111,8 @@ def encode(
         example: an input it can run on.
         density: share (or number) of compressible neurons to keep.
         params: share (or number) of parameters to keep.
-        macs: share (or number) of multiply-accumulates to keep.
+        macs: share (or number) of multiply-accumulates to keep. Absorption then ranks steps by the MACs that
+            they save instead of parameters.
         size: share of the bytes of all parameters and buffers to keep, or how many: "10MB".
         latency: share of the time that the original takes on the example, or how long: "12ms". Steps are
             ranked by the time that they save. What operators take on this machine is measured once and kept
@@ -228,6 +230,8 @@ def work(
         clock = clock_of(model, example, anatomy, where, progress=progress)
         plan.pace, settings["runtime"] = clock, where.told()
         told |= {"runtime": where.told(), "clock": clock.told()}
+    elif budget.unit == "macs" and method.by_budget:
+        plan.pace, settings["ranked"], told["ranked"] = Macs(anatomy), "macs", "macs"
     plan.check(budget, multiple_of or 1)
     file = Checkpoint(Path(checkpoint), told) if checkpoint is not None else None
     begun = file.read() if file is not None else Begun()
@@ -245,8 +249,9 @@ def work(
         assert judge is not None
         begun = Begun(judged(model, plan, judge, executor, file, begun, progress))
     more = iter(()) if plan.judged else plan.steps(executor=executor, done=begun.steps)
-    how: dict[str, Any] = {"pace": plan.pace, "groups": plan.groups, "progress": progress}
-    multiples = (multiple_of,) if multiple_of else plan.pace.multiples if plan.pace is not None else (1,)
+    clocked = plan.pace if where is not None else None
+    how: dict[str, Any] = {"pace": clocked, "groups": plan.groups, "progress": progress}
+    multiples = (multiple_of,) if multiple_of else clocked.multiples if clocked is not None else (1,)
     trajectory, multiple_of = collect(anatomy, more, budget, begun.steps, multiples, file, **how)
     large = size_of(model) > allowed() / PART
     original = duplicate(model, [*model.parameters(), *model.buffers()] if large else ())

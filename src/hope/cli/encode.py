@@ -269,6 +269,11 @@ def _runtime(options: argparse.Namespace) -> dict[str, Any]:
     return {key: value for key, value in given.items() if value is not None}
 
 
+def _ranked(budget: dict[str, Any], method: Method) -> str:
+    """What a run's steps are ranked by, unless it is time."""
+    return "macs" if "macs" in budget and method.by_budget else "params"
+
+
 def _differs(
     folder: Path, model: Any, example: Any, budget: dict[str, Any], given: dict[str, Any]
 ) -> list[str] | None:
@@ -282,8 +287,8 @@ def _differs(
     except DamagedFolder:
         return None
     told, wanted = (
-        _flat({"streams": False, "uniform": False, **saved.details.settings}),
-        _flat({**given, "method": given["method"].told()}),
+        _flat({"streams": False, "uniform": False, "ranked": "params", **saved.details.settings}),
+        _flat({**given, "method": given["method"].told(), "ranked": _ranked(budget, given["method"])}),
     )
     runtime = wanted.pop("runtime", None)
     where = None if runtime is None else settled(runtime, example)

@@ -70,6 +70,7 @@ class Absorb(Method):
     """
 
     evictions: ClassVar[Literal["priced", "judged", "none"]] = "judged"
+    by_budget: ClassVar[bool] = True
 
     calibration: Calibration = field(default="patterns", repr=False, compare=False)
     refit: bool | None = None

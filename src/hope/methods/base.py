@@ -156,9 +156,11 @@ class Method(ABC):
 
     Attributes:
         evictions: "priced" like any step, "judged" (whole networks are compared), or "none".
+        by_budget: whether a budget in MACs ranks steps by the MACs that they save.
     """
 
     evictions: ClassVar[Literal["priced", "judged", "none"]] = "none"
+    by_budget: ClassVar[bool] = False
 
     @property
     @abstractmethod

@@ -1,11 +1,15 @@
-"""What a run has to know to be ranked and ended by time: a prediction, wherever it comes from."""
+"""What a run has to know to be ranked by something else than parameters: by MACs, or by time, wherever its
+prediction comes from.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
+from math import prod
 from typing import Protocol
 
-from hope.anatomy.sizes import Counts
+from hope.anatomy.anatomy import Anatomy
+from hope.anatomy.sizes import Counts, sizes
 from hope.anatomy.steps import Step
 
 
@@ -37,3 +41,55 @@ class Pace(Protocol):
 
     def savings(self) -> Savings:
         """What steps save, from the original on."""
+
+
+class Macs:
+    """Multiply-accumulates in the place of nanoseconds (see `Pace`)."""
+
+    multiples = (1,)
+
+    def __init__(self, anatomy: Anatomy) -> None:
+        self._anatomy = anatomy
+
+    def times(self, steps: Sequence[Step]) -> Counts:
+        """(steps + 1,) MACs before the first and after each step."""
+        return sizes(self._anatomy, steps)[:, 2]
+
+    def after(self, removed: Mapping[str, int], evicted: Collection[str] = ()) -> int:
+        """MACs after a cut."""
+        return self._anatomy.size(removed, list(evicted)).macs
+
+    def savings(self) -> MacsSaved:
+        """What steps save."""
+        return MacsSaved(self._anatomy)
+
+
+class MacsSaved:
+    """MACs that steps would save in the original network, as ΔP is counted there (see `Savings`)."""
+
+    def __init__(self, anatomy: Anatomy) -> None:
+        self._anatomy = anatomy
+        self._units: dict[str, float] = {}
+        self._blocks: dict[str, float] = {}
+
+    def unit(self, name: str) -> float:
+        """MACs that go with a neuron: those of its row, and of its column in every reader."""
+        if name not in self._units:
+            shapes, left = self._anatomy.shapes, dict[str, list[int]]()
+            for part in self._anatomy.unit(name).places:
+                left.setdefault(part.tensor, list(shapes[part.tensor]))[part.dim] -= part.each
+            gone = {tensor: prod(shapes[tensor]) - prod(shape) for tensor, shape in left.items()}
+            at = self._anatomy.positions
+            self._units[name] = max(1.0, float(sum(at.get(tensor, 0) * gone[tensor] for tensor in gone)))
+        return self._units[name]
+
+    def block(self, name: str) -> float:
+        """MACs that go with a block."""
+        if name not in self._blocks:
+            whole = self._anatomy.size().macs
+            self._blocks[name] = max(1.0, float(whole - self._anatomy.size(evicted=[name]).macs))
+        return self._blocks[name]
+
+    def take(self, step: Step) -> set[str]:
+        """Nothing is counted anew."""
+        return set()

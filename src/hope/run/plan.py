@@ -36,7 +36,7 @@ class Plan:
         states: of the units that it can work on.
         branches: the blocks that it may evict, with their prices.
         left_alone: name -> why, of units and blocks that the method could not price.
-        pace: predicted times, if the run is to be ranked by the time that steps save.
+        pace: predicted times, or MACs, if the run is to be ranked by what steps save of them.
         groups: layers that keep one width, where that was asked for.
     """
 
@@ -143,7 +143,7 @@ class Plan:
         return removed, [name for name in names if self.anatomy.block(name).residual]
 
     def amounts(self, steps: Sequence[Step]) -> Counts:
-        """(steps + 1,) what the run is ranked by: parameters, or time."""
+        """(steps + 1,) what the run is ranked by: parameters, MACs, or time."""
         return sizes(self.anatomy, steps)[:, 1] if self.pace is None else self.pace.times(steps)
 
     @property
