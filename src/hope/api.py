@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from hope._util.calls import Example, duplicate
 from hope._util.finite import check_finite
-from hope._util.memory import PART, Unchanged, allowed, size_of
+from hope._util.memory import PART, allowed, beside, size_of
 from hope._util.progress import busy
 from hope.anatomy.anatomy import Anatomy
 from hope.anatomy.read import read_model
@@ -215,6 +215,7 @@ def work(
     evict = evict and not check_uniform(uniform, streams)
     where = _runtime(budget, runtime, example)
     _check_numbers(model)
+    large = size_of(model) > allowed() / PART
     if anatomy is None:
         anatomy = inspect(model, example, streams=streams, progress=progress)
     check_streams(anatomy, streams)
@@ -252,9 +253,9 @@ def work(
     clocked = plan.pace if where is not None else None
     how: dict[str, Any] = {"pace": clocked, "groups": plan.groups, "progress": progress}
     multiples = (multiple_of,) if multiple_of else clocked.multiples if clocked is not None else (1,)
+    if clocked is not None and multiple_of is None:
+        settings["widths"] = "chosen"
     trajectory, multiple_of = collect(anatomy, more, budget, begun.steps, multiples, file, **how)
-    large = size_of(model) > allowed() / PART
-    original = duplicate(model, [*model.parameters(), *model.buffers()] if large else ())
     encoding = Encoding(
         anatomy,
         trajectory,
@@ -263,14 +264,14 @@ def work(
         plan.left_alone,
         plan.known.intakes,
         plan.notes(multiple_of),
-        original,
+        beside(model) if large else duplicate(model),
         example,
         method.measures(plan.known, plan.states),
         {**settings, "multiple_of": multiple_of},
         plan.known.inputs if method.rewrite.refit else (),
         judge,
         runtime=where,
-        unchanged=Unchanged(model) if large else None,
+        unchanged=told["original"] if large else None,
         fitting=file.path.with_name(f"{file.path.name}.fit") if file is not None else None,
     )
     encoding = _noted(encoding.ended_at(budget, multiple_of, progress=progress), budget)

@@ -12,7 +12,6 @@ from typing import Any
 from torch import nn
 
 from hope._util.calls import Example
-from hope._util.memory import Unchanged
 from hope._util.progress import bar
 from hope._util.tables import grid, html, text
 from hope.anatomy.anatomy import Anatomy
@@ -56,7 +55,7 @@ class Encoding:
         inputs: what weights are fitted on in the end, if they are.
         runtime: where its latency counts, if it was made for one.
         fitting: a file to note in what is fitted, while that is under way.
-        unchanged: tells whether the model, too large to be copied, is still as it was.
+        unchanged: the fingerprint of a model that was too large to be copied.
 
     Example:
         >>> import torch, hope
@@ -88,7 +87,7 @@ class Encoding:
     runtime: Runtime | None = None
     _timed: dict[int, int] = field(default_factory=dict)
     fitting: Path | None = None
-    unchanged: Unchanged | None = None
+    unchanged: str | None = None
 
     @cached_property
     def model(self) -> nn.Module:
@@ -114,12 +113,8 @@ class Encoding:
         return self._after(self.trajectory.steps_to(budget.unit, budget.value))
 
     def _after(self, steps: int, checkpoint: Path | None = None) -> nn.Module:
-        if self.unchanged is not None and not self.unchanged:
-            raise InvalidAction(
-                "the model was too large to be copied, and has been changed since: load it anew"
-            )
         return compressed(
-            self.original,
+            self._intact(),
             self.anatomy,
             self.trajectory.steps[:steps],
             intakes=self.intakes,
@@ -129,13 +124,21 @@ class Encoding:
             checkpoint=checkpoint,
         )
 
+    def _intact(self) -> nn.Module:
+        """The original, if nobody has written into it."""
+        if self.unchanged is not None and fingerprint(self.original) != self.unchanged:
+            raise InvalidAction(
+                "the model was too large to be copied, and has been changed since: load it anew"
+            )
+        return self.original
+
     @cached_property
     def judge(self) -> Judge:
         """Compares networks with the original, without data."""
         if self._judge is not None:
             return self._judge
         count = images_for(self.anatomy.size().macs)
-        return Judge(self.original, self.example, self.anatomy.program, count)
+        return Judge(self._intact(), self.example, self.anatomy.program, count)
 
     @cached_property
     def fidelity(self) -> float:
@@ -151,7 +154,7 @@ class Encoding:
     @cached_property
     def growth(self) -> dict[str, float]:
         """Weights that absorption made larger: name -> largest entry now, in units of the largest before."""
-        before, after = (dict(net.named_parameters()) for net in (self.original, self.model))
+        before, after = (dict(net.named_parameters()) for net in (self._intact(), self.model))
         return {
             name: float(after[name].detach().abs().max() / before[name].detach().abs().max())
             for name in self.intakes
@@ -185,7 +188,7 @@ class Encoding:
     def look_at_latency(self) -> None:
         """Measure the original and the compressed model, side by side, if that was not done yet."""
         if self.runtime is not None and self.steps not in self._timed:
-            found = Stopwatch(self.runtime).networks([self.original, self.model], self.example)
+            found = Stopwatch(self.runtime).networks([self._intact(), self.model], self.example)
             self._timed.update(zip((0, self.steps), map(round, found), strict=True))
 
     def ended_at(self, budget: Budget, multiple_of: int = 1, *, progress: bool | None = False) -> Encoding:
@@ -223,7 +226,7 @@ class Encoding:
         """
         return save_trajectory(
             folder,
-            self.original,
+            self._intact(),
             self.model,
             self.anatomy,
             self.trajectory,
@@ -276,7 +279,7 @@ class Encoding:
         """The run as if it had been saved in a folder and read again."""
         return Run(
             Path(folder),
-            fingerprint(self.original),
+            fingerprint(self._intact()),
             self.anatomy,
             self.trajectory,
             self.steps,

@@ -82,7 +82,8 @@ def test_removing_neurons_and_blocks_equals_silencing_them(entry: Entry) -> None
         check_evictions(program, model, example, anatomy, outermost[::-1])
         check_evictions(program, model, example, anatomy, mixture(anatomy), random_cut(anatomy, seed=1))
         check_single_releases(model, anatomy)
-    if any(one.reason.cause is hope.Cause.STREAM for one in anatomy.skipped):
+    waiting = any(one.reason.cause is hope.Cause.STREAM for one in anatomy.skipped)
+    if waiting and entry.key.startswith("torchvision/"):  # the others would take long; see STREAMS
         check_streams(model, example)
 
 

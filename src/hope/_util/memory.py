@@ -5,10 +5,12 @@ from __future__ import annotations
 import os
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from hope._util.calls import duplicate
 from hope.errors import UnknownMethod
 
 GB = 10**9
@@ -43,12 +45,19 @@ def filed(tensor: Tensor) -> Tensor:
     return held.reshape(tensor.shape).copy_(tensor)
 
 
-class Unchanged:
-    """Tells whether anything was written into a model's tensors since; nothing is copied."""
+def beside(model: nn.Module) -> nn.Module:
+    """A copy whose parameters and buffers lie in the memory of the model's; what turns the one into another
+    type or moves it leaves the other alone.
+    """
+    tensors = [*model.parameters(), *model.buffers()]
+    other = duplicate(model, tensors)
+    seen = {id(one): _view(one) for one in tensors}
+    tables: Any = ((module._parameters, module._buffers) for module in other.modules())
+    for table in (one for both in tables for one in both):
+        table.update({name: seen[id(one)] for name, one in table.items() if one is not None})
+    return other
 
-    def __init__(self, model: nn.Module) -> None:
-        self._tensors = [*model.parameters(), *model.buffers()]
-        self._before = [tensor._version for tensor in self._tensors]
 
-    def __bool__(self) -> bool:
-        return [tensor._version for tensor in self._tensors] == self._before
+def _view(tensor: Tensor) -> Tensor:
+    view = tensor.detach()
+    return nn.Parameter(view, tensor.requires_grad) if isinstance(tensor, nn.Parameter) else view

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 METHODS = ("absorb", "hope", "l1-in", "l1-joint", "bn-scale", "random")
 OPTIONS = {"merge": ("hope",), "kernel": ("hope",), "calibration": ("absorb", "hope")}  # whose they are
 PARTIAL = "partial.json"
+USUAL = {"streams": False, "uniform": False, "ranked": "params", "widths": "given"}  # unless a run says so
 
 
 def register(commands: Any) -> None:
@@ -269,9 +270,11 @@ def _runtime(options: argparse.Namespace) -> dict[str, Any]:
     return {key: value for key, value in given.items() if value is not None}
 
 
-def _ranked(budget: dict[str, Any], method: Method) -> str:
-    """What a run's steps are ranked by, unless it is time."""
-    return "macs" if "macs" in budget and method.by_budget else "params"
+def _unsaid(budget: dict[str, Any], given: dict[str, Any]) -> dict[str, Any]:
+    """What else tells runs apart: what steps are ranked by, unless it is time, and who chose the widths."""
+    ranked = "macs" if "macs" in budget and given["method"].by_budget else USUAL["ranked"]
+    widths = "chosen" if given["multiple_of"] is None else USUAL["widths"]
+    return {"ranked": ranked, "widths": widths}
 
 
 def _differs(
@@ -287,8 +290,8 @@ def _differs(
     except DamagedFolder:
         return None
     told, wanted = (
-        _flat({"streams": False, "uniform": False, "ranked": "params", **saved.details.settings}),
-        _flat({**given, "method": given["method"].told(), "ranked": _ranked(budget, given["method"])}),
+        _flat({**USUAL, **saved.details.settings}),
+        _flat({**given, "method": given["method"].told(), **_unsaid(budget, given)}),
     )
     runtime = wanted.pop("runtime", None)
     where = None if runtime is None else settled(runtime, example)

@@ -35,7 +35,7 @@ def collect(
         more: the steps that follow those that are done.
         begun: what is done already; what is taken is added to it.
         multiples: of what widths may be kept multiples (see `run.align`). Of those with which the budget is
-            met first, the one that costs least is taken.
+            met first, the one that costs least is taken, of equals the largest.
         file: where to note what is done.
         pace: predicted times, if the run is to know them.
         groups: layers that keep one width.
@@ -58,6 +58,5 @@ def collect(
                 break
     if file is not None:
         file.write(begun, now=True)
-    prices = [one.price(budget) for one in found]
-    best = prices.index(min(prices))
+    best = min(range(len(found)), key=lambda k: (found[k].price(budget), -multiples[k]))
     return found[best], multiples[best]

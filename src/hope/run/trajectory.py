@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from math import fsum
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -138,7 +139,7 @@ class Trajectory:
         """The sum of the costs of the steps that meet a budget; infinite if they do not."""
         if not self.meets(budget):
             return float("inf")
-        return sum(step.cost for step in self.steps[: self.steps_to(budget.unit, budget.value)])
+        return fsum(step.cost for step in self.steps[: self.steps_to(budget.unit, budget.value)])
 
     def progress(self, budget: Budget) -> float:
         """How far the run has come, from 0 to 1."""
