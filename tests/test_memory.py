@@ -14,7 +14,7 @@ from hope._util.memory import allowed, filed
 from hope.run.merge import FIRST
 from hope.signals import measure
 
-transformers = pytest.importorskip("transformers")
+transformers = pytest.importorskip("transformers", reason="the large models are of transformers")
 SIZES = {"vocab_size": 64, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2}
 HEADS = {"num_attention_heads": 4, "num_key_value_heads": 2}
 

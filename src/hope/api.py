@@ -111,8 +111,7 @@ def encode(
         example: an input it can run on.
         density: share (or number) of compressible neurons to keep.
         params: share (or number) of parameters to keep.
-        macs: share (or number) of multiply-accumulates to keep. Absorption then ranks steps by the MACs that
-            they save instead of parameters.
+        macs: share (or number) of multiply-accumulates to keep; absorption then ranks steps by them.
         size: share of the bytes of all parameters and buffers to keep, or how many: "10MB".
         latency: share of the time that the original takes on the example, or how long: "12ms". Steps are
             ranked by the time that they save. What operators take on this machine is measured once and kept
@@ -126,9 +125,8 @@ def encode(
         evict: whether blocks may be evicted: residual ones, and under `hope.Paper` those without a skip.
         streams: whether channels of residual streams may go, too: with all that writes and reads them.
         exclude: patterns (`*`, `?`) of module names that must stay untouched, inputs and outputs.
-        multiple_of: keep widths that are multiples of this (8, 16, 32: what hardware likes). A removal that
-            would only break a multiple is not made. By default any width will do, but with `latency` the
-            multiple that the runtime's blocks make cheapest is taken (`encoding.settings` tells which).
+        multiple_of: keep widths that are multiples of this (8, 16, 32); removals that would only break one
+            are not made. By default any width, or with `latency` multiples that the runtime likes.
         uniform: keep one width for all layers that are alike (the same layer of every block), so that a
             configuration can tell it: `encoding.model.save_pretrained(folder)` writes what others load with
             `from_pretrained`. Nothing is evicted then, and layers that the configuration has no field for
@@ -227,10 +225,11 @@ def work(
     settings = {"method": method.told(), "evict": evict, "exclude": exclude}
     settings |= {name: True for name, value in (("streams", streams), ("uniform", uniform)) if value}
     told: dict[str, Any] = {"original": fingerprint(model), **settings}
+    clock = None
     if where is not None:
-        clock = clock_of(model, example, anatomy, where, progress=progress)
-        plan.pace, settings["runtime"] = clock, where.told()
-        told |= {"runtime": where.told(), "clock": clock.told()}
+        plan.pace = clock = clock_of(model, example, anatomy, where, progress=progress)
+        settings["runtime"] = told["runtime"] = where.told()
+        told["clock"] = clock.told()
     elif budget.unit == "macs" and method.by_budget:
         plan.pace, settings["ranked"], told["ranked"] = Macs(anatomy), "macs", "macs"
     plan.check(budget, multiple_of or 1)
@@ -250,11 +249,10 @@ def work(
         assert judge is not None
         begun = Begun(judged(model, plan, judge, executor, file, begun, progress))
     more = iter(()) if plan.judged else plan.steps(executor=executor, done=begun.steps)
-    clocked = plan.pace if where is not None else None
-    how: dict[str, Any] = {"pace": clocked, "groups": plan.groups, "progress": progress}
-    multiples = (multiple_of,) if multiple_of else clocked.multiples if clocked is not None else (1,)
-    if clocked is not None and multiple_of is None:
-        settings["widths"] = "chosen"
+    how: dict[str, Any] = {"pace": clock, "groups": plan.groups, "progress": progress}
+    multiples: Sequence[int] = (multiple_of or 1,)
+    if clock is not None and multiple_of is None:
+        multiples, settings["widths"] = clock.multiples, "chosen"
     trajectory, multiple_of = collect(anatomy, more, budget, begun.steps, multiples, file, **how)
     encoding = Encoding(
         anatomy,

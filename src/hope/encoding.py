@@ -50,8 +50,7 @@ class Encoding:
         left_alone: units and blocks that the method could not price, with the reason.
         intakes: moments of what weights read, for absorption.
         notes: what else there is to know.
-        measures: unit -> what each of its neurons counted before the first step: its capacity ‖f_i‖, or a
-            baseline's score.
+        measures: unit -> what each neuron counted before the first step: its capacity ‖f_i‖, or a score.
         inputs: what weights are fitted on in the end, if they are.
         runtime: where its latency counts, if it was made for one.
         fitting: a file to note in what is fitted, while that is under way.
@@ -127,9 +126,7 @@ class Encoding:
     def _intact(self) -> nn.Module:
         """The original, if nobody has written into it."""
         if self.unchanged is not None and fingerprint(self.original) != self.unchanged:
-            raise InvalidAction(
-                "the model was too large to be copied, and has been changed since: load it anew"
-            )
+            raise InvalidAction("the model was too large to copy, and has been changed since: load it anew")
         return self.original
 
     @cached_property

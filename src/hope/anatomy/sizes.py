@@ -249,15 +249,19 @@ class Releases:
         return self._inside[name]
 
 
-def released(shapes: Mapping[str, Sequence[int]], places: Sequence[Places]) -> int:
+def released(
+    shapes: Mapping[str, Sequence[int]], places: Sequence[Places], uses: Mapping[str, int] | None = None
+) -> int:
     """Entries that vanish with one neuron; the crossing of a row and a column counts once.
 
     Args:
         shapes: of all tensors, as they are now.
         places: of one unit, in the tensors that count.
+        uses: tensor -> how often an entry counts, for MACs; by default each counts once.
     """
     kept: dict[str, list[int]] = {}
     for part in places:
         if shapes[part.tensor][part.dim]:  # what has gone with a block is not released again
             kept.setdefault(part.tensor, list(shapes[part.tensor]))[part.dim] -= part.each
-    return sum(prod(shapes[tensor]) - prod(shape) for tensor, shape in kept.items())
+    often = dict.fromkeys(kept, 1) if uses is None else uses
+    return sum(often.get(name, 0) * (prod(shapes[name]) - prod(shape)) for name, shape in kept.items())

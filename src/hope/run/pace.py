@@ -5,11 +5,10 @@ prediction comes from.
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from math import prod
 from typing import Protocol
 
 from hope.anatomy.anatomy import Anatomy
-from hope.anatomy.sizes import Counts, sizes
+from hope.anatomy.sizes import Counts, released, sizes
 from hope.anatomy.steps import Step
 
 
@@ -29,10 +28,6 @@ class Savings(Protocol):
 class Pace(Protocol):
     """Predicted times of a network along its run."""
 
-    @property
-    def multiples(self) -> Sequence[int]:
-        """Numbers that widths may have to be multiples of to take less time, 1 among them."""
-
     def times(self, steps: Sequence[Step]) -> Counts:
         """(steps + 1,) nanoseconds before the first and after each step."""
 
@@ -45,8 +40,6 @@ class Pace(Protocol):
 
 class Macs:
     """Multiply-accumulates in the place of nanoseconds (see `Pace`)."""
-
-    multiples = (1,)
 
     def __init__(self, anatomy: Anatomy) -> None:
         self._anatomy = anatomy
@@ -75,19 +68,15 @@ class MacsSaved:
     def unit(self, name: str) -> float:
         """MACs that go with a neuron: those of its row, and of its column in every reader."""
         if name not in self._units:
-            shapes, left = self._anatomy.shapes, dict[str, list[int]]()
-            for part in self._anatomy.unit(name).places:
-                left.setdefault(part.tensor, list(shapes[part.tensor]))[part.dim] -= part.each
-            gone = {tensor: prod(shapes[tensor]) - prod(shape) for tensor, shape in left.items()}
-            at = self._anatomy.positions
-            self._units[name] = max(1.0, float(sum(at.get(tensor, 0) * gone[tensor] for tensor in gone)))
+            places = self._anatomy.unit(name).places
+            self._units[name] = max(1, released(self._anatomy.shapes, places, self._anatomy.positions))
         return self._units[name]
 
     def block(self, name: str) -> float:
         """MACs that go with a block."""
         if name not in self._blocks:
             whole = self._anatomy.size().macs
-            self._blocks[name] = max(1.0, float(whole - self._anatomy.size(evicted=[name]).macs))
+            self._blocks[name] = max(1, whole - self._anatomy.size(evicted=[name]).macs)
         return self._blocks[name]
 
     def take(self, step: Step) -> set[str]:
