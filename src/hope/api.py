@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from concurrent.futures import Executor
 from dataclasses import replace
+from functools import partial
 from os import PathLike
 from pathlib import Path
 from typing import Any
@@ -19,17 +20,18 @@ from hope._util.progress import busy
 from hope.anatomy.anatomy import Anatomy
 from hope.anatomy.read import read_model
 from hope.encoding import Encoding
-from hope.errors import InvalidExample, UnknownMethod, UnsupportedModel
+from hope.errors import InvalidExample, UnsupportedModel
 from hope.graph.capture import check_readable
 from hope.judge.evictions import judged, ordered
 from hope.judge.fidelity import Judge, images_for
 from hope.judge.sensitivity import weigh
+from hope.judge.thinned import better, without_streams
 from hope.judge.trial import verify
-from hope.latency.measure import clock_of, settled
-from hope.latency.runtime import Runtime, runtime_of
+from hope.latency.measure import clock_of, runtime_for
+from hope.latency.runtime import Runtime
 from hope.methods import Method, Paper, named
 from hope.run.align import check_multiple, check_uniform
-from hope.run.budget import Budget, one_budget
+from hope.run.budget import RESOURCES, Budget, one_budget
 from hope.run.checkpoint import Begun, Checkpoint
 from hope.run.collect import collect
 from hope.run.pace import Macs
@@ -123,7 +125,9 @@ def encode(
             baseline, `hope.Score("l1-in")`; with their usual options they also go by their names: "absorb",
             "hope", "l1-in", "l1-joint", "bn-scale", "random".
         evict: whether blocks may be evicted: residual ones, and under `hope.Paper` those without a skip.
-        streams: whether channels of residual streams may go, too: with all that writes and reads them.
+        streams: whether channels of residual streams may go, too: with all that writes and reads them. Under
+            absorption, with a budget other than a number of neurons or steps, they go only if the network
+            there keeps more of its answers by it; a note tells if not.
         exclude: patterns (`*`, `?`) of module names that must stay untouched, inputs and outputs.
         multiple_of: keep widths that are multiples of this (8, 16, 32); removals that would only break one
             are not made. By default any width, or with `latency` multiples that the runtime likes.
@@ -206,12 +210,12 @@ def work(
     checkpoint: str | PathLike[str] | None = None,
     progress: bool | None = None,
 ) -> Encoding:
-    """What `encode` does, but the checkpoint stays: until the run is saved, it is all that there is of it."""
+    """What `encode` does, but the checkpoint stays: until the run is saved, it is all there is of it."""
     method = named(method)
     exclude = [exclude] if isinstance(exclude, str) else list(exclude)
     check_multiple(1 if multiple_of is None else multiple_of)
     evict = evict and not check_uniform(uniform, streams)
-    where = _runtime(budget, runtime, example)
+    where = runtime_for(budget, runtime, example)
     _check_numbers(model)
     large = size_of(model) > allowed() / PART
     if anatomy is None:
@@ -241,8 +245,8 @@ def work(
     count, seen = images_for(anatomy.size().macs), plan.known.inputs[:1]
     if budget.unit == "fidelity" or undecided or (looking and not seen):
         judge = Judge(model, example, anatomy.program, count, progress=progress)
+    eye = Judge(model, example, count=count, inputs=seen[0]) if seen and (looking or streams) else judge
     if looking:
-        eye = Judge(model, example, count=count, inputs=seen[0]) if seen else judge
         assert eye is not None
         weigh(model, plan, eye, progress=progress)
     if undecided:
@@ -253,7 +257,14 @@ def work(
     multiples: Sequence[int] = (multiple_of or 1,)
     if clock is not None and multiple_of is None:
         multiples, settings["widths"] = clock.multiples, "chosen"
-    trajectory, multiple_of = collect(anatomy, more, budget, begun.steps, multiples, file, **how)
+    stay: tuple[str, ...] = ()
+    found = collect(anatomy, more, budget, begun.steps, multiples, file, **how)
+    if streams and method.evictions == "judged" and budget.unit in RESOURCES:
+        some, rest = list(without_streams(plan, begun.steps)), without_streams(plan, more)
+        others = partial(collect, anatomy, rest, budget, some, multiples, **how)
+        look = partial(Judge, model, example, anatomy.program, count, progress=progress)
+        found, stay = better(model, plan, budget, found, others, lambda: eye or look())
+    trajectory, multiple_of = found
     encoding = Encoding(
         anatomy,
         trajectory,
@@ -261,7 +272,7 @@ def work(
         method,
         plan.left_alone,
         plan.known.intakes,
-        plan.notes(multiple_of),
+        (*plan.notes(multiple_of), *stay),
         beside(model) if large else duplicate(model),
         example,
         method.measures(plan.known, plan.states),
@@ -290,17 +301,6 @@ def _noted(encoding: Encoding, budget: Budget) -> Encoding:
     if configured(model) and done.told(model, encoding.anatomy) is None:
         notes.append(NOT_TOLD)
     return replace(encoding, notes=tuple(notes))
-
-
-def _runtime(budget: Budget, given: Runtime | str | None, example: Example | None) -> Runtime | None:
-    """Where a latency counts, with nothing left open; None for other budgets."""
-    if budget.unit == "latency":
-        return settled(runtime_of(given), example)
-    if given is not None:
-        raise UnknownMethod(
-            f"a runtime goes with a latency, not with {budget}: leave it out, or give latency="
-        )
-    return None
 
 
 def _check_numbers(model: nn.Module) -> None:

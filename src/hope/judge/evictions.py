@@ -19,6 +19,7 @@ from torch import nn
 
 from hope._util.calls import duplicate
 from hope._util.progress import bar
+from hope.anatomy.sizes import Counts
 from hope.anatomy.steps import Evict, Step
 from hope.run.checkpoint import Begun, Checkpoint, Deciding
 from hope.run.plan import Plan
@@ -108,7 +109,7 @@ def judged(
     return woven
 
 
-def _network(model: nn.Module, plan: Plan, steps: Sequence[Step]) -> nn.Module:
+def network(model: nn.Module, plan: Plan, steps: Sequence[Step]) -> nn.Module:
     """The network after these steps."""
     small = duplicate(model)
     operate(small, plan.anatomy, steps, intakes=plan.known.intakes, rewrite=plan.method.rewrite)
@@ -142,7 +143,7 @@ class _Looks:
     def _network(self, steps: Sequence[Step]) -> nn.Module:
         key = _key(steps)
         if self._kept is None or self._kept[0] != key:
-            self._kept = (key, _network(self._model, self._plan, steps))
+            self._kept = (key, network(self._model, self._plan, steps))
         return self._kept[1]
 
 
@@ -169,6 +170,7 @@ class _Weaver:
         self._order = {id(step): position for position, step in enumerate(sequence)}
         self.evicted: list[tuple[int, int]] = []
         self.woven = list(sequence)
+        self._known: tuple[int, Counts] | None = None
 
     def weave(self, evicted: Sequence[tuple[int, int]]) -> list[Step]:
         """The sequence with blocks evicted at given positions; what they contain is not removed after."""
@@ -199,7 +201,7 @@ class _Weaver:
         here, found, least = self._position(so_far), None, math.inf
         for branch in self._candidates(so_far)[:TRIED]:
             trial = [*self.evicted, (here, branch)]
-            same = self._same_size([*so_far, self._step(branch)])
+            same = self._same_size(so_far, branch)
             if same is None:
                 continue
             after = self._looks.without(so_far, self._step(branch))
@@ -221,13 +223,21 @@ class _Weaver:
 
     def reach(self, level: float) -> int | None:
         """How many steps come down to a share of the parameters, or the time; None if all do not."""
-        table = self.plan.amounts(self.woven)
+        table = self._amounts()
         met = (table <= level * table[0]).nonzero()[0]
         return int(met[0]) if len(met) else None
 
-    def _same_size(self, steps: Sequence[Step]) -> int | None:
-        """How many steps of the run come to the size of another network; None if it never gets there."""
-        met = (self.plan.amounts(self.woven) <= self.plan.amounts(steps)[-1]).nonzero()[0]
+    def _amounts(self) -> Counts:
+        """(steps + 1,) what is left along the run, worked out once after each eviction."""
+        if self._known is None or self._known[0] != len(self.evicted):
+            self._known = (len(self.evicted), self.plan.amounts(self.woven))
+        return self._known[1]
+
+    def _same_size(self, steps: Sequence[Step], branch: int) -> int | None:
+        """How many steps of the run come to the size that an eviction leaves; None if it never gets there."""
+        removed, names = _left_out(steps)
+        left = self.plan.amount(removed, [*names, self.plan.branches[branch].name])
+        met = (self._amounts() <= left).nonzero()[0]
         return int(met[0]) if len(met) else None
 
     def _position(self, woven: Sequence[Step]) -> int:
@@ -237,11 +247,7 @@ class _Weaver:
     def _candidates(self, woven: Sequence[Step]) -> list[int]:
         """Branches that are still there, by what they are worth per parameter that they hold now."""
         gone = {branch for _, branch in self.evicted}
-        removed: dict[str, int] = {}
-        for step in woven:
-            if not isinstance(step, Evict):
-                removed[step.name] = removed.get(step.name, 0) + len(step.gone)
-        names = [self.plan.branches[number].name for number in gone]
+        removed, names = _left_out(woven)
         now = self.plan.amount(removed, names)
         ranked = []
         for number, branch in enumerate(self.plan.branches):
@@ -250,3 +256,12 @@ class _Weaver:
                 if freed > 0:
                     ranked.append((branch.worth / freed, number))
         return [number for _, number in sorted(ranked)]
+
+
+def _left_out(steps: Sequence[Step]) -> tuple[dict[str, int], list[str]]:
+    """What is removed of each layer, and what is evicted."""
+    removed: dict[str, int] = {}
+    for step in steps:
+        if not isinstance(step, Evict):
+            removed[step.name] = removed.get(step.name, 0) + len(step.gone)
+    return removed, [step.name for step in steps if isinstance(step, Evict)]

@@ -12,15 +12,28 @@ from hope._util.calls import Example, as_call, duplicate
 from hope._util.progress import busy
 from hope.anatomy.anatomy import Anatomy
 from hope.anatomy.steps import Evict, Prune, Step
+from hope.errors import UnknownMethod
 from hope.latency.clock import Clock, Cut
 from hope.latency.mesh import ALIGNED, FRACTIONS, Curve
 from hope.latency.operators import movable, read_layout
-from hope.latency.runtime import Runtime, block_of, check_device
+from hope.latency.runtime import Runtime, block_of, check_device, runtime_of
 from hope.latency.stopwatch import Stopwatch
 from hope.latency.table import Table
+from hope.run.budget import Budget
 from hope.surgery.apply import operate
 
 ODD = (1.0, 0.5, 0.25)  # of the widths, where networks of uneven widths are measured
+
+
+def runtime_for(budget: Budget, given: Runtime | str | None, example: Example | None) -> Runtime | None:
+    """Where a latency counts, with nothing left open; None for other budgets."""
+    if budget.unit == "latency":
+        return settled(runtime_of(given), example)
+    if given is not None:
+        raise UnknownMethod(
+            f"a runtime goes with a latency, not with {budget}: leave it out, or give latency="
+        )
+    return None
 
 
 def settled(runtime: Runtime, example: Example | None) -> Runtime:

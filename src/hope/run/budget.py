@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 
 SIZES = {"density": "neurons", "params": "parameters", "macs": "macs"}  # budget -> the size that it limits
 LIMITS = (*SIZES, "size", "latency")  # of which there is less and less
+RESOURCES = ("params", "macs", "size", "latency")  # which a network needs; the others count what is taken
 UNITS = (*LIMITS, "steps")
 COLUMNS = ("neurons", "parameters", "macs")  # of a trajectory's sizes
 RANGES = {
