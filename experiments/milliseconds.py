@@ -114,10 +114,11 @@ def _made(
     where: dict[str, Any] = {}
     if unit == "latency":
         where["runtime"] = hope.Runtime("onnxruntime", batch=1, threads=1)
-    start, run = time.perf_counter(), None
+    run = None
     for budget in sorted(budgets, key=lambda one: float(one.partition("=")[2])):
         share = float(budget.partition("=")[2])
-        if run is None:
+        if run is None or streams:  # whether streams go is decided at each budget
+            start = time.perf_counter()
             how: dict[str, Any] = {"method": method, "evict": way == "paper", "streams": streams, unit: share}
             try:
                 run = hope.encode(model, images[:1], progress=False, **how, **where)

@@ -68,19 +68,20 @@ def _measured(
     """(budget, what was measured there), of budgets in one unit."""
     if not budgets:
         return
-    start = time.perf_counter()
     words: dict[str, Any] = {"closed forms": None, "patterns": "patterns"}
     method = hope.Absorb(calibration=words[way] if way in words else list(torch.split(apart, 32)))
     unit = budgets[0].partition("=")[0]
-    lowest: dict[str, Any] = {unit: min(float(one.partition("=")[2]) for one in budgets)}
-    how: dict[str, Any] = {"evict": False, "streams": streams, "progress": False, **lowest}
-    encoding = hope.encode(model, images[:1], method=method, **how)
-    seconds = time.perf_counter() - start
-    channels = {unit.name for unit in encoding.anatomy.streams}
-    whole = encoding.trajectory.size(0)
+    shares = {budget: float(budget.partition("=")[2]) for budget in budgets}
     for budget in budgets:
-        share = budget.partition("=")[2]
-        steps = encoding.trajectory.steps_to(unit, float(share))
+        if streams or budget == budgets[0]:  # whether streams go is decided at each budget
+            start = time.perf_counter()
+            lowest: dict[str, Any] = {unit: shares[budget] if streams else min(shares.values())}
+            how: dict[str, Any] = {"evict": False, "streams": streams, "progress": False, **lowest}
+            encoding = hope.encode(model, images[:1], method=method, **how)
+            seconds = time.perf_counter() - start
+            channels = {unit.name for unit in encoding.anatomy.streams}
+            whole = encoding.trajectory.size(0)
+        steps = encoding.trajectory.steps_to(unit, shares[budget])
         size, taken = encoding.trajectory.size(steps), encoding.trajectory.steps[:steps]
         yield (
             budget,
