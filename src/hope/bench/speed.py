@@ -132,6 +132,7 @@ def whole_network(model: nn.Module, example: Tensor, *, density: float = 0.3) ->
     kept = min(_seconds(lambda: [scan(path) for path in paths]) for _ in range(3))
     with_evictions, without = looks(paths, encoding), looks(paths, grown)
     absorb = min(_seconds(lambda: encoded("absorb", evict=False)) for _ in range(2))
+    deciding = _seconds(lambda: encoded("absorb"))
     return {
         "steps": encoding.steps,
         "gram seconds": grams,
@@ -145,6 +146,7 @@ def whole_network(model: nn.Module, example: Tensor, *, density: float = 0.3) ->
         "the same, pairs kept, no evictions": kept * without / longer,
         "absorb / hope": absorb / seconds,
         "absorb / hope, both without evictions": absorb / longer,
+        "absorb, with / without evictions": deciding / absorb,
     }
 
 
