@@ -121,6 +121,31 @@ def test_dreams_stop_where_real_batches_are(monkeypatch: pytest.MonkeyPatch) -> 
     assert 0 < len(made) < 100
 
 
+def test_dreams_see_the_first_half_of_a_network_first() -> None:
+    net, example = network(), torch.zeros(1, 3, 12, 12)
+    for k in (1, 4):
+        net[k].running_mean += 2 * net[k].running_var.sqrt()  # so far away that it takes all steps
+    calls = {k: 0 for k in (0, 3)}
+
+    def counted(k: int) -> Any:
+        def count(*_: Any) -> None:
+            calls[k] += 1
+
+        return count
+
+    for k in calls:
+        net[k].register_forward_hook(counted(k))
+    distance = []
+    for steps in (0, 12):
+        calls.update({0: 0, 3: 0})
+        (batch, *_) = hope.dream(net, example, count=32, steps=steps, progress=False)
+        steps_first, steps_last = calls.values()
+        heard = net[:4](batch[0]).detach().transpose(0, 1).flatten(1)
+        distance.append(float(((heard.mean(dim=1) - net[4].running_mean) ** 2 / net[4].running_var).mean()))
+    assert steps_first - steps_last == 5  # of twelve, all but one of the first half
+    assert distance[1] < 0.95 * distance[0]  # the second half is seen, too
+
+
 def test_numbers_among_the_inputs_stay() -> None:
     class Scaled(nn.Module):
         def __init__(self) -> None:

@@ -227,17 +227,29 @@ def _fitted(model: nn.Module, values: Sequence[Any]) -> list[Any]:
     ]
 
 
+class _HeardEnough(BaseException):
+    """What comes after is not wanted; no error, so that no model's own code catches it."""
+
+
 @contextmanager
-def _listening(model: nn.Module) -> Iterator[list[tuple[nn.Module, Tensor]]]:
-    """Collect what reaches every BN that keeps statistics."""
+def _listening(model: nn.Module, most: int | None = None) -> Iterator[list[tuple[nn.Module, Tensor]]]:
+    """Collect what reaches the BNs that keep statistics: of so many calls, then the model is left."""
     heard: list[tuple[nn.Module, Tensor]] = []
+
+    def hear(bn: nn.Module, inputs: tuple[Tensor, ...]) -> None:
+        heard.append((bn, inputs[0]))
+        if len(heard) == most:
+            raise _HeardEnough
+
     handles = [
-        module.register_forward_pre_hook(lambda one, inputs: heard.append((one, inputs[0])))
+        module.register_forward_pre_hook(hear)
         for module in model.modules()
         if isinstance(module, nn.modules.batchnorm._BatchNorm) and module.running_var is not None
     ]
     try:
         yield heard
+    except _HeardEnough:
+        pass
     finally:
         for handle in handles:
             handle.remove()
@@ -275,7 +287,11 @@ def _settled(model: nn.Module, program: Program, x: Tensor, call: Any) -> Tensor
 def _dreamed(
     model: nn.Module, x: Tensor, call: Any, steps: int, show: Callable[[float], None], near: float
 ) -> Tensor:
-    """A few steps of gradient descent towards the BNs' means and deviations."""
+    """A few steps of gradient descent towards the BNs' means and deviations.
+
+    Where it may end near them, half of the steps see the first half of the BNs only: that is half the work,
+    and the deep ones then start from what they would be given.
+    """
     scale = float(x.std())
     x = x.clone().requires_grad_(True)
     optimizer = torch.optim.Adam([x], lr=RATE * scale)
@@ -284,16 +300,20 @@ def _dreamed(
         for p, _ in frozen:
             p.requires_grad_(False)
         with mode(model, training=False), torch.inference_mode(False), torch.enable_grad():
+            early, half = steps // 2 if near else 0, None
             for done in range(steps):
                 show(done)
-                with _listening(model) as heard:
+                with _listening(model, half if done < early else None) as heard:
                     call(x)
                 terms = [_distance(bn, z) for bn, z in heard]
                 if not terms:
                     break
                 distance = torch.stack(terms).mean()
                 if float(distance.detach()) <= near:
-                    break
+                    if half is None or done >= early:
+                        break
+                    early = done  # the first half is there
+                half = half or max(1, len(terms) // 2)
                 optimizer.zero_grad()
                 distance.backward()  # type: ignore[no-untyped-call]
                 optimizer.step()
