@@ -78,7 +78,7 @@ def _first(model: nn.Module, example: Tensor, _: Tensor) -> Any:
     side, dream.SIDE = dream.SIDE, max(example.shape)
     try:
         program = hope.inspect(model, example, progress=False).program
-        args, *_ = dream.probes(model, example, program, count=32, steps=40)
+        args = dream.probes(model, example, program, count=32, steps=40)[0]
     finally:
         dream.SIDE = side
     return [args]
