@@ -147,6 +147,11 @@ class Unit:
         return found.pop() if len(found) == 1 else "several"
 
     @property
+    def attends(self) -> bool:
+        """Whether attention stands between its neurons and their readers: they are heads."""
+        return any(reader.last("attention") for reader in self.readers)
+
+    @property
     def open(self) -> bool:
         """Whether its neurons can be removed one by one."""
         return self.fixed is None and (self.kind == "layer" or self.release > 0)

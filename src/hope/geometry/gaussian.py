@@ -141,7 +141,7 @@ def rule(means: Tensor, spreads: Tensor, cuts: Cuts) -> tuple[Tensor, Tensor]:
     """
     shape = (-1, *(1 for _ in means.shape))
     if not cuts:
-        nodes, weights = _trapezoid()
+        nodes, weights = trapezoid()
         return nodes.reshape(shape), weights.reshape(shape)
     safe = torch.where(spreads > 0, spreads, torch.ones_like(spreads))
     return pieces([(cut - means) / safe for cut in cuts])
@@ -167,7 +167,8 @@ def _legendre() -> tuple[Tensor, Tensor]:
 
 
 @lru_cache(maxsize=1)
-def _trapezoid() -> tuple[Tensor, Tensor]:
+def trapezoid() -> tuple[Tensor, Tensor]:
+    """Nodes and weights for means over a standard normal variable."""
     nodes = torch.linspace(-8.5, 8.5, 2001, dtype=torch.float64)
     weights = torch.exp(-nodes * nodes / 2)
     return nodes, weights / weights.sum()
