@@ -146,6 +146,28 @@ def test_what_counts_heads_may_stand_further_up() -> None:
     assert (small.num_heads, small.key_attn_dim) == (4, 8)
 
 
+class Normed(nn.Module):
+    """A BN over tokens, whatever their order."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.bn = nn.BatchNorm1d(28)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.bn(x.flatten(0, 1)).view(x.shape)
+
+
+def test_a_bn_in_front_of_attention_does_not_say_what_is_read_behind_it() -> None:
+    """By the paper's method heads need calibration: a BN's numbers are not those of what attention makes."""
+    net = Deep().eval()
+    net.qkv[1] = Normed().eval()
+    batches = [torch.randn(8, 5, 6) for _ in range(2)]
+    with pytest.raises(hope.errors.InfeasibleBudget, match="need calibration"):
+        hope.encode(net, X, steps=1, method=hope.Paper())
+    encoding = hope.encode(net, X, steps=8, method=hope.Paper(calibration=batches))
+    assert "qkv.0" in {step.name for step in encoding.trajectory.steps}
+
+
 def test_heads_whose_width_the_code_takes_from_its_input_stay() -> None:
     class Bound(Fused):
         def forward(self, x: Tensor) -> Tensor:
