@@ -97,6 +97,104 @@ def test_a_module_that_counts_its_heads_is_brought_up_to_date() -> None:
     assert (net.num_heads, net.attn_dim) == (4, 12)
 
 
+class Columns(nn.Module):
+    """A bias for every head, a column each; the shape that it is looked up in is an attribute."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.bias_shape = (5, 5, 4)
+        self.table = nn.Parameter(torch.randn(9, 4))
+        place = torch.arange(5)
+        self.register_buffer("index", (place[:, None] - place + 4).flatten())
+
+    def forward(self) -> Tensor:
+        return self.table[self.index].view(self.bias_shape).permute(2, 0, 1)
+
+
+class Deep(nn.Module):
+    """Weights one level further down than the module that counts the heads, values wider than keys, a bias;
+    beside them an MLP, as deep, that has nothing to do with heads.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.num_heads, self.key_attn_dim, self.val_attn_dim = 4, 8, 12
+        self.qkv = nn.Sequential(nn.Linear(6, 2 * 8 + 12), nn.Identity())
+        self.bias, self.proj = Columns(), nn.Sequential(nn.SiLU(), nn.Linear(12, 6))
+        self.mlp = nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 6))
+
+    def forward(self, x: Tensor) -> Tensor:
+        parts = self.qkv(x).view(*x.shape[:2], self.num_heads, -1).transpose(1, 2).split([2, 2, 3], dim=3)
+        found = F.scaled_dot_product_attention(*parts, attn_mask=self.bias())
+        return self.mlp(self.proj(found.transpose(1, 2).reshape(*x.shape[:2], self.val_attn_dim)))
+
+
+def test_what_counts_heads_may_stand_further_up() -> None:
+    net = Deep()
+    anatomy, _ = check_cut(net, X, tolerance=1e-5)
+    assert [(unit.name, unit.neurons, unit.attends) for unit in anatomy.layers] == [
+        ("qkv.0", 4, True), ("proj.1", 6, False), ("mlp.0", 8, False),
+    ]  # fmt: skip
+    small = hope.cut(net, anatomy, [hope.Prune("qkv.0", [1, 2]), hope.Prune("mlp.0", range(6))])
+    assert (small.num_heads, small.key_attn_dim, small.val_attn_dim, small.bias.bias_shape) == (
+        2,
+        4,
+        6,
+        (5, 5, 2),
+    )
+    small = hope.cut(net, anatomy, [hope.Prune("mlp.0", range(4))])
+    assert (small.num_heads, small.key_attn_dim) == (4, 8)
+
+
+class Normed(nn.Module):
+    """A BN over tokens, whatever their order."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.bn = nn.BatchNorm1d(28)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.bn(x.flatten(0, 1)).view(x.shape)
+
+
+def test_a_bn_in_front_of_attention_does_not_say_what_is_read_behind_it() -> None:
+    """By the paper's method heads need calibration: a BN's numbers are not those of what attention makes."""
+    net = Deep().eval()
+    net.qkv[1] = Normed().eval()
+    batches = [torch.randn(8, 5, 6) for _ in range(2)]
+    with pytest.raises(hope.errors.InfeasibleBudget, match="need calibration"):
+        hope.encode(net, X, steps=1, method=hope.Paper())
+    encoding = hope.encode(net, X, steps=8, method=hope.Paper(calibration=batches))
+    assert "qkv.0" in {step.name for step in encoding.trajectory.steps}
+
+
+def test_heads_whose_width_the_code_takes_from_its_input_stay() -> None:
+    class Bound(Fused):
+        def forward(self, x: Tensor) -> Tensor:
+            wide = torch.cat([x, x], dim=-1)
+            self.attn_dim = wide.shape[-1]
+            return super().forward(x)
+
+    class Torch(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.attention = nn.MultiheadAttention(6, 3, batch_first=True)
+
+        def forward(self, x: Tensor) -> Tensor:
+            out: Tensor = self.attention(x, x, x, need_weights=False)[0]
+            return out
+
+    for net in (Bound(), Torch().eval()):
+        (why,) = {
+            str(one.reason)
+            for one in hope.inspect(net, X).skipped
+            if "qkv" in one.name or "in_proj" in one.name
+        }
+        assert why.endswith(
+            "(it takes the width of its heads from the attention's input, or has it written down)"
+        )
+
+
 @pytest.mark.parametrize("fused", [False, True])
 def test_both_halves_of_a_gated_neuron_go_together(fused: bool) -> None:
     anatomy, _ = check_cut(Gated(fused), X, tolerance=1e-5)

@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import pytest
 import torch
-from scipy.integrate import quad
-from scipy.stats import norm
 from torch import nn
 from torch.nn import functional
 
 import hope
 from hope.geometry import kernels
 from hope.geometry.hermite import bend, bend_with, covariance
-from hope.ops.activation import SMOOTH, function
+from hope.ops.activation import function
 
 
 def signals(seed: int, n: int = 12) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
@@ -76,30 +72,6 @@ def test_smooth_activations_against_sampling(activation: object) -> None:
     g = activation(mean + spread * z)  # type: ignore[operator]
     bent = bend_with(activation, mean, spread)  # type: ignore[arg-type]
     assert torch.allclose(torch.cov(g.T), covariance(bent, bent, rho), atol=1e-2)
-
-
-@pytest.mark.parametrize("name", sorted(SMOOTH))
-@pytest.mark.parametrize(("mean", "spread"), [(-1.5, 0.05), (0.7, 1.0), (3.0, 4.0)])
-def test_quadrature_against_adaptive_quadrature(name: str, mean: float, spread: float) -> None:
-    """Smooth ones to rounding; those with kinks to 1e-5."""
-    entry = SMOOTH[name]
-    given = (1.0,) * entry.given
-
-    def value(z: float) -> float:
-        return float(entry.function(torch.tensor(mean + spread * z, dtype=torch.float64), *given))  # type: ignore[misc]
-
-    def average(power: int, centre: float = 0.0) -> float:
-        kinks = [(k - mean) / spread for k in (-3, 0, 3, 6) if abs(k - mean) < 9 * spread]
-        density: Callable[[float], float] = lambda z: (value(z) - centre) ** power * norm.pdf(z)  # noqa: E731
-        return float(quad(density, -9, 9, points=kinks, limit=200, epsabs=1e-12)[0])
-
-    one = torch.tensor([mean], dtype=torch.float64)
-    bent = bend_with(lambda y: entry.function(y, *given), one, torch.full_like(one, spread))  # type: ignore[misc]
-    kinked = name in ("relu6", "hardswish", "hardsigmoid", "elu", "selu", "celu")
-    tolerance = 1e-5 if kinked else 1e-10
-    expected = average(1)
-    assert float(bent.mean) == pytest.approx(expected, rel=tolerance, abs=tolerance)
-    assert float(bent.variance) == pytest.approx(average(2, expected), rel=tolerance, abs=tolerance)
 
 
 def test_both_kinds_of_gelu_are_told_apart() -> None:

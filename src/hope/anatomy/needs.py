@@ -50,7 +50,7 @@ def untold(layer: Unit, reader: Reader) -> Reason | None:
     kinds = [link.kind for link in reader.path]
     if adds_up(layer, reader):
         return None if writing_bns(layer) else Cause.NO_BN_BEFORE.at(reader.module)
-    if "bn" not in kinds:
+    if not reader.told:
         return Cause.NO_BN_BEFORE.at(reader.module)
     if "norm" in kinds:
         return Cause.OTHER_NORM.at(reader.module)

@@ -84,6 +84,14 @@ class Reader:
         return next((link for link in reversed(self.path) if link.kind == kind), None)
 
     @property
+    def told(self) -> bool:
+        """Whether a BN's numbers are those of what this reader sees: one is on the way, with no attention
+        behind it.
+        """
+        kinds = [link.kind for link in self.path if link.kind in ("bn", "attention")]
+        return kinds[-1:] == ["bn"]
+
+    @property
     def activation(self) -> str:
         """The kind of the last activation behind the last BN, "identity" if there is none."""
         kinds = [link.kind for link in self.path]
@@ -145,6 +153,11 @@ class Unit:
         """The activation's kind ("relu", "silu", …, "identity"), or "several" if the readers differ."""
         found = {reader.activation for reader in self.readers}
         return found.pop() if len(found) == 1 else "several"
+
+    @property
+    def attends(self) -> bool:
+        """Whether attention stands between its neurons and their readers: they are heads."""
+        return any(reader.last("attention") for reader in self.readers)
 
     @property
     def open(self) -> bool:

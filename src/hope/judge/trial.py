@@ -34,6 +34,9 @@ from hope.graph.blocks import Block, Silence
 from hope.reasons import Cause
 from hope.surgery.apply import operate
 
+# the words of the code itself do not tell: some shape is wrong
+HEADS = " (it takes the width of its heads from the attention's input, or has it written down)"
+
 
 class _Named(Protocol):
     @property
@@ -187,7 +190,10 @@ def verify(
     trial = Trial(model, example)
     trial.original(training=False)
     refused = _refused(anatomy.layers, partial(_narrowing, trial, anatomy))
-    reasons = {name: Cause.FIXED_WIDTH.at(detail=words) for name, words in refused.items()}
+    reasons = {
+        name: Cause.FIXED_WIDTH.at(detail=words + HEADS * anatomy.unit(name).attends)
+        for name, words in refused.items()
+    }
     units = tuple(replace(unit, fixed=reasons.get(unit.name)) for unit in anatomy.units)
     fixed = [Skipped(unit.name, unit.neurons, unit.fixed) for unit in units if unit.fixed is not None]
     anatomy = replace(anatomy, units=units)

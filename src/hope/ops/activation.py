@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from hope.geometry.gaussian import Cuts
 from hope.geometry.hermite import Bent, bend, bend_with, covariance
 from hope.geometry.matrices import interleaved
 from hope.graph.program import Operation, Shape, numbers
@@ -31,6 +32,7 @@ class Activation(Elementwise):
         slope: below zero, of a positively homogeneous activation (PH-1).
         module: the class in `torch.nn` that does the same without being given any numbers, "" if none does.
         given: how many of the operator's numbers the function takes.
+        cuts: where the function has kinks: quadrature is split there. It may be split elsewhere, too.
     """
 
     def __init__(
@@ -40,8 +42,10 @@ class Activation(Elementwise):
         slope: float | None = None,
         module: str = "",
         given: int = 0,
+        cuts: Cuts = (),
     ) -> None:
         self.function, self.slope, self.module, self.given = function, slope, module, given
+        self.cuts = cuts
         self.homogeneous = slope is not None
 
     def link(self, operation: Operation) -> Link:
@@ -51,6 +55,10 @@ class Activation(Elementwise):
     def slopes(self, link: Link, tensors: Mapping[str, Tensor]) -> Tensor | None:
         """The slope below zero, one or one per channel; None if it is not PH-1."""
         return None if self.slope is None else torch.tensor([self.slope], dtype=torch.float64)
+
+    def splits(self, link: Link) -> Cuts:
+        """Where quadrature is split."""
+        return self.cuts
 
     def plain(self, operation: Operation) -> str:
         """The class in `torch.nn` that does what this operation does, "" if there is none."""
@@ -78,7 +86,7 @@ class Activation(Elementwise):
         known = [one.expand(len(mean) // at.ways) for one in below if one is not None]
         if len(known) == at.ways:
             return bend(mean, spread, interleaved(known))
-        return None if smooth is None else bend_with(smooth, mean, spread)
+        return None if smooth is None else bend_with(smooth, mean, spread, cuts(link))
 
 
 class Leaky(Activation):
@@ -135,6 +143,14 @@ class Parametric(Activation):
         module.num_parameters = int(module.weight.shape[0])
 
 
+class Celu(Activation):
+    """A CELU: its number is its width."""
+
+    def splits(self, link: Link) -> Cuts:
+        """In units of its width."""
+        return tuple(link.values[0] * cut for cut in self.cuts) if link.values else self.cuts
+
+
 class Clamp(Told):
     """A hard tanh, which is a ReLU6 if its bounds are 0 and 6."""
 
@@ -147,24 +163,31 @@ class Clamp(Told):
         own = (low, high) != (0, 6)
         return Link("activation", *(("hardtanh", (float(low), float(high))) if own else ("relu6", ())))
 
+    def splits(self, link: Link) -> Cuts:
+        """At its bounds."""
+        return link.values or self.cuts
+
     def plain(self, operation: Operation) -> str:
         """A ReLU6 or nothing."""
         return "ReLU6" if self._bounds(operation) == (0, 6) else ""
 
 
+_BENT = (-20.0, -5.0, 0.0)  # an exponential below a kink at 0: none is left of it below -20
 SMOOTH: dict[str, Activation] = {
     "silu": Activation(functional.silu, module="SiLU"),
     "gelu": Gelu(_gelu, module="GELU", given=1),
-    "hardswish": Activation(functional.hardswish, module="Hardswish"),
-    "relu6": Clamp(functional.relu6, module="ReLU6"),
+    "hardswish": Activation(functional.hardswish, module="Hardswish", cuts=(-3.0, 3.0)),
+    "relu6": Clamp(functional.relu6, module="ReLU6", cuts=(0.0, 6.0)),
+    "hardtanh": Clamp(functional.hardtanh, given=2, cuts=(-1.0, 1.0)),
     "sigmoid": Activation(torch.sigmoid, module="Sigmoid"),
+    "log_sigmoid": Activation(functional.logsigmoid),
     "tanh": Activation(torch.tanh, module="Tanh"),
-    "elu": Activation(functional.elu, module="ELU", given=1),
+    "elu": Activation(functional.elu, module="ELU", given=1, cuts=_BENT),
     "mish": Activation(functional.mish, module="Mish"),
-    "selu": Activation(functional.selu, module="SELU"),
-    "hardsigmoid": Activation(functional.hardsigmoid, module="Hardsigmoid"),
-    "celu": Activation(functional.celu, module="CELU", given=1),
-    "softplus": Activation(functional.softplus, module="Softplus"),
+    "selu": Activation(functional.selu, module="SELU", cuts=_BENT),
+    "hardsigmoid": Activation(functional.hardsigmoid, module="Hardsigmoid", cuts=(-3.0, 3.0)),
+    "celu": Celu(functional.celu, module="CELU", given=1, cuts=_BENT),
+    "softplus": Activation(functional.softplus, module="Softplus", given=2),
 }
 TABLE.update(SMOOTH)
 TABLE.update(
@@ -172,8 +195,6 @@ TABLE.update(
         "relu": Activation(slope=0.0, module="ReLU"),
         "leaky_relu": Leaky(slope=0.01, module="LeakyReLU"),
         "prelu": Parametric(),
-        "hardtanh": Clamp(),
-        "log_sigmoid": Activation(),
         "rrelu": Activation(),
     }
 )
@@ -205,6 +226,16 @@ def function(link: Link) -> Function | None:
     found = entry.function if isinstance(entry, Activation) else None
     own = link.values[: entry.given] if isinstance(entry, Activation) else ()
     return None if found is None else lambda y: found(y, *own)
+
+
+def cuts(link: Link) -> Cuts:
+    """Where quadrature of an activation is split: at its kinks.
+
+    >>> cuts(Link("activation", "hardtanh", (-2.0, 2.0))), cuts(Link("activation", "gelu"))
+    ((-2.0, 2.0), ())
+    """
+    entry = TABLE.get(link.name)
+    return entry.splits(link) if isinstance(entry, Activation) else ()
 
 
 def known(link: Link) -> bool:

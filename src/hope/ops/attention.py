@@ -25,28 +25,36 @@ HEADS = (
     "num_heads", "num_attention_heads", "num_key_value_heads", "num_kv_heads", "n_head", "n_heads", "nhead",
     "n_kv_heads", "heads",
 )  # fmt: skip
-WIDTHS = ("attn_dim", "kv_dim", "all_head_size", "split_size", "inner_dim", "dim_head_total")
+WIDTHS = (
+    "attn_dim", "key_attn_dim", "val_attn_dim", "kv_dim", "all_head_size", "split_size", "inner_dim",
+    "dim_head_total",
+)  # fmt: skip
+
+
+def counts_heads(module: nn.Module) -> bool:
+    """Whether a module has an attribute with the number of its heads."""
+    return any(_counts(module, name) for name in HEADS)
+
+
+def recount(module: nn.Module, share: Fraction) -> None:
+    """Tell a module that so much is left of its heads."""
+    for name in (*HEADS, *WIDTHS):
+        if _counts(module, name) and (getattr(module, name) * share).denominator == 1:
+            setattr(module, name, int(getattr(module, name) * share))
 
 
 class Attention(Operator):
     """Scaled dot products of queries and keys, and what they make of values. Heads come and go as a whole."""
 
     def holds(self, module: nn.Module, before: Mapping[str, Shape]) -> bool:
-        """Modules around those that were cut, if they count heads."""
-        return all("." in name for name in before) and any(_counts(module, name) for name in HEADS)
+        """A table with a bias for every head: `bias_shape` ends with the number of its columns."""
+        shape, was = vars(module).get("bias_shape"), [*before.values()]
+        return isinstance(shape, tuple) and len(was) == 1 and shape[-1:] == was[0][1:]
 
     def resize(self, module: nn.Module, before: Mapping[str, Shape]) -> None:
-        """As many heads as are left: by the share of what is left of the weights inside."""
-        sizes = [(old, module.get_parameter(name).shape) for name, old in before.items()]
-        shares = {
-            Fraction(now, was) for old, new in sizes for was, now in zip(old, new, strict=True) if was != now
-        }
-        if len(shares) != 1:
-            return
-        (share,) = shares
-        for name in (*HEADS, *WIDTHS):
-            if _counts(module, name) and (getattr(module, name) * share).denominator == 1:
-                setattr(module, name, int(getattr(module, name) * share))
+        """As many as are left."""
+        heads = module.get_parameter(*before).shape[-1]
+        setattr(module, "bias_shape", (*vars(module)["bias_shape"][:-1], heads))  # noqa: B010
 
     def channels(self, flow: Flow, operation: Operation) -> Value | None:
         """Each head by itself; what stands within a head, or along the sequence, is held fast. Without heads,

@@ -52,9 +52,10 @@ def signal_energies(layer: Unit, reader: Reader, numbers: Numbers) -> Tensor | R
     smooth = activation.function(link)
     if smooth is None:
         return Cause.UNKNOWN_ACTIVATION.at(link.name)
+    cuts = activation.cuts(link)
     if behind is None:
-        return gaussian.energy_of(smooth, mean, spread)
-    return gaussian.energy_of(lambda y: behind[0] * smooth(y) + behind[1], mean, spread)
+        return gaussian.energy_of(smooth, mean, spread, cuts)
+    return gaussian.energy_of(lambda y: behind[0] * smooth(y) + behind[1], mean, spread, cuts)
 
 
 def _written(stream: Unit, numbers: Numbers) -> Tensor | Reason:

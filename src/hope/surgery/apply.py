@@ -147,7 +147,9 @@ def operate(
     gone = [anatomy.block(name) for name in done.evicted]
     for block in gone:
         evict.take_out(model, block, bias_left(anatomy, block, done.evicted[block.name], done.removed))
-    resize.keep(model, kept_places(anatomy, done))
+    units = [anatomy.unit(name) for name in done.removed]
+    heads = {(part.tensor, part.dim) for unit in units if unit.attends for part in unit.places}
+    resize.keep(model, kept_places(anatomy, done), heads)
     return done
 
 
