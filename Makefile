@@ -30,6 +30,7 @@ figures: setup
 	$(BIN)/python -m experiments.compression --write-pages
 	$(BIN)/python -m experiments.readings --write-pages
 	$(BIN)/python -m experiments.refit --write-pages
+	$(BIN)/python -m experiments.dreams --write-pages
 	$(BIN)/python -m experiments.streams --write-pages
 	$(BIN)/python -m experiments.milliseconds --write-pages
 	$(BIN)/python -m experiments.vit --write-pages

@@ -14,6 +14,7 @@ import pytest
 from experiments import (
     calibration,
     coverage,
+    dreams,
     finetune,
     latency,
     milliseconds,
@@ -72,6 +73,7 @@ def test_every_experiment_is_on_a_page_and_has_help(capsys: pytest.CaptureFixtur
         "compression",
         "coverage",
         "draw",
+        "dreams",
         "fetch",
         "finetune",
         "language",
@@ -104,6 +106,7 @@ def test_the_pages_have_the_tables_of_the_committed_results(tmp_path: Path) -> N
         copy.write_text(page.read_text())
     for name, table in (
         *compression.TABLES.items(),
+        ("dreams", dreams.table),
         ("readings", readings.table),
         ("refit", refit.table),
         ("streams", streams.table),

@@ -125,7 +125,7 @@ def test_dreams_see_the_first_half_of_a_network_first() -> None:
     net, example = network(), torch.zeros(1, 3, 12, 12)
     for k in (1, 4):
         net[k].running_mean += 2 * net[k].running_var.sqrt()  # so far away that it takes all steps
-    calls = {k: 0 for k in (0, 3)}
+    calls = dict.fromkeys((0, 3), 0)
 
     def counted(k: int) -> Any:
         def count(*_: Any) -> None:
