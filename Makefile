@@ -32,6 +32,7 @@ figures: setup
 	$(BIN)/python -m experiments.refit --write-pages
 	$(BIN)/python -m experiments.dreams --write-pages
 	$(BIN)/python -m experiments.streams --write-pages
+	$(BIN)/python -m experiments.normed --write-pages
 	$(BIN)/python -m experiments.milliseconds --write-pages
 	$(BIN)/python -m experiments.vit --write-pages
 	$(BIN)/python -m experiments.scale --write-pages

@@ -10,7 +10,8 @@ import hope
 from hope._util.calls import as_call
 from hope.anatomy.steps import Evict
 from hope.errors import InfeasibleBudget, InvalidExample
-from hope.judge.evictions import LEVELS, TRIED, _Looks, _network, _Weaver, decide
+from hope.judge.evictions import LEVELS, TRIED, _Looks, _Weaver, decide
+from hope.judge.evictions import network as _network
 from hope.judge.fidelity import Judge
 from hope.run.plan import Plan
 from hope.signals.dream import SIDE, _distance, _listening, coloured_noise, probes, smaller

@@ -19,16 +19,21 @@ from hope import ops
 from hope.graph.labels import FIXED, Ids, Shape, Ties, along, dims, pad_left
 from hope.graph.program import Operation, Program, Ref, references
 from hope.graph.values import Link, Value, origins_of
+from hope.ops.norm import mean_squares
 from hope.reasons import Cause, Reason
 
 
 class Flow:
     """The result of following one or more programs of the same model (evaluation, and training where it
     differs).
+
+    Args:
+        shapes: of all parameters and buffers.
+        streams: whether channels of streams may go: then a norm over channels is followed, not held fast.
     """
 
-    def __init__(self, shapes: Mapping[str, Shape]) -> None:
-        self.shapes = shapes
+    def __init__(self, shapes: Mapping[str, Shape], *, streams: bool = False) -> None:
+        self.shapes, self.streams = shapes, streams
         self.ties = Ties()
         self.ids: dict[tuple[str, int], Ids] = {}
         self.roles: dict[tuple[str, int], str] = {}
@@ -36,6 +41,8 @@ class Flow:
         self.mixed: list[tuple[Ids, Reason]] = []
         self.added: list[tuple[Ids, str]] = []
         self.grids: list[tuple[Ids, Reason]] = []  # channels laid out in rows: whole rows or columns can go
+        self.normed: list[tuple[Ids, Reason]] = []  # together: channels of a stream may go, others not
+        self.squares: Mapping[int, str] = {}  # means of squares in the program that is walked
         self.counted: list[tuple[Ids, Reason]] = []  # as places of a weight: its MACs go with them
         self.reads: dict[str, dict[str, tuple[Link, ...]]] = {}
         self.positions: Counter[str] = Counter()
@@ -75,6 +82,20 @@ class Flow:
             if mixes:
                 self.mixed.append((ids, reason))
 
+    def normalise(self, label: Ids, reason: Reason, weight: str, bias: str | None = None) -> None:
+        """Channels are normalised together: with a weight for each to make up for it, some of a stream may
+        go; without one ("") they are held fast.
+        """
+        row = label.ravel()
+        if self.shapes.get(weight) != row.shape:
+            self.pin(label, reason)
+            return
+        self.roles[weight, 0] = "norm"
+        for tensor in (weight, bias):
+            if tensor:
+                self.ties.tie(row[row >= 0], self.tensor_ids(tensor, 0)[row >= 0])
+        self.normed.append((row[row >= 0], reason))
+
     def pin_all(self, values: Iterable[Value], reason: Reason, *, mixes: bool = True) -> None:
         """Hold fast whatever stands in these values."""
         for value in values:
@@ -89,6 +110,7 @@ class Flow:
         A training program adds what only training reads; counts (uses, positions) are those of evaluation.
         """
         self._held = []
+        self.squares = mean_squares(program) if self.streams else {}
         positions = self.positions.copy()
         calls = (operation for operation in program if operation.tensor is None)
         used = Counter(name for operation in calls for name in set(operation.tensors.values()))

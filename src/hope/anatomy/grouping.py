@@ -29,7 +29,8 @@ class _Resolved:
         self.pinned = _first_words(root, flow.pins)
         self.held = _first_words(root, [pin for pin in flow.pins if pin[1].cause is not Cause.COMBINED])
         self.counted = _first_words(root, flow.counted)
-        self.mixed = _first_words(root, flow.mixed)
+        self.normed = _first_words(root, flow.normed)
+        self.mixed = _first_words(root, [*flow.mixed, *flow.normed])
         self.added = _first_words(root, flow.added)
         self.places: dict[Key, Ids] = {key: root[ids] for key, ids in flow.ids.items()}
         self._homes: dict[int, list[Key]] = {}
@@ -115,7 +116,8 @@ def read(
                 reason = _reason(flow, group, units, stay, touched) or counted
                 leave(group, reason or Cause.UNLIKE.at(), stay)
             continue
-        reason = _reason(flow, group, units, own, touched)
+        normed = next((units.normed[unit] for unit in own.tolist() if unit in units.normed), None)
+        reason = _reason(flow, group, units, own, touched) or normed
         if reason is None:
             order = _in_order(group[0], units.places, own)
             places = _places(flow, touched, units.places, order)
@@ -163,7 +165,8 @@ def _parts(
         read = any(part.role == "in" for part in places)
         if len(some) > 1 and read and _even(places, len(some)):
             writing = [key for key in group if key in touched]
-            part = _unit(flow, "stream", writing, places, None, parameters)
+            mixed = next((units.mixed[unit] for unit in some.tolist() if unit in units.mixed), None)
+            part = _unit(flow, "stream", writing, places, mixed, parameters)
             taken = {one.name for one, _ in found}
             name = f"{part.name}#{len(found) + 1}" if part.name in taken else part.name
             found.append((replace(part, name=name), some))

@@ -48,7 +48,7 @@ def read_model(
     check_readable(model)
     tensors = dict([*model.named_parameters(), *model.named_buffers()])
     parameters = frozenset(name for name, _ in model.named_parameters())
-    flow = Flow({name: tuple(tensor.shape) for name, tensor in tensors.items()})
+    flow = Flow({name: tuple(tensor.shape) for name, tensor in tensors.items()}, streams=streams)
     program = read_program(capture(model, example, progress=progress))
     unused = parameters - flow.walk(program)
     if unused:  # heads that only training uses read channels too

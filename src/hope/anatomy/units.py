@@ -9,6 +9,7 @@ from typing import TypeAlias, TypeVar
 import numpy as np
 
 from hope.graph.labels import Ids
+from hope.graph.program import module_of
 from hope.graph.values import Link
 from hope.reasons import Reason
 
@@ -23,8 +24,9 @@ class Places:
     Attributes:
         tensor: name in the model's `state_dict` (or of a non-persistent buffer).
         dim: the dimension.
-        role: "out" (a filter), "in" (outgoing weights, the readers' side) or "along" (BN numbers, biases,
-            depthwise filters, gates: whatever goes with the neuron).
+        role: "out" (a filter), "in" (outgoing weights, the readers' side), "norm" (the weight of a norm over
+            all channels of a stream) or "along" (BN numbers, biases, depthwise filters, gates: whatever else
+            goes with the neuron).
         owner: (size of the dimension,) the neuron at each place, -1 where another unit or nothing stands.
     """
 
@@ -82,6 +84,12 @@ class Reader:
     def last(self, kind: str) -> Link | None:
         """The last link of a kind on the way, e.g. the BN whose output this reader sees."""
         return next((link for link in reversed(self.path) if link.kind == kind), None)
+
+    def behind(self, weight: str) -> bool:
+        """Whether it reads what a norm with that weight returns, as it is."""
+        last = self.path[-1] if self.path else None
+        scaled = last is not None and last.kind == "scale" and last.name == module_of(weight)
+        return last is not None and (last.tensor == weight or scaled)
 
     @property
     def told(self) -> bool:

@@ -13,10 +13,10 @@ from torch import Tensor, nn
 from hope.geometry.matrices import interleaved, semidefinite
 from hope.geometry.pairwise import warped_correlation
 from hope.graph.labels import dims
-from hope.graph.program import Operation, Program, Shape, module_of
+from hope.graph.program import Operation, Program, Ref, Shape, module_of
 from hope.graph.values import Value
-from hope.ops.elementwise import per_channel
-from hope.ops.registry import TABLE, Form, Inputs, Operator, Reads, Signal, forms
+from hope.ops.elementwise import Nothing, per_channel
+from hope.ops.registry import TABLE, Form, Inputs, Operator, Reads, Signal, find, forms
 from hope.reasons import Cause
 
 if TYPE_CHECKING:
@@ -148,12 +148,20 @@ class Together(Operator):
         x = flow.value(operation.first)
         if x is None:
             return None
-        over, labels = set(self.over(operation, len(x.shape))), []
+        over, labels, weight = set(self.over(operation, len(x.shape))), [], ""
         for label in x.labels:
+            if flow.streams and over == set(dims(label)):
+                weight = self.weight(operation)
             if over >= set(dims(label)):
-                flow.pin(label, Cause.NORMALISED.at(str(operation)))
+                flow.normalise(
+                    label, Cause.NORMALISED.at(str(operation)), weight, operation.tensors.get("bias")
+                )
             labels.append(label if over >= set(dims(label)) else flow.bundle(label, over))
-        return x.moved(x.shape, labels).then("norm", str(operation))
+        return x.moved(x.shape, labels).then("norm", str(operation), tensor=weight)
+
+    def weight(self, operation: Operation) -> str:
+        """The weight that can make up for channels of a stream that go, "" if there is none."""
+        return ""
 
     def over(self, operation: Operation, ndim: int) -> Iterable[int]:
         """The dimensions that are normalised."""
@@ -161,7 +169,21 @@ class Together(Operator):
 
 
 class LayerNorm(Together):
-    """Layer normalisation: the last dimensions."""
+    """Layer normalisation, or that by the root of the mean square: the last dimensions."""
+
+    def weight(self, operation: Operation) -> str:
+        """Its weight, if what it normalises is one dimension, and its bias a parameter, too."""
+        plain = operation.arguments.get("bias") is None or "bias" in operation.tensors
+        one = len(operation.arguments["normalized_shape"]) == 1
+        return operation.tensors.get("weight", "") if plain and one else ""
+
+    def holds(self, module: nn.Module, before: Mapping[str, Shape]) -> bool:
+        """Its module knows the shape."""
+        return "weight" in before and hasattr(module, "normalized_shape")
+
+    def resize(self, module: nn.Module, before: Mapping[str, Shape]) -> None:
+        """As many channels as are left."""
+        vars(module)["normalized_shape"] = tuple(module.get_parameter("weight").shape)
 
     def over(self, operation: Operation, ndim: int) -> Iterable[int]:
         """The last dimensions, as many as its shape has."""
@@ -180,6 +202,45 @@ TABLE.update(dict.fromkeys(("batch_norm", "_native_batch_norm_legit_no_training"
 TABLE.update({"instance_norm": PerChannel(), "group_norm": Together()})
 TABLE.update(dict.fromkeys(("layer_norm", "rms_norm"), LayerNorm()))
 TABLE.update(dict.fromkeys(("softmax", "log_softmax", "_softmax", "_log_softmax"), Softmax()))
+
+
+def mean_squares(program: Program) -> dict[int, str]:
+    """Position of a mean of squares -> the weight behind it, for norms by the root of the mean square that
+    are written out: x·rsqrt(mean(x²) + ε)·weight, as in Llama.
+    """
+    readers: dict[int, list[Operation]] = {}
+    for operation in reversed(program):
+        if operation.position in readers or not isinstance(find(operation), Nothing):  # else nobody reads it
+            for other in operation.inputs:
+                readers.setdefault(other, []).append(operation)
+    found: dict[int, str] = {}
+    for mean in (operation for operation in program if operation.operator == "mean"):
+        squares = _source(program, mean.first)
+        whole = _source(program, squares.first) if squares is not None else None
+        if squares is None or whole is None or len(readers[squares.position]) > 1:
+            continue
+        square = squares.operator == "square" or squares.arguments.get("exponent") == 2
+        last = mean.arguments.get("dim") in ([-1], [len(whole.output) - 1]) and mean.arguments.get("keepdim")
+        way = _way(mean, readers)
+        plain = [one.operator for one in way[:3]] == ["add", "rsqrt", "mul"]
+        if square and last and plain and way[2].inputs == (whole.position, way[1].position):
+            scaled = next((one for one in way[3:] if not isinstance(find(one), Nothing)), None)
+            if scaled is not None and scaled.operator == "mul" and scaled.tensors:
+                found[mean.position] = next(iter(scaled.tensors.values()))
+    return found
+
+
+def _source(program: Program, argument: object) -> Operation | None:
+    return program[argument.position] if isinstance(argument, Ref) else None
+
+
+def _way(operation: Operation, readers: Mapping[int, Sequence[Operation]]) -> list[Operation]:
+    """What an operation's result goes through, while one operation reads it, six of them at most."""
+    way: list[Operation] = []
+    while len(way) < 6 and len(readers.get(operation.position, ())) == 1:
+        (operation,) = readers[operation.position]
+        way.append(operation)
+    return way
 
 
 def bn_of(operation: Operation) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from hope.graph.labels import dims
 from hope.graph.program import Operation, Ref
 from hope.graph.values import Value
 from hope.ops.registry import POINTWISE, TABLE, Form, Operator, Passing, Reads
@@ -53,6 +54,11 @@ class Reduction(Passing):
         ndim = len(x.shape)
         every = range(ndim) if over is None or over == [] else [over] if isinstance(over, int) else over
         reduced = tuple(d % ndim for d in every)
+        if operation.position in flow.squares and all(dims(label) == reduced for label in x.labels):
+            for label in x.labels:
+                why = Cause.NORMALISED.at(str(operation))
+                flow.normalise(label, why, flow.squares[operation.position])
+            return Value(operation.output)
         result = flow.carry(x, x.shape, reduced, Cause.SUMMED.at(str(operation)))
         if not operation.arguments.get("keepdim"):
             result = replace(result, labels=tuple(label.squeeze(reduced) for label in result.labels))

@@ -133,6 +133,22 @@ def propagated_intakes(
     return intakes, surrogate
 
 
+def centred(anatomy: Anatomy, weight: str) -> str:
+    """The weight of the LayerNorm whose result a weight reads, if it is of a stream that may lose channels;
+    "" if there is none.
+
+    Such a norm takes out the mean over channels, so that each is minus the sum of all others, for whoever
+    believes in moments. The smaller norm takes out another mean, and that sum says nothing. So moments are
+    those of channels that have something in common, as large as they are.
+    """
+    for unit in anatomy.layers:
+        for reader in unit.readers if unit.kind == "stream" else ():
+            last = reader.path[-1] if reader.path else None
+            if reader.weight == weight and last is not None and last.name.startswith("layer_norm"):
+                return last.tensor
+    return ""
+
+
 def beside(anatomy: Anatomy, unit: Unit, intake: Intake) -> Tensor:
     """Channels that a weight reads beside those of a stream and that never go, such as those that a skip
     pads: what a removed channel did, they take over, too. None beside a layer.

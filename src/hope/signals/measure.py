@@ -20,7 +20,7 @@ from hope.graph.program import Ref
 from hope.graph.replay import Replay
 from hope.ops.reading import DEFAULT_DECAY
 from hope.ops.weight import Weighted, spatial
-from hope.signals.intake import Intake, behind, stored
+from hope.signals.intake import Intake, behind, centred, stored
 from hope.signals.listen import listen
 from hope.signals.places import counts, normed_adds
 
@@ -242,6 +242,10 @@ def _intake(
     taps = one.decay ** tap_distances(tuple(tensor.shape[2:]) if one.spatial else one.repeat)
     blank = torch.zeros(0)
     intake = Intake(weight, dim, stored(mean), stored(covariance), stored(taps), blank, one.repeat, bn, bias)
-    return replace(
-        intake, variance=stored(variances(intake.laid(tensor.cpu()), intake.taps, intake.covariance))
-    )
+    variance = stored(variances(intake.laid(tensor.cpu()), intake.taps, intake.covariance))
+    norm = centred(anatomy, weight)
+    if norm and one.repeat == 1:
+        common = dict(model.named_parameters())[norm].detach().double().cpu()
+        covariance = stored(intake.covariance + torch.outer(common, common))
+        intake = replace(intake, covariance=covariance)
+    return replace(intake, variance=variance)

@@ -20,7 +20,7 @@ from hope.graph.blocks import Block
 from hope.graph.labels import Shape
 from hope.methods.base import Rewrite
 from hope.signals.intake import Intake
-from hope.surgery import absorb, config, evict, merge, resize
+from hope.surgery import absorb, config, evict, merge, norms, resize
 
 
 @dataclass(frozen=True)
@@ -144,12 +144,16 @@ def operate(
                 merge.write_parent(model, _now(anatomy, before, step.name), step, clamp=how.clamp)
             before.take(step)
         absorb.hand_over(model, anatomy, _absorbed(anatomy, steps, done), intakes or {}, how)
+    kept = kept_places(anatomy, done)
+    absorbed = {step.name for step in steps if isinstance(step, Absorption)}
+    louder = norms.gains(model, anatomy, kept, absorbed, intakes or {}) if arithmetic else {}
     gone = [anatomy.block(name) for name in done.evicted]
     for block in gone:
         evict.take_out(model, block, bias_left(anatomy, block, done.evicted[block.name], done.removed))
     units = [anatomy.unit(name) for name in done.removed]
     heads = {(part.tensor, part.dim) for unit in units if unit.attends for part in unit.places}
-    resize.keep(model, kept_places(anatomy, done), heads)
+    resize.keep(model, kept, heads)
+    norms.scale(model, louder)  # on tensors of its own
     return done
 
 
