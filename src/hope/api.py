@@ -125,9 +125,8 @@ def encode(
             baseline, `hope.Score("l1-in")`; with their usual options they also go by their names: "absorb",
             "hope", "l1-in", "l1-joint", "bn-scale", "random".
         evict: whether blocks may be evicted: residual ones, and under `hope.Paper` those without a skip.
-        streams: whether channels of residual streams may go, too: with all that writes and reads them. Under
-            absorption, with a budget other than a number of neurons or steps, they go only if the network
-            there keeps more of its answers by it; a note tells if not.
+        streams: whether channels of residual streams may go, too. At a budget in parameters, MACs, bytes or
+            time absorption lets them go only if more of the answers is kept by it; a note tells if not.
         exclude: patterns (`*`, `?`) of module names that must stay untouched, inputs and outputs.
         multiple_of: keep widths that are multiples of this (8, 16, 32); removals that would only break one
             are not made. By default any width, or with `latency` multiples that the runtime likes.
@@ -245,7 +244,8 @@ def work(
     count, seen = images_for(anatomy.size().macs), plan.known.inputs[:1]
     if budget.unit == "fidelity" or undecided or (looking and not seen):
         judge = Judge(model, example, anatomy.program, count, progress=progress)
-    eye = Judge(model, example, count=count, inputs=seen[0]) if seen and (looking or streams) else judge
+    choosing = streams and method.evictions == "judged" and budget.unit in RESOURCES
+    eye = Judge(model, example, count=count, inputs=seen[0]) if seen and (looking or choosing) else judge
     if looking:
         assert eye is not None
         weigh(model, plan, eye, progress=progress)
@@ -257,13 +257,13 @@ def work(
     multiples: Sequence[int] = (multiple_of or 1,)
     if clock is not None and multiple_of is None:
         multiples, settings["widths"] = clock.multiples, "chosen"
-    stay: tuple[str, ...] = ()
     found = collect(anatomy, more, budget, begun.steps, multiples, file, **how)
-    if streams and method.evictions == "judged" and budget.unit in RESOURCES:
+    stay: tuple[str, ...] = ()
+    if choosing:
         some, rest = list(without_streams(plan, begun.steps)), without_streams(plan, more)
         others = partial(collect, anatomy, rest, budget, some, multiples, **how)
-        look = partial(Judge, model, example, anatomy.program, count, progress=progress)
-        found, stay = better(model, plan, budget, found, others, lambda: eye or look())
+        look = lambda: eye or Judge(model, example, anatomy.program, count, progress=progress)  # noqa: E731
+        found, stay = better(model, plan, budget, found, others, look)
     trajectory, multiple_of = found
     encoding = Encoding(
         anatomy,

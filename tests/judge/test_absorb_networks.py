@@ -13,7 +13,7 @@ from torch import nn
 import hope
 from hope.geometry.projection import RIDGE
 from hope.run.plan import Plan
-from hope.signals.dream import coloured_noise
+from hope.signals.patterns import coloured_noise
 from hope.signals.settle import stand_in
 from tests.support import randomise
 

@@ -14,7 +14,8 @@ from hope.judge.evictions import LEVELS, TRIED, _Looks, _Weaver, decide
 from hope.judge.evictions import network as _network
 from hope.judge.fidelity import Judge
 from hope.run.plan import Plan
-from hope.signals.dream import SIDE, _distance, _listening, coloured_noise, probes, smaller
+from hope.signals.dream import SIDE, _distance, _listening, probes, smaller
+from hope.signals.patterns import coloured_noise
 from tests.judge.test_absorb_networks import EXAMPLE, network
 
 

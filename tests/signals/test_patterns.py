@@ -146,6 +146,52 @@ def test_dreams_see_the_first_half_of_a_network_first() -> None:
     assert distance[1] < 0.95 * distance[0]  # the second half is seen, too
 
 
+class Remembering(nn.Module):
+    """It keeps features on the way, and counts: left in the middle, it would be another."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.net, self.kept, self.depth = network(), list[Tensor](), 0
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.depth += 1
+        self.kept.append(self.net[0](x))
+        x = self.net[1](self.kept[-1])
+        for layer in self.net[2:4]:
+            x = layer(x)
+        x = self.net[4](input=x) + 0 * self.kept.pop().mean()
+        self.depth -= 1
+        return self.net[5:](x)  # type: ignore[no-any-return]
+
+
+class Unseen(nn.Module):
+    """The first BN sees nothing of the image."""
+
+    def __init__(self, closed: bool = False) -> None:
+        super().__init__()
+        self.table, self.bn, self.net, self.closed = nn.Embedding(8, 5), nn.BatchNorm1d(5), network(), closed
+
+    def forward(self, ids: Tensor, x: Tensor) -> Tensor:
+        with torch.set_grad_enabled(not self.closed and torch.is_grad_enabled()):
+            return self.net(x) + self.bn(self.table(ids))  # type: ignore[no-any-return]
+
+
+def test_a_model_is_not_left_in_the_middle() -> None:
+    net = Remembering().eval()
+    for k in (1, 4):
+        net.net[k].running_mean += net.net[k].running_var.sqrt()
+    hope.dream(net, torch.zeros(1, 3, 12, 12), count=32, steps=8, progress=False)
+    assert (net.depth, net.kept) == (0, [])
+
+
+@pytest.mark.parametrize("closed", [False, True])
+def test_dreams_go_on_where_the_first_norms_see_no_image(closed: bool) -> None:
+    net, example = Unseen(closed).eval(), (torch.zeros(1, dtype=torch.long), torch.zeros(1, 3, 12, 12))
+    net.net[4].running_mean += net.net[4].running_var.sqrt()
+    start, end = (hope.dream(net, example, count=32, steps=steps, progress=False)[0] for steps in (0, 6))
+    assert torch.equal(start[1], end[1]) == closed  # no gradient leads there
+
+
 def test_numbers_among_the_inputs_stay() -> None:
     class Scaled(nn.Module):
         def __init__(self) -> None:

@@ -54,7 +54,7 @@ def beside(model: nn.Module) -> nn.Module:
     seen = {id(one): _view(one) for one in tensors}
     tables: Any = ((module._parameters, module._buffers) for module in other.modules())
     for table in (one for both in tables for one in both):
-        table.update({name: seen[id(one)] for name, one in table.items() if one is not None})
+        table.update({name: seen.get(id(one), one) for name, one in table.items() if one is not None})
     return other
 
 

@@ -235,8 +235,7 @@ class _Weaver:
 
     def _same_size(self, steps: Sequence[Step], branch: int) -> int | None:
         """How many steps of the run come to the size that an eviction leaves; None if it never gets there."""
-        removed, names = _left_out(steps)
-        left = self.plan.amount(removed, [*names, self.plan.branches[branch].name])
+        left = self.plan.amounts([*steps, self._step(branch)])[-1]  # with the bias that stays
         met = (self._amounts() <= left).nonzero()[0]
         return int(met[0]) if len(met) else None
 

@@ -16,12 +16,12 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 from hope import ops
-from hope._util.calls import Example, as_call, mode
+from hope._util.calls import Example, as_call, duplicate, mode
 from hope._util.progress import bar
 from hope.graph.program import Program, Ref
 from hope.ops.norm import bn_of, is_bn
 from hope.ops.weight import first_convolution
-from hope.signals.patterns import coloured_noise, dead_leaves
+from hope.signals.patterns import again, noise
 from hope.signals.sample import sampled, speaks
 
 STEPS = 10  # from noise to what the BNs describe: more brings little to the judge
@@ -59,16 +59,16 @@ def probes(
     rows = _rows(model, program)
     entries = [*[one.name for one in program if one.operator == "input"][: len(args)], *names]
     made = [
-        _noise(value, count, seed + 1000 * k, leaves, rows.get(entry, 0))
+        noise(value, count, seed + 1000 * k, leaves, rows.get(entry, 0))
         for k, (value, entry) in enumerate(zip(values, (*entries, *[""] * len(values)), strict=False))
     ]
     images = [k for k, v in enumerate(made) if isinstance(v, Tensor) and v.is_floating_point() and v.ndim > 1]
     if len(images) == 1:
         (k,) = images
 
-        def call(x: Tensor) -> Any:
+        def call(x: Tensor, net: nn.Module = model) -> Any:
             some = _fitted(model, [*made[:k], x, *made[k + 1 :]])
-            return model(*some[: len(args)], **dict(zip(names, some[len(args) :], strict=True)))
+            return net(*some[: len(args)], **dict(zip(names, some[len(args) :], strict=True)))
 
         with bar("dreaming up inputs", steps, progress) as show:
             made[k] = _settled(model, program, made[k], call)
@@ -115,7 +115,7 @@ def dream(
     if written is not None:
         given = as_call(example)[1]
         texts = sampled(model, count, given[written].shape[1], seed, progress=progress)
-        args, kwargs = (), {name: _again(value, count) for name, value in given.items()} | {written: texts}
+        args, kwargs = (), {name: again(value, count) for name, value in given.items()} | {written: texts}
     else:
         program = read_program(capture(model, example, progress=progress))
         args, kwargs = probes(
@@ -192,32 +192,6 @@ def _rows(model: nn.Module, program: Program) -> dict[str, int]:
     return found
 
 
-def _again(value: Any, count: int) -> Any:
-    """An input as it is, so many times."""
-    several = isinstance(value, Tensor) and value.ndim > 0
-    return value[:1].expand(count, *value.shape[1:]).clone() if several else value
-
-
-def _noise(value: Any, count: int, seed: int, leaves: bool, rows: int = 0) -> Any:
-    """Noise in the shape of an input, `count` of them, or dead leaves where it is an image; what is no tensor
-    stays, and so do whole numbers that are all the same, as in a mask.
-    """
-    if not isinstance(value, Tensor) or value.ndim == 0:
-        return value
-    generator = torch.Generator().manual_seed(seed)
-    if not value.is_floating_point():
-        if value.numel() > 1 and bool((value == value.flatten()[0]).all()) and not rows:
-            return _again(value, count)
-        high = max(2, int(value.max()) + 1, rows)
-        return torch.randint(0, high, (count, *value.shape[1:]), generator=generator).to(value.dtype)
-    if value.ndim == 1:
-        return torch.randn(count, generator=generator)
-    if leaves and value.ndim == 4:
-        channels, height, width = (int(size) for size in value.shape[1:])
-        return dead_leaves(count, channels, height, width, seed)
-    return coloured_noise(count, value.shape[1], value.shape[2:], seed)
-
-
 def _fitted(model: nn.Module, values: Sequence[Any]) -> list[Any]:
     """On the model's device, floating numbers in its type."""
     like = next((p for p in model.parameters() if p.is_floating_point()), torch.zeros(()))
@@ -236,13 +210,13 @@ def _listening(model: nn.Module, most: int | None = None) -> Iterator[list[tuple
     """Collect what reaches the BNs that keep statistics: of so many calls, then the model is left."""
     heard: list[tuple[nn.Module, Tensor]] = []
 
-    def hear(bn: nn.Module, inputs: tuple[Tensor, ...]) -> None:
-        heard.append((bn, inputs[0]))
+    def hear(bn: nn.Module, args: tuple[Tensor, ...], kwargs: dict[str, Tensor]) -> None:
+        heard.append((bn, args[0] if args else kwargs["input"]))
         if len(heard) == most:
             raise _HeardEnough
 
     handles = [
-        module.register_forward_pre_hook(hear)
+        module.register_forward_pre_hook(hear, with_kwargs=True)
         for module in model.modules()
         if isinstance(module, nn.modules.batchnorm._BatchNorm) and module.running_var is not None
     ]
@@ -303,9 +277,12 @@ def _dreamed(
             early, half = steps // 2 if near else 0, None
             for done in range(steps):
                 show(done)
-                with _listening(model, half if done < early else None) as heard:
-                    call(x)
-                terms = [_distance(bn, z) for bn, z in heard]
+                terms = _some_terms(model, x, call, half) if half and done < early else None
+                if terms is None:
+                    early = min(early, done) if half else early  # all of them from here on
+                    with _listening(model) as heard:
+                        call(x)
+                    terms = [_distance(bn, z) for bn, z in heard]
                 if not terms:
                     break
                 distance = torch.stack(terms).mean()
@@ -314,6 +291,8 @@ def _dreamed(
                         break
                     early = done  # the first half is there
                 half = half or max(1, len(terms) // 2)
+                if not distance.requires_grad:
+                    break
                 optimizer.zero_grad()
                 distance.backward()  # type: ignore[no-untyped-call]
                 optimizer.step()
@@ -321,6 +300,21 @@ def _dreamed(
         for p, needed in frozen:
             p.requires_grad_(needed)
     return x.detach()
+
+
+def _some_terms(model: nn.Module, x: Tensor, call: Any, most: int) -> list[Tensor] | None:
+    """How far the first BNs are away; None if that cannot be told apart from the rest.
+
+    A copy is run: one that is left in the middle may be in no state to be run again.
+    """
+    try:
+        net = duplicate(model, [*model.parameters(), *model.buffers()])
+        with _listening(net, most) as heard:
+            call(x, net)
+        terms = [_distance(bn, z) for bn, z in heard]
+    except Exception:  # it runs as a whole
+        return None
+    return terms if any(term.requires_grad for term in terms) else None
 
 
 def _distance(bn: nn.Module, z: Tensor) -> Tensor:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -78,3 +79,29 @@ def dead_leaves(count: int, channels: int, height: int, width: int, seed: int = 
         cover = (radii[:, number, None, None] - distance + 0.5).clamp(0, 1)[:, None]
         image = image + cover * (colour() - image)
     return image / image.std().clamp(min=1e-12)
+
+
+def again(value: Any, count: int) -> Any:
+    """An input as it is, so many times."""
+    several = isinstance(value, Tensor) and value.ndim > 0
+    return value[:1].expand(count, *value.shape[1:]).clone() if several else value
+
+
+def noise(value: Any, count: int, seed: int, leaves: bool, rows: int = 0) -> Any:
+    """Noise in the shape of an input, `count` of them, or dead leaves where it is an image; what is no tensor
+    stays, and so do whole numbers that are all the same, as in a mask.
+    """
+    if not isinstance(value, Tensor) or value.ndim == 0:
+        return value
+    generator = torch.Generator().manual_seed(seed)
+    if not value.is_floating_point():
+        if value.numel() > 1 and bool((value == value.flatten()[0]).all()) and not rows:
+            return again(value, count)
+        high = max(2, int(value.max()) + 1, rows)
+        return torch.randint(0, high, (count, *value.shape[1:]), generator=generator).to(value.dtype)
+    if value.ndim == 1:
+        return torch.randn(count, generator=generator)
+    if leaves and value.ndim == 4:
+        channels, height, width = (int(size) for size in value.shape[1:])
+        return dead_leaves(count, channels, height, width, seed)
+    return coloured_noise(count, value.shape[1], value.shape[2:], seed)
