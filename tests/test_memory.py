@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 import hope
-from hope._util.memory import allowed, filed
+from hope._util.memory import allowed, beside, filed
 from hope.run.merge import FIRST
 from hope.signals import measure
 
@@ -131,3 +131,25 @@ def test_an_amount_that_is_none_is_refused(given: str, monkeypatch: pytest.Monke
 def test_what_is_held_in_a_file_is_as_it_was() -> None:
     tensor = torch.randn(5, 7, generator=torch.Generator().manual_seed(0))
     assert torch.equal(filed(tensor), tensor)
+
+
+class Copied(nn.Module):
+    """A module that copies itself in its own way, parameters and all."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(3, 2)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Copied:
+        other = Copied()
+        other.load_state_dict(self.state_dict())
+        return other
+
+
+def test_a_module_that_copies_its_own_parameters_keeps_them() -> None:
+    model = nn.Sequential(Copied(), nn.Linear(2, 2))
+    other = beside(model)
+    x = torch.randn(4, 3)
+    assert torch.equal(other(x), model(x))
+    assert other[1].weight.data_ptr() == model[1].weight.data_ptr()  # type: ignore[index]
+    assert other[0].linear.weight.data_ptr() != model[0].linear.weight.data_ptr()  # type: ignore[index, union-attr]
