@@ -140,6 +140,9 @@ class Copied(nn.Module):
         super().__init__()
         self.linear = nn.Linear(3, 2)
 
+    def forward(self, x: Tensor) -> Tensor:
+        return self.linear(x)  # type: ignore[no-any-return]
+
     def __deepcopy__(self, memo: dict[int, Any]) -> Copied:
         other = Copied()
         other.load_state_dict(self.state_dict())
