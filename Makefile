@@ -31,6 +31,7 @@ figures: setup
 	$(BIN)/python -m experiments.readings --write-pages
 	$(BIN)/python -m experiments.refit --write-pages
 	$(BIN)/python -m experiments.dreams --write-pages
+	$(BIN)/python -m experiments.depthwise --write-pages
 	$(BIN)/python -m experiments.streams --write-pages
 	$(BIN)/python -m experiments.normed --write-pages
 	$(BIN)/python -m experiments.milliseconds --write-pages

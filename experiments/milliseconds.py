@@ -71,7 +71,7 @@ def run(options: argparse.Namespace) -> None:
     if readme.shown(options, {"milliseconds": table}):
         return
     torch.set_num_threads(1)
-    for name, model, images, labels, apart, entry, write in opened(options, BUDGETS, _loaded):
+    for name, model, images, labels, apart, entry, write in opened(options, BUDGETS, loaded):
         for way in options.ways:
             points = entry["points"].setdefault(way, {})
             wanted = [b for b in options.budgets or BUDGETS[name] if b not in points]
@@ -86,7 +86,7 @@ def run(options: argparse.Namespace) -> None:
                     write()
 
 
-def _loaded(name: str, folders: list[Path]) -> tuple[nn.Module, Tensor, Tensor, Tensor]:
+def loaded(name: str, folders: list[Path]) -> tuple[nn.Module, Tensor, Tensor, Tensor]:
     """A network, images and labels to measure on, and 512 other images."""
     if name not in train.NETWORKS:
         return refit.loaded(name, folders)

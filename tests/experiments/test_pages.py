@@ -14,6 +14,7 @@ import pytest
 from experiments import (
     calibration,
     coverage,
+    depthwise,
     dreams,
     finetune,
     latency,
@@ -73,6 +74,7 @@ def test_every_experiment_is_on_a_page_and_has_help(capsys: pytest.CaptureFixtur
         "calibration",
         "compression",
         "coverage",
+        "depthwise",
         "draw",
         "dreams",
         "fetch",
@@ -109,6 +111,7 @@ def test_the_pages_have_the_tables_of_the_committed_results(tmp_path: Path) -> N
     for name, table in (
         *compression.TABLES.items(),
         ("dreams", dreams.table),
+        ("depthwise", depthwise.table),
         ("readings", readings.table),
         ("refit", refit.table),
         ("streams", streams.table),
