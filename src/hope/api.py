@@ -242,9 +242,9 @@ def work(
     undecided = plan.judged and (not begun.steps or begun.deciding is not None)
     looking = method.looks and (not plan.judged or (undecided and not ordered(begun)))
     count, seen = images_for(anatomy.size().macs), plan.known.inputs[:1]
-    if budget.unit == "fidelity" or undecided or (looking and not seen):
-        judge = Judge(model, example, anatomy.program, count, progress=progress)
     choosing = streams and method.evictions == "judged" and budget.unit in RESOURCES
+    if budget.unit == "fidelity" or undecided or ((looking or choosing) and not seen):
+        judge = Judge(model, example, anatomy.program, count, progress=progress)
     eye = Judge(model, example, count=count, inputs=seen[0]) if seen and (looking or choosing) else judge
     if looking:
         assert eye is not None
@@ -260,10 +260,10 @@ def work(
     found = collect(anatomy, more, budget, begun.steps, multiples, file, **how)
     stay: tuple[str, ...] = ()
     if choosing:
+        assert eye is not None
         some, rest = list(without_streams(plan, begun.steps)), without_streams(plan, more)
         others = partial(collect, anatomy, rest, budget, some, multiples, **how)
-        look = lambda: eye or Judge(model, example, anatomy.program, count, progress=progress)  # noqa: E731
-        found, stay = better(model, plan, budget, found, others, look)
+        found, stay = better(model, plan, budget, found, others, eye)
     trajectory, multiple_of = found
     encoding = Encoding(
         anatomy,

@@ -32,14 +32,14 @@ def better(
     budget: Budget,
     thinned: Run,
     other: Callable[[], Run],
-    judge: Callable[[], Callable[[nn.Module], float]],
+    judge: Callable[[nn.Module], float],
 ) -> tuple[Run, tuple[str, ...]]:
     """The run whose network keeps more of the original's answers at a budget, and a note if streams stay.
 
     Args:
         thinned: with steps of streams.
         other: makes the same run without them.
-        judge: makes what looks at a network.
+        judge: a network -> its fidelity.
     """
     steps = _upto(thinned, budget)
     if len(list(without_streams(plan, steps))) == len(steps):
@@ -47,8 +47,7 @@ def better(
     whole = other()
     if not whole[0].meets(budget):
         return thinned, ()
-    look = judge()
-    cut, kept = (look(network(model, plan, some)) for some in (steps, _upto(whole, budget)))
+    cut, kept = (judge(network(model, plan, some)) for some in (steps, _upto(whole, budget)))
     if cut >= kept:
         return thinned, ()
     return whole, (f"streams stay: at {budget} the network keeps more of its answers with all of them",)
