@@ -246,7 +246,11 @@ class _Weaver:
     def _candidates(self, woven: Sequence[Step]) -> list[int]:
         """Branches that are still there, by what they are worth per parameter that they hold now."""
         gone = {branch for _, branch in self.evicted}
-        removed, names = _left_out(woven)
+        removed: dict[str, int] = {}
+        for step in woven:
+            if not isinstance(step, Evict):
+                removed[step.name] = removed.get(step.name, 0) + len(step.gone)
+        names = [self.plan.branches[number].name for number in gone]
         now = self.plan.amount(removed, names)
         ranked = []
         for number, branch in enumerate(self.plan.branches):
@@ -255,12 +259,3 @@ class _Weaver:
                 if freed > 0:
                     ranked.append((branch.worth / freed, number))
         return [number for _, number in sorted(ranked)]
-
-
-def _left_out(steps: Sequence[Step]) -> tuple[dict[str, int], list[str]]:
-    """What is removed of each layer, and what is evicted."""
-    removed: dict[str, int] = {}
-    for step in steps:
-        if not isinstance(step, Evict):
-            removed[step.name] = removed.get(step.name, 0) + len(step.gone)
-    return removed, [step.name for step in steps if isinstance(step, Evict)]

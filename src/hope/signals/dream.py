@@ -263,8 +263,8 @@ def _dreamed(
 ) -> Tensor:
     """A few steps of gradient descent towards the BNs' means and deviations.
 
-    Where it may end near them, half of the steps see the first half of the BNs only: that is half the work,
-    and the deep ones then start from what they would be given.
+    Where it may end near them, half of the steps see the first half of the BNs only: that is less work, and
+    the deep ones then start from what they would be given.
     """
     scale = float(x.std())
     x = x.clone().requires_grad_(True)
