@@ -1,7 +1,8 @@
 """How much of other people's networks can be reached: `python -m experiments.coverage`.
 
 Every network of the zoo is inspected, 30 % of its neurons and then all of its blocks are removed, and both
-results are held against the original with the same neurons and branches silenced. Each finished network is
+results are held against the original with the same neurons and branches silenced; then once more with 30 % of
+the channels of its residual streams as well. Each finished network is
 written to coverage.json at once, so that a sweep that was stopped goes on where it was. `--table` prints the
 results as Markdown, `--write-pages` puts them between the markers in docs/coverage.md and README.
 """
@@ -103,13 +104,30 @@ def measure(entry: Entry) -> dict[str, Any]:
             "prune_difference": prune_difference(model, example, anatomy),
             "evict_difference": evict_difference(model, example, anatomy),
         }
-        record["verified"] = all(
-            record[name] is None or record[name] <= TOLERANCE
-            for name in ("prune_difference", "evict_difference")
-        )
+        record["with_streams"] = with_streams(model, example)
+        record["verified"] = all(one <= TOLERANCE for one in differences(record))
     except Exception as error:  # a sweep tells what fails, it does not stop there
         record |= {"verified": False, "failure": f"{type(error).__name__}: {first_line(error)}"}
     return record
+
+
+def with_streams(model: nn.Module, example: Any) -> dict[str, Any]:
+    """What is told about a network whose residual streams may get narrower."""
+    anatomy = hope.inspect(model, example, streams=True, progress=False)
+    reasons = Counter(one.reason.cause.short for one in anatomy.skipped)
+    return {
+        "open": sum(unit.open for unit in anatomy.streams),
+        "needs": {need.value: count for need, count in counts(anatomy).items()},
+        "left_alone": dict(reasons.most_common()),
+        "prune_difference": prune_difference(model, example, anatomy),
+    }
+
+
+def differences(record: Mapping[str, Any]) -> list[float]:
+    """How far a network's cuts are from the silenced original."""
+    found = [record.get("prune_difference"), record.get("evict_difference")]
+    found.append(record.get("with_streams", {}).get("prune_difference"))
+    return [one for one in found if one is not None]
 
 
 def read(path: Path = RESULTS) -> dict[str, Any]:
@@ -158,8 +176,8 @@ def table(results: Mapping[str, Any]) -> str:
     models = results["models"]
     lines = [
         "| source | networks | read | cut = masked | neurons that can go without data | with calibration "
-        "| not at all | parameters that can go (median) |",
-        "|---|---:|---:|---:|---:|---:|---:|---:|",
+        "| not at all | not at all, with `streams=True` | parameters that can go (median) |",
+        "|---|---:|---:|---:|---:|---:|---:|---:|---:|",
     ]
     blocks = [
         "| blocks that can be evicted | with a skip | parts of concatenations | segments of chains | left |",
@@ -171,30 +189,29 @@ def table(results: Mapping[str, Any]) -> str:
         share = median(record["reachable"] for record in seen) if seen else 0.0
         right = sum(record["verified"] for record in some)
         parts = [mean(shares(record)[k] for record in seen) if seen else 0.0 for k in range(len(NEEDS))]
+        parts.append(mean(shares(record["with_streams"])[-1] for record in seen) if seen else 0.0)
         lines.append(
             f"| {source} | {len(some)} | {len(seen)} | {right} | "
             f"{' | '.join(f'{part:.0%}' for part in parts)} | {share:.1%} |"
         )
         found = [sum(record[kind] for record in seen) for kind in (*KINDS, "blocks_not_evictable")]
         blocks.append(f"| {source} | {' | '.join(f'{count:,}' for count in found)} |")
-    reasons: Counter[str] = Counter()
-    for record in models.values():
-        reasons.update(record.get("left_alone", {}))
-    told = ", ".join(f"{reason} ({count:,})" for reason, count in reasons.most_common(8))
     lines += [
         "",
         "Neurons: the mean over networks of each one's shares.",
         "",
         *blocks,
         "",
-        f"Most frequent reasons why something is left alone: {told}.",
+        f"Most frequent reasons why something is left alone: {_reasons(models.values())}.",
+        "",
+        f"With `streams=True`: {_reasons(record.get('with_streams', {}) for record in models.values())}.",
         "",
         "<details>",
         f"<summary>All {len(models)} networks</summary>",
         "",
         "| network | parameters | layers | neurons | without data | with calibration | not at all "
-        "| can go | blocks | difference | left alone |",
-        "|---|---:|---:|---:|---:|---:|---:|---:|---:|---:|---|",
+        "| with streams | can go | blocks | difference | left alone |",
+        "|---|---:|---:|---:|---:|---:|---:|---:|---:|---:|---:|---|",
     ]
     lines += [_row(key, record) for key, record in models.items()]
     used = ", ".join(f"{name} {version}" for name, version in results["versions"].items())
@@ -202,17 +219,25 @@ def table(results: Mapping[str, Any]) -> str:
         "",
         "“neurons” are those that can be removed one by one. “without data”, “with calibration” and “not at "
         "all” are shares of all neurons, the model's outputs and streams included, by the default method; "
-        "where a grouped convolution ties channels together, each channel counts. “can go” is the share of "
-        "parameters that prunings and evictions of residual blocks can reach. “blocks” are those that can be "
-        "evicted, of those found: with a skip + parts of concatenations + segments of chains. “difference” "
-        "is the larger of the two relative differences between the network that was really cut (30 % of all "
-        "neurons at random; then every outermost block that can go together with those before it) and the "
-        "original with the same parts silenced. “left alone” tells the two most frequent reasons. Random "
+        "where a grouped convolution ties channels together, each channel counts. “with streams” is what "
+        "cannot go with `streams=True` either. “can go” is the share of parameters that prunings and "
+        "evictions of residual blocks can reach. “blocks” are those that can be evicted, of those found: with "
+        "a skip + parts of concatenations + segments of chains. “difference” is the largest of three relative "
+        "differences between the network that was really cut (30 % of all neurons at random; every outermost "
+        "block that can go together with those before it; 30 % of all neurons and channels of streams) and "
+        "the original with the same parts silenced. “left alone” tells the two most frequent reasons. Random "
         f"weights; {used}.",
         "",
         "</details>",
     ]
     return "\n".join(lines)
+
+
+def _reasons(records: Iterable[Mapping[str, Any]]) -> str:
+    found: Counter[str] = Counter()
+    for record in records:
+        found.update(record.get("left_alone", {}))
+    return ", ".join(f"{reason} ({count:,})" for reason, count in found.most_common(8))
 
 
 def shares(record: Mapping[str, Any]) -> list[float]:
@@ -240,15 +265,16 @@ def sentence() -> str:
 def _row(key: str, record: Mapping[str, Any]) -> str:
     start = f"| {key} | {record['parameters'] / 1e6:.1f} M |"
     if "layers" not in record:
-        return f"{start} | | | | | | | | {record['failure']} |"
+        return f"{start} | | | | | | | | | {record['failure']} |"
     blocks = [record[kind] for kind in KINDS]
     found = sum(blocks) + record["blocks_not_evictable"]
     can = " + ".join(map(str, blocks)) if any(blocks[1:]) else str(blocks[0])
-    told = [d for d in (record.get("prune_difference"), record.get("evict_difference")) if d is not None]
+    told = differences(record)
     mostly = ", ".join(list(record["left_alone"])[:2])
     return (
         f"{start} {record['layers']} | {record['neurons']:,} | "
-        f"{' | '.join(f'{share:.0%}' for share in shares(record))} | {record['reachable']:.1%} | "
+        f"{' | '.join(f'{share:.0%}' for share in shares(record))} | "
+        f"{shares(record['with_streams'])[-1]:.0%} | {record['reachable']:.1%} | "
         f"{can} of {found} | "
         f"{f'{max(told):.0e}' if told else '–'} | {record.get('failure', mostly)} |"
     )

@@ -1,5 +1,5 @@
-"""What every cut is held against: the original with the removed neurons' outgoing weights set to zero, and
-with other values where evicted branches end.
+"""What every cut is held against: the original with the removed neurons' outgoing weights set to zero, norms
+that run over what is left, and other values where evicted branches end.
 """
 
 from __future__ import annotations
@@ -51,16 +51,55 @@ def random_cut(anatomy: Anatomy, fraction: float = 0.3, seed: int = 0) -> list[P
     return actions
 
 
+class Over(nn.Module):
+    """A norm over all channels whose sums run over those that are left; the others yield zero.
+
+    It divides by as many channels as there were, as if the others were silent.
+    """
+
+    def __init__(self, norm: nn.Module, left: Tensor) -> None:
+        super().__init__()
+        assert isinstance(norm.weight, Tensor)
+        self.weight, self.bias, self.left = norm.weight, getattr(norm, "bias", None), left
+        self.last = not type(norm).__name__.endswith("2d")
+        names = ("variance_epsilon", "epsilon", "eps")
+        told = [eps for name in names if (eps := getattr(norm, name, None)) is not None]
+        self.eps: float = told[0] if told else torch.finfo(self.weight.dtype).eps
+        some = torch.arange(float(len(norm.weight))).to(self.weight).sin().reshape(1, -1, 1, 1)
+        some = some.movedim(1, -1) if self.last else some
+        with torch.no_grad():
+            self.centred = bool(torch.allclose(norm(some), norm(some + 1), rtol=1e-3, atol=1e-4))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """The norm in full size."""
+        x = x if self.last else x.movedim(1, -1)
+        part, whole = x[..., self.left], x.shape[-1]
+        mean = part.mean(-1, keepdim=True) if self.centred else torch.zeros_like(x[..., :1])
+        size = ((part - mean) ** 2).sum(-1, keepdim=True) / whole + self.eps * len(self.left) / whole
+        full = (part - mean) / size.sqrt() * self.weight[self.left]
+        full = full if self.bias is None else full + self.bias[self.left]
+        out = torch.zeros_like(x).index_copy(-1, self.left, full)
+        return out if self.last else out.movedim(-1, 1)
+
+
 def masked(model: nn.Module, anatomy: Anatomy, actions: Sequence[Prune]) -> nn.Module:
-    """A full-size copy in which nobody reads the pruned neurons."""
+    """A full-size copy in which nobody reads the pruned neurons, norms included."""
     silent = copy.deepcopy(model)
     tensors = dict(silent.named_parameters())
+    normed: dict[str, set[int]] = {}
     with torch.no_grad():
         for action in actions:
             for part in anatomy.unit(action.name).places:
+                places = torch.from_numpy(part.index[list(action.gone)].ravel())
                 if part.role == "in":
-                    places = torch.from_numpy(part.index[list(action.neurons)].ravel())
                     tensors[part.tensor].index_fill_(part.dim, places, 0)
+                elif part.role == "norm":
+                    normed.setdefault(part.tensor.removesuffix(".weight"), set()).update(places.tolist())
+    for name, gone in normed.items():
+        norm = silent.get_submodule(name)
+        left = [place for place in range(len(tensors[f"{name}.weight"])) if place not in gone]
+        above, _, own = name.rpartition(".")
+        setattr(silent.get_submodule(above), own, Over(norm, torch.tensor(left)))
     return silent
 
 

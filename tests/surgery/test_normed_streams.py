@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,7 @@ import hope
 from hope.anatomy.anatomy import Anatomy
 from hope.anatomy.sizes import sizes
 from hope.surgery.resize import get, owner
-from tests.support import assert_same, backward, random_cut, run
+from tests.support import assert_same, backward, masked, random_cut, run
 
 timm = pytest.importorskip("timm", reason="timm is not installed")
 transformers = pytest.importorskip("transformers", reason="transformers is not installed")
@@ -154,48 +154,6 @@ def made(kind: str, double: bool = True) -> tuple[nn.Module, Any, Anatomy]:
     return net, example, hope.inspect(net, example, streams=True)
 
 
-class Kept(nn.Module):
-    """A norm of full size whose sums run over the channels that are left, by itself."""
-
-    def __init__(self, norm: nn.Module, kept: Tensor) -> None:
-        super().__init__()
-        self.centred = hasattr(norm, "bias")
-        self.weight, self.bias, self.kept = norm.weight, getattr(norm, "bias", None), kept
-        eps: Any = getattr(norm, "variance_epsilon", None) or getattr(norm, "eps", None)
-        self.eps = torch.finfo(torch.float64).eps if eps is None else eps
-        self.last = not type(norm).__name__.endswith("2d")
-
-    def forward(self, x: Tensor) -> Tensor:
-        x = x if self.last else x.movedim(1, -1)
-        assert isinstance(self.weight, Tensor)
-        left, whole = x[..., self.kept], x.shape[-1]
-        mean = left.mean(-1, keepdim=True) if self.centred else torch.zeros_like(x[..., :1])
-        size = ((left - mean) ** 2).sum(-1, keepdim=True) / whole + self.eps * len(self.kept) / whole
-        full = (x - mean) / size.sqrt() * self.weight + (0 if self.bias is None else self.bias)
-        out = torch.zeros_like(x).index_copy(-1, self.kept, full[..., self.kept])
-        return out if self.last else out.movedim(-1, 1)
-
-
-def silent(model: nn.Module, anatomy: Anatomy, actions: Sequence[hope.Prune]) -> nn.Module:
-    """A full-size copy that writes nothing where channels go, and normalises what is left by itself."""
-    full, streams = copy.deepcopy(model), {unit.name for unit in anatomy.streams}
-    for action in actions:
-        for part in anatomy.unit(action.name).places:
-            gone = torch.from_numpy(part.index[list(action.gone)].ravel())
-            if part.role == "norm":
-                module, _ = owner(full, part.tensor)
-                kept = torch.tensor([k for k in range(len(part.owner)) if k not in gone])
-                path, _, name = part.tensor.removesuffix(".weight").rpartition(".")
-                setattr(full.get_submodule(path), name, Kept(module, kept))
-    for action in actions:
-        for part in anatomy.unit(action.name).places:
-            gone = torch.from_numpy(part.index[list(action.gone)].ravel())
-            if part.role != "in" or action.name not in streams:
-                with torch.no_grad():
-                    get(full, part.tensor).index_fill_(part.dim, gone, 0)
-    return full
-
-
 def streams_of(anatomy: Anatomy) -> list[Any]:
     return [unit for unit in anatomy.streams if unit.open]
 
@@ -211,7 +169,7 @@ def test_channels_that_go_are_silent_and_norms_run_over_what_is_left(kind: str) 
         for actions in (cut, [one for one in cut if one.name in names]):
             small = hope.cut(net, anatomy, actions)
             assert_same(
-                run(small, example), run(silent(net, anatomy, actions), example), TOLERANCE.get(kind, 1e-9)
+                run(small, example), run(masked(net, anatomy, actions), example), TOLERANCE.get(kind, 1e-9)
             )
             assert sizes(anatomy, actions)[-1, 1] == sum(p.numel() for p in small.parameters())
             backward(copy.deepcopy(small), example)
@@ -254,7 +212,7 @@ def test_scores_remove_channels_as_silence_does(method: str) -> None:
         gone.setdefault(step.name, []).extend(step.gone)
     assert {unit.name for unit in streams_of(anatomy)} <= gone.keys()
     actions = [hope.Prune(name, some) for name, some in gone.items()]
-    assert_same(run(encoding.model, example), run(silent(net, anatomy, actions), example), 1e-9)
+    assert_same(run(encoding.model, example), run(masked(net, anatomy, actions), example), 1e-9)
 
 
 @pytest.mark.parametrize("kind", ["layer norm", "rms norm", "llama"])
