@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from hope._util.operators import declare_missing_operators
+from hope.surgery.experts import unstack_experts
 
 declare_missing_operators()
 
@@ -85,7 +86,7 @@ def _transformers(name: str, options: dict[str, Any]) -> nn.Module:
 
     model_class = getattr(transformers, name)
     model: nn.Module = model_class(model_class.config_class(**options))
-    return model
+    return unstack_experts(model) if "num_local_experts" in options else model
 
 
 _BUILDERS = {"torchvision": _torchvision, "timm": _timm, "transformers": _transformers}
@@ -303,10 +304,7 @@ _TRANSFORMERS |= {
         "Qwen3ForCausalLM": _WIDE,
         "Gemma3ForCausalLM": _WIDE,
         "Phi3ForCausalLM": _GROUPED,
-        "MixtralForCausalLM": {
-            **_GROUPED, "num_local_experts": 2, "num_experts_per_tok": 1,
-            "experts_implementation": "batched_mm",
-        },
+        "MixtralForCausalLM": {**_GROUPED, "num_local_experts": 3, "num_experts_per_tok": 2},
         "GPT2LMHeadModel": {
             "vocab_size": WORDS, "n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 64,
             "bos_token_id": 1, "eos_token_id": 1,

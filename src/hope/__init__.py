@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from hope.storage.run import load
     from hope.storage.run import save_run as save
     from hope.surgery.apply import cut
+    from hope.surgery.experts import stack_experts, unstack_experts
     from hope.surgery.export import export_onnx, export_program
     from hope.surgery.recalibrate import recalibrate_bn
     from hope.surgery.refit import refit
@@ -73,6 +74,8 @@ __all__ = [
     "refit",
     "save",
     "save_finetuned",
+    "stack_experts",
+    "unstack_experts",
 ]
 
 _PLACES = {  # where names live: each is imported when it is first used, and torch not before
@@ -100,6 +103,7 @@ _PLACES = {  # where names live: each is imported when it is first used, and tor
     "hope.signals.dream": ("dream",),
     "hope.storage.run": ("load", "save_run as save"),
     "hope.surgery.apply": ("cut",),
+    "hope.surgery.experts": ("stack_experts", "unstack_experts"),
     "hope.surgery.export": ("export_onnx", "export_program"),
     "hope.surgery.recalibrate": ("recalibrate_bn",),
     "hope.surgery.refit": ("refit",),

@@ -123,6 +123,7 @@ def _write_weights(small: nn.Module, target: Path) -> None:
 def _save_pretrained(small: nn.Module, folder: str) -> None:
     """What transformers loads without this package."""
     from hope.surgery.config import configured, loadable
+    from hope.surgery.experts import stack_experts
 
     if not configured(small):
         raise CannotExport(f"{type(small).__name__} is no model of transformers: give --out FILE instead")
@@ -131,7 +132,7 @@ def _save_pretrained(small: nn.Module, folder: str) -> None:
             f"{folder} could not be loaded: the configuration of {type(small).__name__} cannot tell these "
             "widths; encode with --uniform, or give --out FILE"
         )
-    small.save_pretrained(folder)  # type: ignore[operator]
+    stack_experts(small).save_pretrained(folder)  # type: ignore[operator]
     print(f"{folder}: the model, for from_pretrained")
 
 

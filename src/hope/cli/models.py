@@ -126,10 +126,13 @@ def _made(source: str, name: str, pretrained: bool) -> Any:
     if source == "timm":
         return importlib.import_module("timm").create_model(name, pretrained=pretrained)
     if source == "hf":
+        from hope.surgery.experts import stacks, unstack_experts
+
         library = importlib.import_module("transformers")
         config = library.AutoConfig.from_pretrained(name, local_files_only=True)
         own = getattr(library, (config.architectures or [""])[0], library.AutoModel)
-        return own.from_pretrained(name, local_files_only=True)
+        model = own.from_pretrained(name, local_files_only=True)
+        return unstack_experts(model) if any(map(stacks, model.modules())) else model
     return getattr(_file(Path(source)), name)()
 
 

@@ -145,6 +145,12 @@ def _shapes(args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
 
 def _graph(model: nn.Module, program: ExportedProgram, training: bool) -> Graph:
     signature = program.graph_signature
+    for node in program.graph.nodes:
+        stack = node.meta.get("nn_module_stack") or {}
+        if any("slice(" in path for path, _ in stack.values()):
+            node.meta["nn_module_stack"] = {
+                call: (_whole(model, path), kind) for call, (path, kind) in stack.items()
+            }
     first: dict[int, str] = {}  # what goes by several names is called by the first
     every = [*model.named_parameters(remove_duplicate=False), *model.named_buffers(remove_duplicate=False)]
     called = {name: first.setdefault(id(tensor), name) for name, tensor in every}
@@ -157,6 +163,23 @@ def _graph(model: nn.Module, program: ExportedProgram, training: bool) -> Graph:
         constants=_constants(program, set(tensors)),
         training=training,
     )
+
+
+def _whole(model: nn.Module, path: str) -> str:
+    """The way to a module that was reached through a part of a list ("layers.slice(1, None, None).0"), as
+    export tells it of models that have a module in several places: the way from the whole list ("layers.1").
+    """
+    module, known, part = model, list[str](), slice(None)
+    for name in path.split("."):
+        if name.startswith("slice("):
+            numbers = name.removeprefix("slice(").removesuffix(")").split(", ")
+            part = slice(*(None if number == "None" else int(number) for number in numbers))
+            continue
+        children = dict(module.named_children())
+        name = list(children)[part][int(name)] if part != slice(None) else name
+        module, part = getattr(module, name, module), slice(None)
+        known.append(name)
+    return ".".join(known)
 
 
 def _constants(program: ExportedProgram, known: Collection[str]) -> dict[str, Any]:

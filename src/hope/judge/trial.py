@@ -109,7 +109,8 @@ class Trial:
         """The model runs, and was captured, but not on tensors without data."""
         way = "pass the sub-module that does the work"
         if hasattr(self.model, "set_experts_implementation"):
-            way = 'a mixture of experts can after model.set_experts_implementation("batched_mm")'
+            way = "a mixture of experts can as hope.unstack_experts(model), or if that leaves it as it is "
+            way += 'after model.set_experts_implementation("batched_mm")'
         name = type(self.model).__name__
         return UnsupportedModel(f"{name} cannot be tried without data: {first_line(error)}; {way}")
 

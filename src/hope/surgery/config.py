@@ -19,6 +19,7 @@ from hope._util.calls import configs
 from hope.anatomy.anatomy import Anatomy
 from hope.graph.labels import Shape
 from hope.run.align import alike
+from hope.surgery.experts import open_like
 
 WIDTHS = ("intermediate_size", "n_inner", "ffn_dim", "d_ff", "hidden_dim", "ffn_hidden_size", "d_inner")
 HEADS = ("num_attention_heads", "num_heads", "encoder_attention_heads", "decoder_attention_heads")
@@ -164,6 +165,7 @@ def _builds(model: nn.Module, fields: Fields, shapes: Mapping[str, Shape]) -> bo
     try:
         with torch.random.fork_rng(devices=[]), torch.device("meta"):
             built = type(model)(config)
+            open_like(built, model)
     except Exception:  # whatever a class says to such numbers
         return False
     every = [*built.named_parameters(remove_duplicate=False), *built.named_buffers(remove_duplicate=False)]

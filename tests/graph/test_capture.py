@@ -1,0 +1,47 @@
+"""What a captured graph says of modules."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+import hope
+from hope.graph.capture import capture
+from hope.graph.program import read_program
+
+
+class Step(nn.Module):
+    """A layer and an activation that all steps have in common."""
+
+    def __init__(self, act: nn.Module) -> None:
+        super().__init__()
+        self.linear, self.act = nn.Linear(4, 4), act
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.act(self.linear(x))
+        return out
+
+
+class Parts(nn.Module):
+    """Runs parts of a list: some of them, the first, the last."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        act = nn.ReLU()
+        self.layers = nn.ModuleList(Step(act) for _ in range(5))
+
+    def forward(self, x: Tensor) -> Tensor:
+        for part in (self.layers[1:4:2], self.layers[:1], self.layers[2:3], self.layers[-1:]):
+            for layer in part:
+                x = x + layer(x)
+        return x
+
+
+def test_modules_of_a_part_of_a_list_go_by_the_names_that_the_model_has_for_them() -> None:
+    net = Parts()
+    program = read_program(capture(net, torch.zeros(1, 4)))
+    ran = [one.module for one in program if one.operator == "linear"]
+    assert ran == [f"layers.{k}.linear" for k in (1, 3, 0, 2, 4)]
+    known = {name for name, _ in net.named_modules(remove_duplicate=False)}
+    assert {path for one in program for path in one.modules} <= known
+    assert len(hope.inspect(net, torch.zeros(1, 4)).blocks) == 5
