@@ -82,15 +82,17 @@ def test_removing_neurons_and_blocks_equals_silencing_them(entry: Entry) -> None
         check_evictions(program, model, example, anatomy, outermost[::-1])
         check_evictions(program, model, example, anatomy, mixture(anatomy), random_cut(anatomy, seed=1))
         check_single_releases(model, anatomy)
-    waiting = any(one.reason.cause is hope.Cause.STREAM for one in anatomy.skipped)
-    if waiting and entry.key.startswith("torchvision/"):  # the others would take long; see STREAMS
-        check_streams(model, example)
+    causes = {one.reason.cause for one in anatomy.skipped}
+    if causes & {hope.Cause.STREAM, hope.Cause.NORMALISED}:
+        check_streams(model, example, must=hope.Cause.STREAM in causes)
 
 
-def check_streams(model: nn.Module, example: Example) -> None:
-    """Without some channels of its streams, the network computes what it does when nobody reads them."""
-    anatomy, _ = read_model(model, example, streams=True, progress=False)
-    assert any(unit.open for unit in anatomy.streams)
+def check_streams(model: nn.Module, example: Example, *, must: bool) -> None:
+    """Without some channels of its streams, the network computes what it does when nobody reads them, and its
+    norms run over what is left.
+    """
+    anatomy = hope.inspect(model, example, streams=True)
+    assert any(unit.open for unit in anatomy.streams) or not must
     actions = random_cut(anatomy)
     small = hope.cut(model, anatomy, actions)
     assert_same(run(small, example), run(masked(model, anatomy, actions), example), TOLERANCE)
