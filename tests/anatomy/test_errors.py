@@ -159,3 +159,57 @@ def test_a_model_that_does_not_run_without_data_is_refused_in_one_line() -> None
 
     with pytest.raises(hope.UnsupportedModel, match="Net cannot be tried without data: no such kernel"):
         hope.inspect(Net(), torch.zeros(1, 4))
+
+
+def stream(norm: nn.Module) -> nn.Sequential:
+    class Branch(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.norm, self.up, self.down = norm, nn.Linear(6, 8), nn.Linear(8, 6)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return x + self.down(torch.relu(self.up(self.norm(x))))
+
+    return nn.Sequential(nn.Linear(4, 6), Branch(), nn.Linear(6, 2)).eval()
+
+
+@pytest.mark.parametrize("norm", [nn.Identity(), nn.LayerNorm(6)])
+def test_an_anatomy_that_was_read_without_streams(norm: nn.Module) -> None:
+    net, x = stream(norm), torch.randn(16, 4)
+    method = hope.Absorb(calibration=[x])
+    with pytest.raises(hope.UnknownMethod, match=r"streams=True does not fit this anatomy"):
+        hope.encode(net, x, params=0.8, streams=True, anatomy=hope.inspect(net, x), method=method)
+    with pytest.raises(hope.UnknownMethod, match=r"streams=False does not fit this anatomy"):
+        hope.encode(net, x, params=0.8, anatomy=hope.inspect(net, x, streams=True), method=method)
+
+
+def test_an_anatomy_of_another_network() -> None:
+    other = nn.Sequential(nn.Linear(4, 9), nn.ReLU(), nn.Linear(9, 2))
+    x = torch.randn(16, 4)
+    with pytest.raises(
+        hope.UnknownMethod, match=r"another network's: 0\.weight was \(9, 4\) and is \(8, 4\)"
+    ):
+        hope.encode(mlp(), x, density=0.5, anatomy=hope.inspect(other, x))
+
+
+@pytest.mark.parametrize(
+    "given", [{"count": 0}, {"count": -1}, {"count": 2.5}, {"steps": -1}, {"steps": "a"}]
+)
+def test_dreams_of_numbers_that_make_no_sense(given: dict[str, Any]) -> None:
+    with pytest.raises(hope.UnknownMethod, match="makes no sense: give a whole number from"):
+        hope.dream(mlp(), torch.zeros(1, 4), **given)
+
+
+def test_calibration_that_is_one_batch() -> None:
+    with pytest.raises(hope.InvalidExample, match="give a list of such batches"):
+        hope.encode(
+            mlp(),
+            torch.zeros(1, 4),
+            density=0.5,
+            method=hope.Absorb(calibration={"input": torch.zeros(9, 4)}),
+        )
+
+
+def test_an_activation_that_has_no_values() -> None:
+    with pytest.raises(hope.UnknownMethod, match="finite"):
+        hope.ops.Activation(torch.log)

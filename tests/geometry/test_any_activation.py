@@ -53,6 +53,7 @@ KNOWN: list[tuple[str, tuple[float, ...], Real, tuple[float, ...]]] = [
     ("hardsigmoid", (), lambda y: min(max(y + 3, 0), 6) / 6, (-3, 3)),
     ("celu", (0.2,), lambda y: _elu(y, 0.2, 0.2), (-0.8, 0)),
     ("softplus", (2.0, 20.0), lambda y: _softplus(2 * y) / 2, (0,)),
+    ("softplus", (2.0, 1.0), lambda y: y if 2 * y > 1 else _softplus(2 * y) / 2, (0.5,)),
 ]  # fmt: skip
 every = pytest.mark.parametrize(
     ("link", "psi", "kinks"),

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+import pytest
 import torch
 from torch import Tensor, nn
 
@@ -48,3 +51,30 @@ def test_sizes_after_evictions_count_the_biases_that_stay() -> None:
         assert weaver._same_size(steps, 0) == (int(met[0]) if len(met) else None)
     biased = [branch for branch in plan.branches if branch.bias is not None]
     assert biased  # or nothing was tested
+
+
+class Alone(nn.Module):
+    """A branch whose only convolution writes into the stream: no neuron of it can go alone."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv, self.bn = nn.Conv2d(8, 8, 3, padding=1, bias=False), nn.BatchNorm2d(8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + torch.relu(self.bn(self.conv(x)))
+
+
+@pytest.mark.parametrize("budget", [{"params": 0.6}, {"macs": 0.6}, {"params": 0.3}, {"steps": 2}])
+def test_where_absorption_does_not_come_down_blocks_go(budget: dict[str, Any]) -> None:
+    torch.manual_seed(0)
+    parts = [nn.Conv2d(3, 8, 3), *(Alone() for _ in range(4)), nn.AdaptiveAvgPool2d(1), nn.Flatten()]
+    net = randomise(nn.Sequential(*parts, nn.Linear(8, 4))).eval()
+    with torch.no_grad():
+        net[2].bn.weight.mul_(1e-3)  # type: ignore[union-attr]
+        net[2].bn.bias.mul_(1e-3)  # type: ignore[union-attr]
+    encoding = hope.encode(net, torch.randn(2, 3, 8, 8), **budget)
+    assert {step.kind for step in encoding.trajectory} == {"evict"}
+    left = sum(parameter.numel() for parameter in encoding.model.parameters())
+    assert left == encoding.size.parameters
+    assert left <= budget.get("params", 0.7) * encoding.trajectory.size(0).parameters
+    assert encoding.trajectory.steps[0].name.startswith("2")  # it says nearly nothing

@@ -339,3 +339,39 @@ def test_blocks_beside_a_projection_or_without_capacities_have_no_price() -> Non
     found = [hope.Paper().branch(block, known, plan.states) for block in (projected, bare)]
     assert [getattr(one, "cause", None) for one in found] == [Cause.PROJECTION, Cause.NO_CAPACITY]
     assert plan.branches == []
+
+
+class Parts(nn.Module):
+    """An activation that is written out."""
+
+    def __init__(self, function: Callable[[Tensor], Tensor]) -> None:
+        super().__init__()
+        self.function = function
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.function(x)
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        nn.functional.softsign,
+        nn.functional.tanhshrink,
+        lambda x: x * torch.sigmoid(x),
+        lambda x: torch.sigmoid(x) * x,
+        lambda x: torch.relu(x) + x,
+        lambda x: x * x,
+    ],
+)
+def test_activations_in_several_parts_are_not_taken_for_one_of_them(
+    function: Callable[[Tensor], Tensor],
+) -> None:
+    net = nn.Sequential(nn.Linear(6, 12), nn.BatchNorm1d(12), Parts(function), nn.Linear(12, 4)).eval()
+    x = torch.randn(64, 6)
+    with pytest.raises(hope.InfeasibleBudget, match="activations whose moments are not known"):
+        hope.encode(net, x, density=0.5, method=hope.Paper())
+    measured = hope.encode(net, x, density=0.5, method=hope.Paper(calibration=[x], merge=None))
+    said = function(net[1](net[0](x))).detach().double()  # type: ignore[operator]
+    heard = torch.tensor(measured.measures["0"], dtype=torch.float64)
+    wanted = said.square().mean(dim=0).sqrt() * net[3].weight.detach().double().norm(dim=0)  # type: ignore
+    assert float((heard * wanted).sum() / (heard.norm() * wanted.norm())) > 0.9

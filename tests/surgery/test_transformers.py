@@ -359,3 +359,56 @@ def test_a_budget_between_two_widths_takes_the_next_and_one_below_all_is_refused
     assert "density=0.001 cannot be met: the least is" in refused(lambda: encode(model, density=0.001))
     words = refused(lambda: encode(model, density=0.4, multiple_of=32))
     assert "cannot be met with multiple_of=32 with uniform=True" in words
+
+
+def test_heads_stop_at_numbers_that_the_configuration_passes(tmp_path: Path) -> None:
+    given = {**SIZES, "hidden_size": 24, "num_attention_heads": 6, "num_hidden_layers": 2}
+    model = transformers.LlamaForCausalLM(transformers.LlamaConfig(**given)).eval()
+    groups = groups_of(model, hope.inspect(model, tokens()))
+    (heads,) = (group for group in groups if group[0].endswith("q_proj"))
+    assert heads.counts == {2, 3, 4, 5}  # 24 is no multiple of 5
+    method = hope.Absorb(calibration=[tokens(24, 9)])
+    encoding = hope.encode(model, tokens(), steps=4, uniform=True, exclude=["*mlp*"], method=method)
+    stops = {6 - sum(s.name == heads[0] for s in encoding.trajectory.steps[:k]) for k in (0, encoding.steps)}
+    assert stops == {6, 4}
+    small: Any = encoding.model
+    small.save_pretrained(tmp_path)
+    again = transformers.AutoModelForCausalLM.from_pretrained(tmp_path)
+    assert again.config.num_attention_heads == 4
+    assert torch.allclose(logits(again), logits(small), atol=1e-6)
+
+
+def test_labels_beside_the_tokens_are_no_answer() -> None:
+    model = CASES["llama"].build()
+    texts = tokens()
+    labelled = {**texts, "labels": texts["input_ids"]}
+    plain, other = (
+        hope.encode(model, given, params=0.8, method=hope.Absorb(calibration=[given], refit=False))
+        for given in (texts, labelled)
+    )
+    assert [step.name for step in plain.trajectory] == [step.name for step in other.trajectory]
+
+
+@pytest.mark.parametrize("refit", [False, True])
+def test_padding_that_is_masked_counts_nothing(refit: bool) -> None:
+    model = CASES["llama"].build()
+    ids = tokens(24, 9)["input_ids"]
+    padding = torch.zeros(24, 30, dtype=torch.long)
+    mask = torch.cat([torch.ones_like(ids), padding], 1)
+    padded = {"input_ids": torch.cat([ids, padding], 1), "attention_mask": mask}
+    plain, other = (
+        hope.encode(
+            model,
+            tokens(),
+            params=0.8,
+            evict=False,
+            method=hope.Absorb(calibration=[given], refit=refit, look=False),
+        )
+        for given in ({"input_ids": ids}, padded)
+    )
+    for weight, intake in plain.intakes.items():
+        torch.testing.assert_close(other.intakes[weight].mean, intake.mean, rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(other.intakes[weight].covariance, intake.covariance, rtol=1e-4, atol=1e-5)
+    assert [step.gone for step in plain.trajectory] == [step.gone for step in other.trajectory]
+    far = (logits(other.model) - logits(plain.model)).norm() / logits(plain.model).norm()
+    assert far < (0.02 if refit else 1e-4)

@@ -50,6 +50,8 @@ def unlabelled(model: nn.Module, batches: Iterable[Any]) -> Iterator[Any]:
     """
     if isinstance(batches, Tensor):
         raise InvalidExample("calibration is one tensor: give a list of batches, such as tensor.split(32)")
+    if isinstance(batches, Mapping):
+        raise InvalidExample("calibration is one batch, a dict of inputs: give a list of such batches")
     if not isinstance(batches, Iterable):
         raise InvalidExample(f"calibration is a {type(batches).__name__}: give a list of batches")
     rest = iter(batches)

@@ -31,6 +31,7 @@ class Anatomy:
         itemsize: tensor -> bytes of an entry, where these are not 4.
         program: the order of operations, for surrogates that follow signals; not saved with a run.
         taps: (unit, reading weight) -> where the program shows the unit's signal; not saved either.
+        thins: whether it was read for channels of streams to go; not saved either.
 
     Example:
         >>> import torch, hope
@@ -52,6 +53,7 @@ class Anatomy:
     itemsize: Mapping[str, int] = field(default_factory=dict)
     program: Program = field(default=(), repr=False)
     taps: Taps = field(default_factory=dict, repr=False)
+    thins: bool = field(default=False, repr=False)
 
     @cached_property
     def layers(self) -> tuple[Unit, ...]:

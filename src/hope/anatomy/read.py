@@ -77,6 +77,7 @@ def read_model(
         itemsize={name: one.itemsize for name, one in tensors.items() if one.itemsize != USUAL},
         program=program,
         taps=find_taps(flow, program, units),
+        thins=streams,
     )
     found = sorted([*residual, *skipless(layout, flow, layers, residual)], key=lambda one: one.add)
     candidates = _candidates(layout, found, anatomy, flow)

@@ -59,16 +59,20 @@ def decide(
         weaver.woven = weaver.weave(weaver.evicted)
     floor = plan.least / max(1, plan.amount({}, ()))
     levels = [level for level in LEVELS if level > floor]
+    last = 0  # where the run has come down to the level before
     with bar("deciding which blocks to evict", len(levels), progress) as show:
         for done, level in enumerate(levels, start=1):
-            if done <= (begun.levels or 0):
-                continue
-            show(done - 1)
-            reached = weaver.reach(level)
-            while reached is not None and weaver.evict_at(reached):
-                reached += 1
-            note(Deciding(done, tuple(weaver.evicted)))
-            show(done)
+            if done > (begun.levels or 0):
+                show(done - 1)
+                while weaver.reach(level) is None and weaver.evict_at(last, must=True):
+                    last += 1
+                reached = weaver.reach(level)
+                while reached is not None and weaver.evict_at(reached):
+                    reached += 1
+                note(Deciding(done, tuple(weaver.evicted)))
+                show(done)
+            met = weaver.reach(level)
+            last = last if met is None else met
     return weaver.woven
 
 
@@ -176,7 +180,7 @@ class _Weaver:
         """The sequence with blocks evicted at given positions; what they contain is not removed after."""
         woven: list[Step] = []
         gone: set[str] = set()
-        waiting = sorted(evicted)
+        waiting = sorted(evicted, key=lambda one: one[0])  # those of one place as they were decided
         for position, step in enumerate(self.sequence):
             while waiting and waiting[0][0] <= position:
                 gone |= self._evict(waiting.pop(0)[1], woven)
@@ -194,19 +198,21 @@ class _Weaver:
         branch = self.plan.branches[number]
         return Evict(branch.name, branch.bias, cost=branch.cost((), ()), release=branch.release)
 
-    def evict_at(self, reached: int) -> bool:
-        """Evict the block that is best evicted after so many steps, if one clearly pays."""
+    def evict_at(self, reached: int, *, must: bool = False) -> bool:
+        """Evict the block that is best evicted after so many steps, if one clearly pays, or must go since
+        absorption does not come down to some level.
+        """
         assert self._looks is not None
         so_far = self.woven[:reached]
         here, found, least = self._position(so_far), None, math.inf
         for branch in self._candidates(so_far)[:TRIED]:
             trial = [*self.evicted, (here, branch)]
-            same = self._same_size(so_far, branch)
-            if same is None:
+            same = None if must else self._same_size(so_far, branch)
+            if same is None and not must:
                 continue
             after = self._looks.without(so_far, self._step(branch))
-            gap = (self._looks.after(so_far) + self._after(same)) / 2
-            if after < self.plan.method.margin * gap and after / gap < least:
+            gap = 1.0 if same is None else (self._looks.after(so_far) + self._after(same)) / 2
+            if (must or after < self.plan.method.margin * gap) and after / gap < least:
                 least, found = after / gap, (trial, self.weave(trial))
         if found is not None:
             self.evicted, self.woven = found

@@ -18,6 +18,7 @@ from hope._util.calls import Example, as_call, mode
 from hope.errors import InvalidExample
 from hope.graph.program import Program
 from hope.signals.dream import probes
+from hope.signals.places import mask_of
 
 IMAGES = 32
 GRID, REFINEMENTS = 20, 6  # looks at a run's fidelity
@@ -62,11 +63,15 @@ class Judge:
         else:
             call = tree_map_only(Tensor, lambda v: v[:count] if v.ndim else v, as_call(inputs))
         self._args, self._kwargs = call
+        self._mask = mask_of(self._kwargs)
         self._answers = _centred(self._run(model))
 
     def _run(self, model: nn.Module) -> Tensor:
         with mode(model, training=False), torch.no_grad():
-            return _first_tensor(model(*self._args, **self._kwargs)).double().cpu()
+            answers = _first_tensor(model(*self._args, **self._kwargs)).double().cpu()
+        if self._mask is not None and answers.shape[:-1] == self._mask.shape:
+            return answers[self._mask.bool().cpu()]  # what is said of padding is no answer
+        return answers
 
     def __call__(self, model: nn.Module) -> float:
         """Mean cosine between the original's answers and this network's, at most 1."""
@@ -87,7 +92,7 @@ def _first_tensor(answer: Any) -> Tensor:
         return answer
     parts: Any = answer.values() if isinstance(answer, Mapping) else answer
     for part in parts:
-        if isinstance(part, Tensor) and part.is_floating_point():
+        if isinstance(part, Tensor) and part.is_floating_point() and part.ndim:  # a loss has none
             return part
     raise InvalidExample("the model returns no tensor that could be compared")
 

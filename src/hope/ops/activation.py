@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from hope.errors import UnknownMethod
 from hope.geometry.gaussian import Cuts
 from hope.geometry.hermite import Bent, bend, bend_with, covariance
 from hope.geometry.matrices import interleaved
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     from hope.signals.propagate import Propagated
 
 Function = Callable[..., Tensor]
+SAME = 20.0  # from there on a softplus is its argument to all digits that count
 
 
 class Activation(Elementwise):
@@ -46,6 +48,13 @@ class Activation(Elementwise):
     ) -> None:
         self.function, self.slope, self.module, self.given = function, slope, module, given
         self.cuts = cuts
+        if function is not None and not given:
+            values = function(torch.linspace(-6, 6, 25, dtype=torch.float64))
+            if values.shape != (25,) or not bool(values.isfinite().all()):
+                raise UnknownMethod(
+                    "an activation's function must give a finite number for each between -6 and 6: clamp "
+                    "what it is given, or leave the function out"
+                )
         self.homogeneous = slope is not None
 
     def link(self, operation: Operation) -> Link:
@@ -151,6 +160,15 @@ class Celu(Activation):
         return tuple(link.values[0] * cut for cut in self.cuts) if link.values else self.cuts
 
 
+class Softplus(Activation):
+    """A softplus: where β·x is above its threshold it is x, which is a step that counts if that is low."""
+
+    def splits(self, link: Link) -> Cuts:
+        """At its step, and where it bends."""
+        beta, threshold = link.values or (1.0, SAME)
+        return tuple(cut / beta for cut in (-12.0, -4.0, 0.0, 4.0, threshold)) if threshold < SAME else ()
+
+
 class Clamp(Told):
     """A hard tanh, which is a ReLU6 if its bounds are 0 and 6."""
 
@@ -187,7 +205,7 @@ SMOOTH: dict[str, Activation] = {
     "selu": Activation(functional.selu, module="SELU", cuts=_BENT),
     "hardsigmoid": Activation(functional.hardsigmoid, module="Hardsigmoid", cuts=(-3.0, 3.0)),
     "celu": Celu(functional.celu, module="CELU", given=1, cuts=_BENT),
-    "softplus": Activation(functional.softplus, module="Softplus", given=2),
+    "softplus": Softplus(functional.softplus, module="Softplus", given=2),
 }
 TABLE.update(SMOOTH)
 TABLE.update(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Sequence
 from dataclasses import replace
 from math import prod
 from typing import TYPE_CHECKING
@@ -30,12 +32,23 @@ class Elementwise(Operator):
         if not values or len(shape) < max(len(value.shape) for value in values):
             return None
         result = flow.combine(values, shape, adds=not self.product, what=str(operation))
-        if sum(not value.static for value in values) > 1:
-            return result.then("gate" if self.product else "add", str(operation))
+        live = [value for value in values if not value.static]
+        if len(live) > 1:
+            return _met(result, live, "gate" if self.product else "add", str(operation))
         if len(values) > 1:
             module = next((module_of(value.tensor) for value in values if value.tensor), operation.operator)
             return result.then("scale" if self.product else "shift", module)
         return result.then("activation", operation.operator, numbers(operation))
+
+
+def _met(result: Value, values: Sequence[Value], kind: str, what: str) -> Value:
+    """Signals that meet others, and those that meet themselves: an activation in several parts, x·σ(x) or
+    x/(1 + |x|), whose moments nobody knows.
+    """
+    times = Counter(writer for value in values for writer in value.signals)
+    others, itself = result.then(kind, what), result.then("activation", what)
+    signals = {w: (itself if times[w] > 1 else others).signals[w] for w in result.signals}
+    return replace(result, signals=signals)
 
 
 class Add(Elementwise):

@@ -15,6 +15,16 @@ from hope.errors import UnknownMethod
 Groups: TypeAlias = "Sequence[tuple[str, ...]]"  # layers that keep one width, by their names
 
 
+class Group(tuple[str, ...]):
+    """Layers that keep one width.
+
+    Attributes:
+        counts: how many neurons of each may be gone, where not any number may.
+    """
+
+    counts: frozenset[int] | None = None
+
+
 def check_multiple(multiple_of: Any) -> None:
     """Refuse what is no whole number from 1."""
     whole = hasattr(multiple_of, "__index__") and not isinstance(multiple_of, bool)
@@ -92,7 +102,9 @@ def aligned(
         for k in also:
             lost[steps[k].name].update(steps[k].gone)
         left = {name: (layers[name].neurons - len(lost[name])) * layers[name].channels for name in names}
-        return len(set(left.values())) > 1 or any(width % multiple_of for width in left.values())
+        counts = names.counts if isinstance(names, Group) else None
+        barred = counts is not None and len(lost[names[0]]) not in counts
+        return barred or len(set(left.values())) > 1 or any(width % multiple_of for width in left.values())
 
     for position, step in enumerate(steps):
         if isinstance(step, Evict):

@@ -209,10 +209,18 @@ class Plan:
             )
 
 
-def check_streams(anatomy: Anatomy, streams: bool) -> None:
-    """Refuse an anatomy that was read with the other answer to whether streams may go."""
-    waiting = any(one.reason.cause is Cause.STREAM for one in anatomy.skipped)
-    if waiting if streams else any(unit.open for unit in anatomy.streams):
+def check_anatomy(model: nn.Module, anatomy: Anatomy, streams: bool) -> None:
+    """Refuse an anatomy of another network, or one read with the other answer to whether streams may go."""
+    tensors = [*model.named_parameters(remove_duplicate=False), *model.named_buffers(remove_duplicate=False)]
+    now = {name: tuple(tensor.shape) for name, tensor in tensors}
+    other = next((n for n, shape in anatomy.shapes.items() if now.get(n) != tuple(shape)), None)
+    if other is not None:
+        there = f"is {now[other]}" if other in now else "is not there"
+        raise UnknownMethod(
+            f"this anatomy is another network's: {other} was {tuple(anatomy.shapes[other])} and {there}; "
+            "give what hope.inspect returns for this model"
+        )
+    if anatomy.streams and (not anatomy.thins if streams else any(unit.open for unit in anatomy.streams)):
         raise UnknownMethod(
             f"streams={streams} does not fit this anatomy: "
             f"give what hope.inspect(..., streams={streams}) returns"
@@ -232,6 +240,12 @@ def waiting(anatomy: Anatomy, left_alone: Mapping[str, Reason]) -> str:
     neurons = sum(unit.neurons for unit in anatomy.layers if unit.name in names)
     if not neurons:
         return ""
+    told = [reason for name, reason in left_alone.items() if name in names]
+    if all(reason.cause in (Cause.UNKNOWN_ACTIVATION, Cause.TWO_ACTIVATIONS) for reason in told):
+        return (
+            f"{neurons:,} neurons have activations whose moments are not known (hope.ops.register can tell "
+            "those of an operator) and need calibration"
+        )
     return f"{neurons:,} neurons have no BN that tells of their signals and need calibration"
 
 

@@ -18,6 +18,7 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 from hope import ops
 from hope._util.calls import Example, as_call, duplicate, mode
 from hope._util.progress import bar
+from hope.errors import UnknownMethod
 from hope.graph.program import Program, Ref
 from hope.ops.norm import bn_of, is_bn
 from hope.ops.weight import first_convolution
@@ -109,6 +110,9 @@ def dream(
     from hope.graph.capture import capture
     from hope.graph.program import read_program
 
+    for name, number, least in (("count", count, 1), ("steps", steps, 0)):
+        if number is not None and (not isinstance(number, int) or number < least):
+            raise UnknownMethod(f"{name}={number!r} makes no sense: give a whole number from {least}")
     if count is None:
         count = _enough(smaller(model, example), "dream" if steps else "patterns")
     written = speaks(model, as_call(example)[1]) if steps else None

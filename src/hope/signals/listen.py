@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Sized
+from collections.abc import Callable, Collection, Iterable, Iterator, Sized
 from contextlib import contextmanager
 from typing import Any
 
@@ -25,6 +25,7 @@ def listen(
     wanted: Collection[str],
     hear: Hear,
     *,
+    begin: Callable[[Any], None] = lambda _: None,
     replay: Replay | None = None,
     total: int | None = None,
     progress: bool | None = None,
@@ -36,6 +37,7 @@ def listen(
         inputs: batches as the model takes them, or pairs of inputs and labels; labels are left out.
         wanted: names of operations.
         hear: called with a name and a result, as soon as that is there.
+        begin: called with each batch before it is run.
         replay: of this network, from an earlier pass, which saves capturing it again.
         total: how many batches there are, where they do not tell it themselves.
         progress: show how far it is; None shows it on a terminal.
@@ -52,6 +54,7 @@ def listen(
             check_tokens(model, batch, f"calibration: batch {count}")
             if not count and (words := unmasked(model, batch)):
                 note(f"calibration: {words}")
+            begin(batch)
             with running(f"batch {count}"):
                 replay.run(batch, wanted, hear)
             count += 1

@@ -22,7 +22,7 @@ from hope.ops.reading import DEFAULT_DECAY
 from hope.ops.weight import Weighted, spatial
 from hope.signals.intake import Intake, behind, centred, stored
 from hope.signals.listen import listen
-from hope.signals.places import counts, normed_adds
+from hope.signals.places import counts, mask_of, normed_adds, without_padding
 
 PLACES = 4  # places of one input that count as one more sample
 KINDS = 5  # matrices of a layer's size that absorption holds: moments, and twice two that it works with
@@ -170,18 +170,26 @@ def _gather(
     streams = {weight: anatomy.program[at].name for weight, at in normed_adds(anatomy.program).items()}
     streams = {weight: name for weight, name in streams.items() if weight in sums}
     waiting: dict[str, Tensor] = {}  # what such a weight has read, until the stream behind it is there
+    mask: list[Tensor | None] = [None]
+
+    def begin(batch: Any) -> None:
+        mask[0] = mask_of(batch)
+
+    def add(weight: str, x: Tensor, known: Tensor | None = None) -> None:
+        plain = sums[weight].repeat == 1 and not sums[weight].spatial
+        sums[weight].add(x, without_padding(known, mask[0], x.shape[:-1]) if plain else known)
 
     def hear(name: str, result: Tensor) -> None:
         for weight in [one for one in waiting if streams[one] == name]:
-            sums[weight].add(waiting.pop(weight), counts(result))
+            add(weight, waiting.pop(weight), counts(result))
         for weight in heard.get(name, ()):
             if weight in streams and sums[weight].repeat == 1:
                 waiting[weight] = result.clone()
             else:
-                sums[weight].add(result)
+                add(weight, result)
 
     wanted = {*heard, *streams.values()}
-    listen(model, anatomy.program, inputs, wanted, hear, replay=replay, **options)
+    listen(model, anatomy.program, inputs, wanted, hear, begin=begin, replay=replay, **options)
 
 
 def _told(

@@ -3,14 +3,18 @@
 A LayerNorm or RMSNorm divides every place (token) of a stream by its own size before anything reads it. A few
 tokens, often the first of a text, carry many times the size of all others, so that plain second moments tell
 of these tokens alone; what an error does to the readers is its size as a part of the stream there. So, of
-what is added to such a stream, a place counts by one over the stream's mean square behind the add.
+what is added to such a stream, a place counts by one over the stream's mean square behind the add. Places
+that a text's attention_mask leaves out count nothing anywhere.
 """
 
 from __future__ import annotations
 
+from math import prod
+
 from torch import Tensor
 
 from hope import ops
+from hope._util.calls import Example, as_call
 from hope.graph.program import Operation, Program, Ref
 from hope.ops.elementwise import Nothing
 from hope.ops.norm import LayerNorm
@@ -76,3 +80,28 @@ def counts(stream: Tensor) -> Tensor:
     """
     square = stream.float().square().mean(dim=-1)
     return 1 / square.clamp(min=1e-12 * float(square.mean()) + 1e-30)
+
+
+def mask_of(batch: Example) -> Tensor | None:
+    """(texts, tokens) 0 where a text is padded and 1 elsewhere; None if it says nothing of padding.
+
+    >>> import torch
+    >>> text = {"input_ids": torch.tensor([[5, 6, 0]]), "attention_mask": torch.tensor([[1, 1, 0]])}
+    >>> mask_of(text).tolist()
+    [[1.0, 1.0, 0.0]]
+    """
+    named = as_call(batch)[1]
+    mask = named.get("attention_mask")
+    if not isinstance(mask, Tensor) or mask.ndim != 2 or bool(mask.all()):
+        return None
+    if any(name.startswith("decoder") for name in named):  # of two texts, it is one's
+        return None
+    return mask.bool().float()
+
+
+def without_padding(known: Tensor | None, mask: Tensor | None, places: tuple[int, ...]) -> Tensor | None:
+    """What each place counts, with nothing for padding, where these are the places of the mask's tokens."""
+    if mask is None or mask.numel() != prod(places):
+        return known
+    left = mask.reshape(places)
+    return left if known is None else known.reshape(places).to(left) * left

@@ -18,7 +18,7 @@ from torch import nn
 from hope._util.calls import configs
 from hope.anatomy.anatomy import Anatomy
 from hope.graph.labels import Shape
-from hope.run.align import alike
+from hope.run.align import Group, alike
 from hope.surgery.experts import open_like
 
 WIDTHS = ("intermediate_size", "n_inner", "ffn_dim", "d_ff", "hidden_dim", "ffn_hidden_size", "d_inner")
@@ -76,25 +76,33 @@ def rewrite(small: nn.Module, fields: Fields | None) -> None:
                 setattr(config, field, value)
 
 
-def groups_of(model: nn.Module, anatomy: Anatomy) -> list[tuple[str, ...]]:
+def groups_of(model: nn.Module, anatomy: Anatomy) -> list[Group]:
     """Layers that are to keep one width, so that others can load the result: those that are alike, and all
     that one field of the configuration is for. Layers without a field are in no group.
     """
     groups = alike(anatomy)
     if not configured(model):
-        return groups
-    told = [group for group in groups if _told(model, anatomy, group)]
+        return [Group(names) for names in groups]
+    told = [group for names in groups if (group := _told(model, anatomy, names)) is not None]
     untold: dict[tuple[int, int], list[str]] = {}
-    for group in groups:
-        if group not in told:
-            unit = anatomy.unit(group[0])
-            untold.setdefault((unit.neurons, unit.channels), []).extend(group)
-    return told + [tuple(names) for names in untold.values() if _told(model, anatomy, names)]
+    for names in groups:
+        if names not in told:
+            unit = anatomy.unit(names[0])
+            untold.setdefault((unit.neurons, unit.channels), []).extend(names)
+    more = (_told(model, anatomy, names) for names in untold.values())
+    return told + [group for group in more if group is not None]
 
 
-def _told(model: nn.Module, anatomy: Anatomy, names: Sequence[str]) -> bool:
-    """Whether the configuration can tell that these layers have one neuron less."""
-    return fields_after(model, anatomy, dict.fromkeys(names, 1)) is not None
+def _told(model: nn.Module, anatomy: Anatomy, names: Sequence[str]) -> Group | None:
+    """These layers as a group, if the configuration can tell that they are narrower. Not every number of
+    heads passes for one: some classes want the width of the stream to be a multiple.
+    """
+    group, unit = Group(names), anatomy.unit(names[0])
+    tried = range(1, unit.neurons if unit.channels > 1 else min(2, unit.neurons))
+    counts = [n for n in tried if fields_after(model, anatomy, dict.fromkeys(names, n)) is not None]
+    if unit.channels > 1:
+        group.counts = frozenset(counts)
+    return group if counts else None
 
 
 def _changes(anatomy: Anatomy, removed: Mapping[str, int]) -> set[Change] | None:
@@ -163,6 +171,8 @@ def _builds(model: nn.Module, fields: Fields, shapes: Mapping[str, Shape]) -> bo
     for (path, field), value in fields.items():
         setattr(getattr(config, path) if path else config, field, value)
     try:
+        if hasattr(config, "validate"):  # as whoever saves it does
+            config.validate()
         with torch.random.fork_rng(devices=[]), torch.device("meta"):
             built = type(model)(config)
             open_like(built, model)

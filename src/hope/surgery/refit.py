@@ -38,7 +38,7 @@ from hope.methods.base import Rewrite
 from hope.methods.calibration import made
 from hope.signals.intake import Intake
 from hope.signals.listen import check_batch
-from hope.signals.places import counts, normed_adds
+from hope.signals.places import counts, mask_of, normed_adds, without_padding
 from hope.signals.settle import carry, stand_in, statistics
 from hope.surgery.absorb import LEAST
 from hope.surgery.apply import cut, kept_places, outcome
@@ -65,7 +65,7 @@ class Loop:
         fixed: Collection[str] = (),
         drift: bool = True,
     ) -> None:
-        self.rows = rows
+        self.rows, self.masks = rows, [mask_of(batch) for batch in batches]
         self.file: Fitted | None = None
         self._heard: dict[str, Tensor] = {}  # variances of what BNs got in the original
         self.before, self.now = Execution(original, batches), Execution(small, batches, after=self._after)
@@ -141,10 +141,12 @@ class Loop:
 
     def _counts(self, spot: Spot, said: Sequence[Tensor]) -> list[Tensor | None]:
         """What each place counts, batch by batch (see `signals/places.py`)."""
-        if spot.weight not in self.streams:
-            return [None] * len(said)
-        streams = self.before.get(self.streams[spot.weight])
-        return [counts(s).reshape(one.shape[:-1]) for s, one in zip(streams, said, strict=True)]
+        known: list[Tensor | None] = [None] * len(said)
+        if spot.weight in self.streams:
+            streams = self.before.get(self.streams[spot.weight])
+            known = [counts(s).reshape(one.shape[:-1]) for s, one in zip(streams, said, strict=True)]
+        together = zip(known, self.masks, said, strict=True)
+        return [without_padding(count, mask, one.shape[:-1]) for count, mask, one in together]
 
     def _repair(self, spot: Spot, variance: Tensor) -> None:
         """What a BN says keeps the deviation that the next layers expect: its variance follows."""
