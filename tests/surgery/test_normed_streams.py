@@ -48,6 +48,20 @@ class Attention(nn.Module):
         return said
 
 
+class Written(nn.Module):
+    """An RMSNorm that is written out in another way."""
+
+    eps = 1e-6
+
+    def __init__(self, width: int, divides: bool) -> None:
+        super().__init__()
+        self.weight, self.divides = nn.Parameter(torch.ones(width)), divides
+
+    def forward(self, x: Tensor) -> Tensor:
+        size = (x * x).mean(-1, keepdim=True) + self.eps
+        return (x / size.sqrt() if self.divides else x * size.rsqrt()) * self.weight
+
+
 class Block(nn.Module):
     """Attention and an MLP, each behind a norm."""
 
@@ -129,6 +143,8 @@ NETS: dict[str, tuple[Callable[[], nn.Module], Any]] = {
     "bert": (bert, TOKENS),
     "layer norm": (lambda: Reading(nn.LayerNorm), SEEN),
     "rms norm": (lambda: Reading(nn.RMSNorm), SEEN),
+    "products": (lambda: Reading(lambda width: Written(width, False)), SEEN),
+    "quotients": (lambda: Reading(lambda width: Written(width, True)), SEEN),
     "merging": (Merging, SEEN),
     "vit": (vit, PICTURE),
     "convnext": (convnext, PICTURE.repeat(1, 1, 2, 2)),

@@ -204,9 +204,16 @@ TABLE.update(dict.fromkeys(("layer_norm", "rms_norm"), LayerNorm()))
 TABLE.update(dict.fromkeys(("softmax", "log_softmax", "_softmax", "_log_softmax"), Softmax()))
 
 
+def is_square(operation: Operation) -> bool:
+    """Whether it is x², however that is written."""
+    itself = operation.operator == "mul" and isinstance(operation.arguments.get("other"), Ref)
+    power = operation.operator == "pow" and operation.arguments.get("exponent") == 2
+    return operation.operator == "square" or power or (itself and len(operation.inputs) == 1)
+
+
 def mean_squares(program: Program) -> dict[int, str]:
     """Position of a mean of squares -> the weight behind it, for norms by the root of the mean square that
-    are written out: x·rsqrt(mean(x²) + ε)·weight, as in Llama.
+    are written out: x·rsqrt(mean(x²) + ε)·weight, as in Llama, or x/√(mean(x²) + ε)·weight.
     """
     readers: dict[int, list[Operation]] = {}
     for operation in reversed(program):
@@ -219,11 +226,10 @@ def mean_squares(program: Program) -> dict[int, str]:
         whole = _source(program, squares.first) if squares is not None else None
         if squares is None or whole is None or len(readers[squares.position]) > 1:
             continue
-        square = squares.operator == "square" or squares.arguments.get("exponent") == 2
         last = mean.arguments.get("dim") in ([-1], [len(whole.output) - 1]) and mean.arguments.get("keepdim")
         way = _way(mean, readers)
-        plain = [one.operator for one in way[:3]] == ["add", "rsqrt", "mul"]
-        if square and last and plain and way[2].inputs == (whole.position, way[1].position):
+        plain = [one.operator for one in way[:3]] in (["add", "rsqrt", "mul"], ["add", "sqrt", "div"])
+        if is_square(squares) and last and plain and way[2].inputs == (whole.position, way[1].position):
             scaled = next((one for one in way[3:] if not isinstance(find(one), Nothing)), None)
             if scaled is not None and scaled.operator == "mul" and scaled.tensors:
                 found[mean.position] = next(iter(scaled.tensors.values()))

@@ -54,11 +54,12 @@ class Reduction(Passing):
         ndim = len(x.shape)
         every = range(ndim) if over is None or over == [] else [over] if isinstance(over, int) else over
         reduced = tuple(d % ndim for d in every)
-        if operation.position in flow.squares and all(dims(label) == reduced for label in x.labels):
-            for label in x.labels:
+        inside = [label for label in x.labels if {*dims(label)} & {*reduced}]
+        if operation.position in flow.squares and all(dims(label) == reduced for label in inside):
+            for label in inside:
                 why = Cause.NORMALISED.at(str(operation))
                 flow.normalise(label, why, flow.squares[operation.position])
-            return Value(operation.output)
+            return Value(operation.output, tuple(one for one in x.labels if not {*dims(one)} & {*reduced}))
         result = flow.carry(x, x.shape, reduced, Cause.SUMMED.at(str(operation)))
         if not operation.arguments.get("keepdim"):
             result = replace(result, labels=tuple(label.squeeze(reduced) for label in result.labels))

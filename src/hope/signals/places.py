@@ -17,7 +17,7 @@ from hope import ops
 from hope._util.calls import Example, as_call
 from hope.graph.program import Operation, Program, Ref
 from hope.ops.elementwise import Nothing
-from hope.ops.norm import LayerNorm
+from hope.ops.norm import LayerNorm, is_square
 from hope.ops.weight import Linear, is_weight
 
 
@@ -60,7 +60,7 @@ def _normed(add: Operation, readers: dict[int, list[Operation]]) -> bool:
         entry = ops.find(reader)
         if isinstance(entry, LayerNorm) and last in entry.over(reader, last + 1):
             return True
-        squares = reader.operator in ("pow", "square") and any(
+        squares = is_square(reader) and any(
             one.operator == "mean" and one.arguments.get("dim") in ([-1], [last])
             for one in readers.get(reader.position, ())
         )
