@@ -61,7 +61,7 @@ class Over(nn.Module):
         super().__init__()
         assert isinstance(norm.weight, Tensor)
         self.weight, self.bias, self.left = norm.weight, getattr(norm, "bias", None), left
-        self.last = not type(norm).__name__.endswith("2d")
+        self.last = "2d" not in type(norm).__name__
         names = ("variance_epsilon", "epsilon", "eps")
         told = [eps for name in names if (eps := getattr(norm, name, None)) is not None]
         self.eps: float = told[0] if told else torch.finfo(self.weight.dtype).eps
