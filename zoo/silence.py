@@ -61,13 +61,16 @@ class Over(nn.Module):
         super().__init__()
         assert isinstance(norm.weight, Tensor)
         self.weight, self.bias, self.left = norm.weight, getattr(norm, "bias", None), left
-        self.last = "2d" not in type(norm).__name__
         names = ("variance_epsilon", "epsilon", "eps")
         told = [eps for name in names if (eps := getattr(norm, name, None)) is not None]
         self.eps: float = told[0] if told else torch.finfo(self.weight.dtype).eps
-        some = torch.arange(float(len(norm.weight))).to(self.weight).sin().reshape(1, -1, 1, 1)
-        some = some.movedim(1, -1) if self.last else some
+        some = torch.arange(float(len(norm.weight))).to(self.weight).sin().reshape(1, 1, 1, -1)
         with torch.no_grad():
+            try:
+                norm(some)
+                self.last = True
+            except RuntimeError:
+                self.last, some = False, some.movedim(-1, 1)
             self.centred = bool(torch.allclose(norm(some), norm(some + 1), rtol=1e-3, atol=1e-4))
 
     def forward(self, x: Tensor) -> Tensor:
