@@ -22,7 +22,7 @@ from hope._util.progress import bar
 from hope.anatomy.sizes import Counts
 from hope.anatomy.steps import Evict, Step
 from hope.run.checkpoint import Begun, Checkpoint, Deciding
-from hope.run.plan import Plan
+from hope.run.plan import Plan, waiting
 from hope.surgery.apply import bias_left, operate
 from hope.surgery.evict import take_out
 
@@ -59,12 +59,13 @@ def decide(
         weaver.woven = weaver.weave(weaver.evicted)
     floor = plan.least / max(1, plan.amount({}, ()))
     levels = [level for level in LEVELS if level > floor]
+    must = not waiting(plan.anatomy, plan.left_alone)  # else calibration helps more
     last = 0  # where the run has come down to the level before
     with bar("deciding which blocks to evict", len(levels), progress) as show:
         for done, level in enumerate(levels, start=1):
             if done > (begun.levels or 0):
                 show(done - 1)
-                while weaver.reach(level) is None and weaver.evict_at(last, must=True):
+                while must and weaver.reach(level) is None and weaver.evict_at(last, must=True):
                     last += 1
                 reached = weaver.reach(level)
                 while reached is not None and weaver.evict_at(reached):
