@@ -185,11 +185,12 @@ def test_an_anatomy_that_was_read_without_streams(norm: nn.Module) -> None:
 
 def test_an_anatomy_of_another_network() -> None:
     other = nn.Sequential(nn.Linear(4, 9), nn.ReLU(), nn.Linear(9, 2))
+    longer = nn.Sequential(*mlp(), nn.Linear(2, 2))
     x = torch.randn(16, 4)
-    with pytest.raises(
-        hope.UnknownMethod, match=r"another network's: 0\.weight was \(9, 4\) and is \(8, 4\)"
-    ):
+    with pytest.raises(hope.UnknownMethod, match=r"0\.bias is \(9,\) in it and is \(8,\) in the model"):
         hope.encode(mlp(), x, density=0.5, anatomy=hope.inspect(other, x))
+    with pytest.raises(hope.UnknownMethod, match=r"3\.bias is not in it and is \(2,\) in the model"):
+        hope.encode(longer, x, density=0.5, anatomy=hope.inspect(mlp(), x))
 
 
 @pytest.mark.parametrize(

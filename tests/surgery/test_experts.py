@@ -143,6 +143,21 @@ def test_experts_that_compute_something_else_are_refused() -> None:
         hope.unstack_experts(model)
 
 
+def test_limits_that_only_large_tokens_meet_are_seen() -> None:
+    model = made("Mixtral")
+    kind = type(model.model.layers[0].mlp.experts)  # type: ignore[union-attr, union-attr, index]
+
+    def limited(self: Any, both: Tensor) -> Tensor:
+        gate, up = both.chunk(2, -1)
+        return torch.nn.functional.silu(gate.clamp(max=7)) * up.clamp(-7, 7)
+
+    for layer in model.model.layers:  # type: ignore[union-attr]
+        layer.mlp.experts.__class__ = type("Limited", (kind,), {"_apply_gate": limited})
+        torch.nn.init.normal_(layer.mlp.experts.gate_up_proj, std=0.1)
+    with pytest.raises(hope.UnsupportedModel, match=r"mlp\.experts.*cannot be opened"):
+        hope.unstack_experts(model)
+
+
 def test_other_models_and_modes_stay_as_they_are() -> None:
     plain = nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 2)).train()
     same = hope.stack_experts(hope.unstack_experts(plain))

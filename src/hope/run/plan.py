@@ -211,13 +211,13 @@ class Plan:
 
 def check_anatomy(model: nn.Module, anatomy: Anatomy, streams: bool) -> None:
     """Refuse an anatomy of another network, or one read with the other answer to whether streams may go."""
-    tensors = [*model.named_parameters(remove_duplicate=False), *model.named_buffers(remove_duplicate=False)]
-    now = {name: tuple(tensor.shape) for name, tensor in tensors}
-    other = next((n for n, shape in anatomy.shapes.items() if now.get(n) != tuple(shape)), None)
+    now = {name: tuple(one.shape) for name, one in model.named_parameters()}
+    then = {name: tuple(anatomy.shapes[name]) for name in anatomy.parameters}
+    other = next((name for name in sorted({*now, *then}) if now.get(name) != then.get(name)), None)
     if other is not None:
-        there = f"is {now[other]}" if other in now else "is not there"
+        told = [f"is {shapes[other]}" if other in shapes else "is not" for shapes in (then, now)]
         raise UnknownMethod(
-            f"this anatomy is another network's: {other} was {tuple(anatomy.shapes[other])} and {there}; "
+            f"this anatomy is another network's: {other} {told[0]} in it and {told[1]} in the model; "
             "give what hope.inspect returns for this model"
         )
     if anatomy.streams and (not anatomy.thins if streams else any(unit.open for unit in anatomy.streams)):

@@ -202,6 +202,8 @@ def _told(
     """What was gathered, one weight after another; sums are let go on the way."""
     for weight in list(sums):
         one = sums.pop(weight)
+        if one.count and not one.weight > 0:
+            raise InvalidExample("calibration: all tokens are padding: give texts")
         if one.count and not bool(one.square.isfinite().all()):
             raise InvalidExample(f"calibration: what {weight} reads is NaN or infinite on these inputs")
         if one.count == 1 and weight not in known:

@@ -9,8 +9,6 @@ that a text's attention_mask leaves out count nothing anywhere.
 
 from __future__ import annotations
 
-from math import prod
-
 from torch import Tensor
 
 from hope import ops
@@ -94,14 +92,14 @@ def mask_of(batch: Example) -> Tensor | None:
     mask = named.get("attention_mask")
     if not isinstance(mask, Tensor) or mask.ndim != 2 or bool(mask.all()):
         return None
-    if any(name.startswith("decoder") for name in named):  # of two texts, it is one's
+    if any(name.startswith("decoder") or name == "labels" for name in named):  # of two texts, it is one's
         return None
     return mask.bool().float()
 
 
 def without_padding(known: Tensor | None, mask: Tensor | None, places: tuple[int, ...]) -> Tensor | None:
     """What each place counts, with nothing for padding, where these are the places of the mask's tokens."""
-    if mask is None or mask.numel() != prod(places):
+    if mask is None or tuple(places) not in (tuple(mask.shape), (mask.numel(),)):
         return known
     left = mask.reshape(places)
     return left if known is None else known.reshape(places).to(left) * left
