@@ -143,6 +143,15 @@ def test_experts_that_compute_something_else_are_refused() -> None:
         hope.unstack_experts(model)
 
 
+@pytest.mark.parametrize("kind", [torch.float16, torch.bfloat16])
+def test_half_precision_is_no_reason_to_refuse(kind: torch.dtype) -> None:
+    model = made("Mixtral")
+    for layer in model.model.layers:  # type: ignore[union-attr]
+        torch.nn.init.normal_(layer.mlp.experts.gate_up_proj, std=1.0)  # large tokens overflow in float16
+    opened = hope.unstack_experts(model.to(kind))
+    assert {parameter.dtype for parameter in opened.parameters()} == {kind}
+
+
 def test_limits_that_only_large_tokens_meet_are_seen() -> None:
     model = made("Mixtral")
     kind = type(model.model.layers[0].mlp.experts)  # type: ignore[union-attr, union-attr, index]

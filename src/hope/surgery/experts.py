@@ -18,7 +18,7 @@ from hope._util.calls import duplicate
 from hope._util.memory import PART, allowed, beside, size_of
 from hope.errors import UnsupportedModel, first_line
 
-TOLERANCE = 2e-2  # of the largest number that experts say; half precision has three digits
+TOLERANCE = 1e-3  # of the largest number that experts say, in float32
 SIZES = (1.0, 100.0)  # of the tokens that are tried: limits bite on large ones
 ALIGNED = 16  # bytes that a row must be a multiple of for torch's products of groups
 
@@ -167,7 +167,8 @@ def open_like(model: nn.Module, other: nn.Module) -> None:
 
 def _tried(name: str, module: nn.Module) -> Experts:
     """The opened experts, if they say on some tokens what the stacked ones say."""
-    opened, both = Experts(module), module.get_parameter("gate_up_proj")
+    single = duplicate(module).float()  # where large tokens overflow nothing
+    opened, both = Experts(single), single.get_parameter("gate_up_proj")
     number, width = both.shape[0], both.shape[2]
     generator = torch.Generator().manual_seed(0)
     some, shares = (torch.randn(2 * number, n, generator=generator) for n in (width, 2))
@@ -177,7 +178,7 @@ def _tried(name: str, module: nn.Module) -> Experts:
         call = ((size * some).to(both), sent[:, :number], shares[:, :number].abs().to(both))
         with torch.no_grad():
             try:
-                wanted = module(*call)
+                wanted = single(*call)
             except Exception as error:  # whatever a module says that is called in another way, or cannot run
                 raise UnsupportedModel(
                     f"{name}: its stacked experts cannot be tried: {first_line(error)}; "
@@ -189,7 +190,7 @@ def _tried(name: str, module: nn.Module) -> Experts:
                 f"{name}: its experts are stacked in gate_up_proj and down_proj, but do not read "
                 "act(gate)·value of them: they cannot be opened"
             )
-    return opened
+    return Experts(module)
 
 
 def _linear(weight: Tensor) -> nn.Linear:
