@@ -5,9 +5,9 @@ the network says. So at each of a few sizes the program tries to evict one more 
 that is left. Going on with absorption instead would pass through all sizes in between, so the eviction must
 be better than what absorption has on average over that gap. What absorption loses is looked at once per
 level and taken to be straight in between; the network at a level is made once, and each block is taken out of
-a copy. Where absorption alone does not come down to a level, the block that is missed least goes there, unless
-calibration would let more neurons go. What is decided does not depend on the budget that was asked for: it is woven into the one trajectory
-that answers all budgets.
+a copy. Where absorption alone does not come down to a level, the block that is missed least goes, unless
+calibration would let more neurons go. What is decided does not depend on the budget that was asked for: it is
+woven into the one trajectory that answers all budgets.
 """
 
 from __future__ import annotations
