@@ -84,18 +84,20 @@ def test_removing_neurons_and_blocks_equals_silencing_them(entry: Entry) -> None
         check_single_releases(model, anatomy)
     causes = {one.reason.cause for one in anatomy.skipped}
     if causes & {hope.Cause.STREAM, hope.Cause.NORMALISED}:
-        check_streams(model, example, must=hope.Cause.STREAM in causes)
+        check_streams(model, example, counted=entry.source == "torchvision" and hope.Cause.STREAM in causes)
 
 
-def check_streams(model: nn.Module, example: Example, *, must: bool) -> None:
+def check_streams(model: nn.Module, example: Example, *, counted: bool) -> None:
     """Without some channels of its streams, the network computes what it does when nobody reads them, and its
     norms run over what is left.
     """
     anatomy = hope.inspect(model, example, streams=True)
-    assert any(unit.open for unit in anatomy.streams) or not must
     actions = random_cut(anatomy)
     small = hope.cut(model, anatomy, actions)
     assert_same(run(small, example), run(masked(model, anatomy, actions), example), TOLERANCE)
+    if not counted:  # reading the smaller network again would take long
+        return
+    assert any(unit.open for unit in anatomy.streams)
     _, left, macs = sizes(anatomy, actions)[-1]
     assert parameters(small) == left
     assert read_model(small, example, progress=False)[0].size().macs == macs
