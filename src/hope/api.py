@@ -35,7 +35,7 @@ from hope.run.budget import RESOURCES, Budget, one_budget
 from hope.run.checkpoint import Begun, Checkpoint
 from hope.run.collect import collect
 from hope.run.pace import Macs
-from hope.run.plan import Plan, check_anatomy, waiting
+from hope.run.plan import Plan, usable, waiting
 from hope.storage.run import fingerprint
 from hope.surgery.apply import outcome
 from hope.surgery.config import configured, groups_of
@@ -217,9 +217,9 @@ def work(
     where = runtime_for(budget, runtime, example)
     _check_numbers(model)
     large = size_of(model) > allowed() / PART
+    anatomy = usable(model, anatomy, streams)
     if anatomy is None:
         anatomy = inspect(model, example, streams=streams, progress=progress)
-    check_anatomy(model, anatomy, streams)
     groups = groups_of(model, anatomy) if uniform else None
     plan = Plan(
         model, example, anatomy, method, evict=evict, exclude=exclude, groups=groups, progress=progress

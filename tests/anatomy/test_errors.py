@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -9,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 import hope
+from hope.storage.run import read_run
 
 
 def mlp() -> nn.Sequential:
@@ -191,6 +193,19 @@ def test_an_anatomy_of_another_network() -> None:
         hope.encode(mlp(), x, density=0.5, anatomy=hope.inspect(other, x))
     with pytest.raises(hope.UnknownMethod, match=r"3\.bias is not in it and is \(2,\) in the model"):
         hope.encode(longer, x, density=0.5, anatomy=hope.inspect(mlp(), x))
+    twin = nn.Sequential(nn.Linear(4, 8), nn.LeakyReLU(0.1), nn.Linear(8, 2))
+    with pytest.raises(hope.UnknownMethod, match=r"1 is ReLU\(\) in it and is LeakyReLU\(negative"):
+        hope.encode(twin, x, density=0.5, anatomy=hope.inspect(mlp(), x))
+
+
+def test_an_anatomy_of_a_saved_run_is_read_again(tmp_path: Path) -> None:
+    net = nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 2)).eval()
+    x = torch.randn(16, 4)
+    run = read_run(hope.encode(net, x, method="hope", density=0.5, progress=False).save(tmp_path / "run"))
+    assert not run.anatomy.program
+    again = hope.encode(net, x, density=0.5, anatomy=run.anatomy, progress=False)
+    assert again.trajectory.steps == hope.encode(net, x, density=0.5, progress=False).trajectory.steps
+    assert again.model[0].out_features == 4
 
 
 @pytest.mark.parametrize(

@@ -45,3 +45,28 @@ def test_modules_of_a_part_of_a_list_go_by_the_names_that_the_model_has_for_them
     known = {name for name, _ in net.named_modules(remove_duplicate=False)}
     assert {path for one in program for path in one.modules} <= known
     assert len(hope.inspect(net, torch.zeros(1, 4)).blocks) == 5
+
+
+class Late(nn.Module):
+    """Makes its buffer when it first runs."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(4, 6)
+        self.register_buffer("table", None)
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.table is None:
+            self.table = torch.arange(6.0)
+        out: Tensor = self.linear(x) + self.table
+        return out
+
+
+def test_buffers_that_a_forward_makes_are_left_to_it() -> None:
+    net, x = Late(), torch.zeros(1, 4)
+    hope.inspect(net, x)
+    assert net.table is None
+    assert net(x).shape == (1, 6)
+    table = net.table
+    hope.inspect(net, x)
+    assert net.table is table

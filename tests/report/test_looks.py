@@ -34,7 +34,7 @@ def pages(
     }
     for name, actions in given.items():
         write_page([read_run(hope.save(target / name, original, anatomy, actions))], target / f"{name}.html")
-    empty = hope.encode(original, EXAMPLE, steps=0, anatomy=anatomy, progress=False)
+    empty = hope.encode(original, EXAMPLE, steps=0, exclude="*", progress=False)
     write_page([read_run(empty.save(target / "empty"))], target / "empty.html")
     baseline = hope.encode(original, EXAMPLE, method="l1-in", steps=9, anatomy=anatomy, progress=False)
     write_page([read_run(baseline.save(target / "l1-in"))], target / "baseline.html")

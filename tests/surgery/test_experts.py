@@ -167,6 +167,36 @@ def test_limits_that_only_large_tokens_meet_are_seen() -> None:
         hope.unstack_experts(model)
 
 
+def test_experts_that_two_layers_have_in_common_are_opened_once() -> None:
+    model: Any = made("Mixtral")
+    first, second = (layer.mlp for layer in model.model.layers)
+    second.experts = first.experts
+    opened: Any = hope.unstack_experts(model)
+    assert opened.model.layers[0].mlp.experts is opened.model.layers[1].mlp.experts
+    assert_same(run(opened, TOKENS), run(model, TOKENS), 1e-5)
+    closed: Any = hope.stack_experts(opened)
+    assert closed.model.layers[0].mlp.experts is closed.model.layers[1].mlp.experts
+    assert closed.state_dict().keys() == model.state_dict().keys()
+    alone = hope.unstack_experts(first.experts)
+    assert len(alone.each) == 3  # type: ignore[arg-type]
+    assert type(hope.stack_experts(alone)) is type(first.experts)
+
+
+def test_experts_that_cannot_be_opened_for_their_weights() -> None:
+    tied: Any = made("Mixtral")
+    first, second = (layer.mlp.experts for layer in tied.model.layers)
+    second.down_proj = first.down_proj
+    with pytest.raises(hope.UnsupportedModel, match="has a weight in common with another module"):
+        hope.unstack_experts(tied)
+    broken: Any = made("Mixtral")
+    with torch.no_grad():
+        broken.model.layers[1].mlp.experts.down_proj[0, 0, 0] = torch.nan
+    with pytest.raises(hope.UnsupportedModel, match=r"layers\.1\.mlp\.experts\.down_proj holds NaN"):
+        hope.unstack_experts(broken)
+    with pytest.raises(hope.UnsupportedModel, match="has no data"):
+        hope.unstack_experts(made("Mixtral").to("meta"))
+
+
 def test_other_models_and_modes_stay_as_they_are() -> None:
     plain = nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 2)).train()
     same = hope.stack_experts(hope.unstack_experts(plain))

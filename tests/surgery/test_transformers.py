@@ -7,7 +7,7 @@ import json
 import subprocess
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -387,6 +387,25 @@ def test_labels_beside_the_tokens_are_no_answer() -> None:
         for given in (texts, labelled)
     )
     assert [step.name for step in plain.trajectory] == [step.name for step in other.trajectory]
+
+
+@pytest.mark.parametrize("kind", [torch.long, torch.float32, torch.bool])
+def test_masks_of_any_kind_tell_the_same(kind: torch.dtype) -> None:
+    model, ids = CASES["llama"].build(), tokens(24, 9)["input_ids"]
+    mask = torch.ones_like(ids)
+    mask[:, 7:] = 0
+    plain, other = (
+        hope.encode(
+            model,
+            tokens(),
+            params=0.8,
+            method=hope.Absorb(calibration=[{"input_ids": ids, "attention_mask": mask.to(one)}]),
+            progress=False,
+        )
+        for one in (torch.long, kind)
+    )
+    assert other.method == replace(plain.method, calibration=other.method.calibration)
+    assert torch.equal(logits(other.model), logits(plain.model))
 
 
 @pytest.mark.parametrize("refit", [False, True])

@@ -32,6 +32,7 @@ class Anatomy:
         program: the order of operations, for surrogates that follow signals; not saved with a run.
         taps: (unit, reading weight) -> where the program shows the unit's signal; not saved either.
         thins: whether it was read for channels of streams to go; not saved either.
+        made: module -> its kind and settings, by which another network is told; not saved either.
 
     Example:
         >>> import torch, hope
@@ -54,6 +55,7 @@ class Anatomy:
     program: Program = field(default=(), repr=False)
     taps: Taps = field(default_factory=dict, repr=False)
     thins: bool = field(default=False, repr=False)
+    made: Mapping[str, str] = field(default_factory=dict, repr=False)
 
     @cached_property
     def layers(self) -> tuple[Unit, ...]:

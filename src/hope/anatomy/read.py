@@ -78,12 +78,18 @@ def read_model(
         program=program,
         taps=find_taps(flow, program, units),
         thins=streams,
+        made=made_of(model),
     )
     found = sorted([*residual, *skipless(layout, flow, layers, residual)], key=lambda one: one.add)
     candidates = _candidates(layout, found, anatomy, flow)
     home = _homes(candidates)
     anatomy = replace(anatomy, units=tuple(replace(unit, block=home.get(unit.name)) for unit in units))
     return anatomy, candidates
+
+
+def made_of(model: nn.Module) -> dict[str, str]:
+    """Modules -> their kinds and settings, as they are printed."""
+    return {name: f"{type(one).__name__}({one.extra_repr()})" for name, one in model.named_modules()}
 
 
 def _eps(units: Iterable[Unit], program: Program) -> dict[str, float]:

@@ -6,7 +6,8 @@ The graph is for reading only. Nothing here knows what a neuron is.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from operator import attrgetter
 from typing import Any
@@ -105,7 +106,7 @@ def capture(
     """
     args, kwargs = as_call(example)
     check_tokens(model, example)
-    with mode(model, training), busy(f"reading {type(model).__name__}", progress):
+    with mode(model, training), _buffers_kept(model), busy(f"reading {type(model).__name__}", progress):
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")
@@ -113,6 +114,18 @@ def capture(
         except Exception as error:  # torch.export raises many kinds; all mean the same to the caller
             raise _explain(model, args, kwargs, error) from error
     return _graph(model, program, training)
+
+
+@contextmanager
+def _buffers_kept(model: nn.Module) -> Iterator[None]:
+    """Export fills buffers that a forward makes with tensors that have no data: take them out again."""
+    before = [(module, dict(module._buffers)) for module in model.modules()]
+    try:
+        yield
+    finally:
+        for module, buffers in before:
+            module._buffers.clear()
+            module._buffers.update(buffers)
 
 
 def _explain(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], error: Exception) -> Exception:

@@ -180,8 +180,9 @@ class Absorb(Method):
 
     def settled(self, known: Known) -> Absorb:
         """With what is decided by the network: whether layers are looked at, and weights fitted."""
-        leaves = pytree.tree_leaves(list(known.inputs[:1]))
-        tokens = not any(one.is_floating_point() for one in leaves if isinstance(one, Tensor))
+        leaves = pytree.tree_leaves_with_path(list(known.inputs[:1]))
+        given = [one for path, one in leaves if isinstance(one, Tensor) and "mask" not in pytree.keystr(path)]
+        tokens = not any(one.is_floating_point() for one in given)
         look = bool(known.inputs) and not known.anatomy.eps if self.look is None else self.look
         return replace(self, look=look, refit=not tokens if self.refit is None else self.refit)
 

@@ -11,6 +11,7 @@ from torch import nn
 from hope._util.calls import Example
 from hope.anatomy.anatomy import Anatomy
 from hope.anatomy.gone import Gone
+from hope.anatomy.read import made_of
 from hope.anatomy.sizes import Counts, Releases, Size, sizes, stored
 from hope.anatomy.steps import Evict, Prune, Step
 from hope.anatomy.units import Unit
@@ -209,21 +210,34 @@ class Plan:
             )
 
 
-def check_anatomy(model: nn.Module, anatomy: Anatomy, streams: bool) -> None:
-    """Refuse an anatomy of another network, or one read with the other answer to whether streams may go."""
-    now = {name: tuple(one.shape) for name, one in model.named_parameters()}
-    then = {name: tuple(anatomy.shapes[name]) for name in anatomy.parameters}
-    other = next((name for name in sorted({*now, *then}) if now.get(name) != then.get(name)), None)
-    if other is not None:
-        told = [f"is {shapes[other]}" if other in shapes else "is not" for shapes in (then, now)]
-        raise UnknownMethod(
-            f"this anatomy is another network's: {other} {told[0]} in it and {told[1]} in the model; "
-            "give what hope.inspect returns for this model"
-        )
+def usable(model: nn.Module, anatomy: Anatomy | None, streams: bool) -> Anatomy | None:
+    """The anatomy that was given; None if the network has to be read, since none was, or one that was saved
+    with a run and does not hold everything.
+
+    One of another network, or read with the other answer to whether streams may go, is refused.
+    """
+    if anatomy is None:
+        return None
+    shapes = {name: str(tuple(one.shape)) for name, one in model.named_parameters()}
+    _check_same(shapes, {name: str(tuple(anatomy.shapes[name])) for name in anatomy.parameters})
+    if not anatomy.program:
+        return None
+    _check_same(made_of(model), anatomy.made)
     if anatomy.streams and (not anatomy.thins if streams else any(unit.open for unit in anatomy.streams)):
         raise UnknownMethod(
             f"streams={streams} does not fit this anatomy: "
             f"give what hope.inspect(..., streams={streams}) returns"
+        )
+    return anatomy
+
+
+def _check_same(now: Mapping[str, str], then: Mapping[str, str]) -> None:
+    other = next((name for name in sorted({*now, *then}) if now.get(name) != then.get(name)), None)
+    if other is not None:
+        told = [f"is {there[other]}" if other in there else "is not" for there in (then, now)]
+        raise UnknownMethod(
+            f"this anatomy is another network's: {other or 'the model'} {told[0]} in it and {told[1]} in the "
+            "model; give what hope.inspect returns for this model"
         )
 
 

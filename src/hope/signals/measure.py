@@ -24,6 +24,7 @@ from hope.signals.intake import Intake, behind, centred, stored
 from hope.signals.listen import listen
 from hope.signals.places import counts, mask_of, normed_adds, without_padding
 
+TWIN = 1e-9  # signals whose correlation is this close to 1 are one signal
 PLACES = 4  # places of one input that count as one more sample
 KINDS = 5  # matrices of a layer's size that absorption holds: moments, and twice two that it works with
 
@@ -33,7 +34,7 @@ class _Sums:
 
     def __init__(self, repeat: int, spatial: int) -> None:
         self.repeat, self.spatial = repeat, spatial
-        self.count = self.inputs = 0
+        self.count = self.inputs = self.telling = 0
         self.weight = 0.0
         self.total = self.square = torch.zeros(())
         self.near = self.own = 0.0
@@ -49,11 +50,17 @@ class _Sums:
             x = x.reshape(*x.shape[:-1], -1, self.repeat).transpose(-1, -2)
         rows = x.reshape(-1, x.shape[-1])
         self.count += len(rows)
+        self.telling += len(rows) if self.spatial else self._telling(rows, counts)
         part = rows if counts is None else rows * counts.double().cpu().reshape(-1, 1)
         self.weight += len(rows) if counts is None else float(counts.double().sum())
         self.total = self.total + part.sum(dim=0)
         product = part.T @ rows
         self.square = self.square.add_(product) if self.square.ndim else self.square + product
+
+    def _telling(self, rows: Tensor, counts: Tensor | None) -> int:
+        """How many places tell something: neither padding, nor tokens that an expert was not sent."""
+        told = rows.any(dim=1)
+        return int((told if counts is None else told & (counts.cpu().reshape(-1) > 0)).sum())
 
     def _neighbours(self, x: Tensor) -> None:
         over = tuple(d for d in range(x.ndim) if d != x.ndim - self.spatial - 1)
@@ -65,7 +72,7 @@ class _Sums:
     @property
     def counted(self) -> float:
         """Samples that tell something new: neighbouring places of one input tell much the same."""
-        return self.inputs * max(1.0, self.count / max(1, self.inputs) / PLACES)
+        return self.inputs * max(1.0, self.telling / max(1, self.inputs) / PLACES)
 
     @property
     def mean(self) -> Tensor:
@@ -234,6 +241,17 @@ def _readers(model: nn.Module, anatomy: Anatomy, units: Sequence[Unit]) -> dict[
     return found
 
 
+def apart(covariance: Tensor) -> Tensor:
+    """What is taken for granted where nothing tells how signals relate: that they do not, unless one is
+    another's multiple.
+
+    Of 1,536 neurons and 2,048 tokens, a neuron looks as if the others said all about it.
+    """
+    scale = covariance.diagonal().clamp(min=0).sqrt()
+    same = covariance.abs() >= (1 - TWIN) * torch.outer(scale, scale)
+    return torch.where(same, covariance, torch.zeros((), dtype=covariance.dtype))
+
+
 def _intake(
     weight: str, dim: int, one: _Sums, model: nn.Module, anatomy: Anatomy, known: Intake | None
 ) -> Intake:
@@ -245,10 +263,12 @@ def _intake(
     if known is not None:
         bn, bias = known.bn, known.bias
     mean, covariance = one.mean, one.covariance
+    trust = one.counted / (one.counted + len(mean))  # what was known before counts as one sample per channel
     if known is not None and known.repeat == one.repeat and known.mean.shape == mean.shape:
-        trust = one.counted / (one.counted + len(mean))  # one propagated sample per channel
         mean = trust * mean + (1 - trust) * known.mean
         covariance = trust * covariance + (1 - trust) * known.covariance
+    elif known is None:
+        covariance = trust * covariance + (1 - trust) * apart(covariance)
     taps = one.decay ** tap_distances(tuple(tensor.shape[2:]) if one.spatial else one.repeat)
     blank = torch.zeros(0)
     intake = Intake(weight, dim, stored(mean), stored(covariance), stored(taps), blank, one.repeat, bn, bias)

@@ -9,6 +9,8 @@ the same, and what is measured of an expert is just what it is sent, by its shar
 from __future__ import annotations
 
 import copy
+from collections import Counter
+from collections.abc import Callable
 from typing import Any, cast
 
 import torch
@@ -17,6 +19,7 @@ from torch import Tensor, nn
 from hope._util.calls import duplicate
 from hope._util.memory import PART, allowed, beside, size_of
 from hope.errors import UnsupportedModel, first_line
+from hope.graph.capture import check_readable
 
 TOLERANCE = 1e-3  # of the largest number that experts say, in float32
 SIZES = (1.0, 100.0)  # of the tokens that are tried: limits bite on large ones
@@ -119,11 +122,16 @@ def unstack_experts(model: nn.Module) -> nn.Module:
         >>> type(small).__name__, small.config.intermediate_size < 48
         ('MixtralForCausalLM', True)
     """
+    check_readable(model)
     opened = beside(model) if size_of(model) > allowed() / PART else duplicate(model)
-    for name, module in [*opened.named_modules()]:
-        if stacks(module):
-            _put(opened, name, _tried(name, module))
-    return opened
+    uses = Counter(id(one) for module in opened.modules() for one in module._parameters.values())
+
+    def made(name: str, module: nn.Module) -> nn.Module:
+        if any(uses[id(one)] > 1 for one in module._parameters.values()):
+            raise UnsupportedModel(f"{name} has a weight in common with another module: it cannot be opened")
+        return _tried(name, module)
+
+    return _exchanged(opened, stacks, made)
 
 
 def stack_experts(model: nn.Module) -> nn.Module:
@@ -143,10 +151,12 @@ def stack_experts(model: nn.Module) -> nn.Module:
         True
     """
     closed = duplicate(model)
-    for name, module in [*closed.named_modules()]:
-        if isinstance(module, Experts):
-            _put(closed, name, module.stacked(name, getattr(closed, "config", None)))
-    return closed
+    config = getattr(closed, "config", None)
+
+    def old(name: str, module: nn.Module) -> nn.Module:
+        return cast("Experts", module).stacked(name, config)
+
+    return _exchanged(closed, lambda module: isinstance(module, Experts), old)
 
 
 def stacks(module: nn.Module) -> bool:
@@ -160,13 +170,35 @@ def stacks(module: nn.Module) -> bool:
 
 def open_like(model: nn.Module, other: nn.Module) -> None:
     """Open, in place, the experts that are open in another model of the class."""
-    for name, module in other.named_modules():
-        if isinstance(module, Experts):
-            _put(model, name, Experts(model.get_submodule(name)))
+    where = {name for name, module in _everywhere(other) if isinstance(module, Experts)}
+    ours = {id(model.get_submodule(name)) for name in where}
+    _exchanged(model, lambda module: id(module) in ours, lambda _, module: Experts(module))
+
+
+def _everywhere(model: nn.Module) -> list[tuple[str, nn.Module]]:
+    return [*model.named_modules(remove_duplicate=False)]
+
+
+def _exchanged(
+    model: nn.Module, wanted: Callable[[nn.Module], bool], made: Callable[[str, nn.Module], nn.Module]
+) -> nn.Module:
+    """The model, with others for some modules, wherever these are; one for one."""
+    found: dict[int, nn.Module] = {}
+    for name, module in _everywhere(model):
+        if wanted(module):
+            new = found[id(module)] = found.get(id(module)) or made(name, module)
+            if not name:
+                return new
+            above, _, own = name.rpartition(".")
+            setattr(model.get_submodule(above), own, new)
+    return model
 
 
 def _tried(name: str, module: nn.Module) -> Experts:
     """The opened experts, if they say on some tokens what the stacked ones say."""
+    for own, tensor in module.named_parameters():
+        if not bool(tensor.isfinite().all()):
+            raise UnsupportedModel(f"{name}.{own} holds NaN or infinite numbers: load the weights again")
     single = duplicate(module).float()  # where large tokens overflow nothing
     opened, both = Experts(single), single.get_parameter("gate_up_proj")
     number, width = both.shape[0], both.shape[2]
@@ -197,8 +229,3 @@ def _linear(weight: Tensor) -> nn.Linear:
     layer = nn.Linear(weight.shape[1], weight.shape[0], bias=False, device="meta")
     layer.weight = nn.Parameter(weight)
     return layer
-
-
-def _put(model: nn.Module, name: str, module: nn.Module) -> None:
-    above, _, own = name.rpartition(".")
-    setattr(model.get_submodule(above), own, module)
