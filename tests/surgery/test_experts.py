@@ -212,13 +212,16 @@ def test_other_models_and_modes_stay_as_they_are() -> None:
     assert all(module.training for module in closed.modules())
 
 
-def test_on_the_command_line_experts_are_opened_and_closed(tmp_path: Path) -> None:
+def test_on_the_command_line_experts_are_opened_and_closed(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     model = made("Mixtral")
     model.save_pretrained(tmp_path / "model")  # type: ignore[operator]
     run_folder, small = tmp_path / "run", tmp_path / "small"
     given = ["encode", f"hf:{tmp_path / 'model'}", "--input", "2x9", "--params", "0.8", "--uniform"]
-    given += ["--multiple-of", "4", "--calibration", "dream", "--out", str(run_folder)]
+    given += ["--calibration", "dream", "--out", str(run_folder)]
     assert main(given) == 0
+    assert "widths are multiples of 4" in capsys.readouterr().err
     assert main(["extract", str(run_folder), "--save-pretrained", str(small)]) == 0
     again = transformers.AutoModelForCausalLM.from_pretrained(small)
     assert type(again) is type(model)

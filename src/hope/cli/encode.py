@@ -65,8 +65,8 @@ def register(commands: Any) -> None:
         "--multiple-of",
         metavar="N",
         type=int,
-        help="keep widths that are multiples of N (8, 16, 32: what hardware likes; default: 1, and with "
-        "--latency what the runtime likes)",
+        help="keep widths that are multiples of N (8, 16, 32: what hardware likes; default: 1; with "
+        "--latency what the runtime likes, with --uniform what stacked experts need)",
     )
     parser.add_argument(
         "--uniform",
@@ -120,7 +120,7 @@ def run(options: argparse.Namespace) -> None:
         model, example = models.build(options)
     if models.random_weights(options):
         note(f"{options.model} has random weights: give --weights FILE or --pretrained for a trained network")
-    given = _given(options, example)
+    given = _given(options, model, example)
     differs = _differs(out, model, example, budget, given) if options.resume else None
     partial = out / PARTIAL
     if differs == [] and not partial.exists():
@@ -246,14 +246,21 @@ def _method(options: argparse.Namespace, example: Any) -> Method:
     return named(options.method)
 
 
-def _given(options: argparse.Namespace, example: Any) -> dict[str, Any]:
+def _given(options: argparse.Namespace, model: Any, example: Any) -> dict[str, Any]:
     """What was asked for besides the budget, as keywords."""
+    from hope.surgery.experts import widths_of
+
+    multiple_of = options.multiple_of
+    if multiple_of is None and options.latency is None:
+        multiple_of = widths_of(model) if options.uniform else 1
+        if multiple_of > 1:
+            note(f"widths are multiples of {multiple_of}: torch's product of groups takes no other experts")
     given = {
         "method": _method(options, example),
         "evict": not options.no_evict and not options.uniform,
         "streams": options.streams,
         "exclude": options.exclude,
-        "multiple_of": 1 if options.multiple_of is None and options.latency is None else options.multiple_of,
+        "multiple_of": multiple_of,
         "uniform": options.uniform,
     }
     if options.latency is not None:

@@ -79,10 +79,10 @@ class Experts(nn.Module):
             )
         both = torch.stack([torch.cat([one.gate.weight, one.up.weight]).detach() for one in every])
         down = torch.stack([one.down.weight.detach() for one in every])
-        if width * down.itemsize % ALIGNED and getattr(config, "_experts_implementation", "") == "grouped_mm":
+        if width % (step := _step(down, config)):
             raise UnsupportedModel(
                 f"{name}: its experts have {width} neurons, and torch's product of groups takes multiples of "
-                f"{ALIGNED // down.itemsize}: {way} and multiple_of={ALIGNED // down.itemsize}"
+                f"{step}: {way} and multiple_of={step}"
             )
         closed = copy.copy(self._shell[0])
         trained = (every[0].gate.weight.requires_grad, every[0].down.weight.requires_grad)
@@ -166,6 +166,17 @@ def stacks(module: nn.Module) -> bool:
         return False
     experts, width, neurons = down.shape
     return tuple(both.shape) == (experts, 2 * neurons, width) and callable(getattr(module, "act_fn", None))
+
+
+def widths_of(model: nn.Module) -> int:
+    """What the width of experts must be a multiple of for them to be stacked again; 1 if there are none."""
+    every = [cast("Expert", module.each[0]) for module in model.modules() if isinstance(module, Experts)]
+    return max([1, *(_step(one.down.weight, getattr(model, "config", None)) for one in every)])
+
+
+def _step(weight: Tensor, config: Any) -> int:
+    grouped = getattr(config, "_experts_implementation", "") == "grouped_mm"
+    return ALIGNED // weight.itemsize if grouped else 1
 
 
 def open_like(model: nn.Module, other: nn.Module) -> None:
