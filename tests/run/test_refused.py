@@ -215,3 +215,31 @@ def test_a_run_has_as_many_steps_as_there_are_neurons_but_one_of_each_layer(meth
     assert len(hope.encode(network(), EXAMPLE, steps=7, method=method).trajectory) == 7
     with pytest.raises(hope.InfeasibleBudget, match="steps=8 cannot be met: the run has 7 steps at most"):
         hope.encode(network(), EXAMPLE, steps=8, method=method)
+
+
+class Block(nn.Module):
+    """Has no bias: one stays in the stream when it goes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(6, 6, bias=False), nn.Linear(6, 6, bias=False)
+        self.norms = nn.ModuleList([nn.BatchNorm1d(6), nn.BatchNorm1d(6)])
+
+    def forward(self, x: Tensor) -> Any:
+        return x + self.norms[1](self.last(torch.relu(self.norms[0](self.first(x)))))
+
+
+@pytest.mark.parametrize("unit", ["params", "macs"])
+def test_the_least_that_is_told_can_be_had(unit: str) -> None:
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(3, 6), Block(), Block(), nn.Linear(6, 2))
+    net(torch.randn(64, 3))
+    net.eval()
+    with pytest.raises(hope.InfeasibleBudget) as caught:
+        hope.encode(net, EXAMPLE, **{unit: 1}, progress=False)
+    least = int(str(caught.value).partition("(")[2].partition(" of")[0].replace(",", ""))
+    small = hope.encode(net, EXAMPLE, **{unit: least}, progress=False)
+    found = small.size.parameters if unit == "params" else small.size.macs
+    assert found == least
+    with pytest.raises(hope.InfeasibleBudget):
+        hope.encode(net, EXAMPLE, **{unit: least - 1}, progress=False)

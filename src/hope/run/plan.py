@@ -135,13 +135,13 @@ class Plan:
 
     def floor(self) -> Size:
         """The smallest size that is always within reach (see `Anatomy.floor`)."""
-        return self.anatomy.size(*self._floor())
+        return Size(*map(int, sizes(self.anatomy, self._floor())[-1]))
 
-    def _floor(self) -> tuple[dict[str, int], list[str]]:
+    def _floor(self) -> list[Step]:
         """What is removed and evicted there."""
-        removed = {state.name: state.neurons - 1 for state in self.states}
-        names = [branch.name for branch in self.branches]
-        return removed, [name for name in names if self.anatomy.block(name).residual]
+        gone = [Prune(state.name, tuple(range(1, state.neurons))) for state in self.states]
+        residual = [branch for branch in self.branches if self.anatomy.block(branch.name).residual]
+        return [*gone, *(Evict(branch.name, branch.bias) for branch in residual)]
 
     def amounts(self, steps: Sequence[Step]) -> Counts:
         """(steps + 1,) what the run is ranked by: parameters, MACs, or time."""
@@ -150,7 +150,7 @@ class Plan:
     @property
     def least(self) -> int:
         """The least of it that is always within reach."""
-        return self.amount(*self._floor())
+        return int(self.amounts(self._floor())[-1])
 
     def amount(self, removed: Mapping[str, int], evicted: Sequence[str]) -> int:
         """The same after a cut."""
@@ -185,11 +185,10 @@ class Plan:
         advice = calibration(self.anatomy, self.left_alone, self.method) or self._held()
         budget.check(self.floor(), self.anatomy.size(), advice)
         if budget.unit == "size":
-            steps = [Prune(name, tuple(range(count))) for name, count in self._floor()[0].items()]
-            table = stored(self.anatomy, [*steps, *map(Evict, self._floor()[1])])
+            table = stored(self.anatomy, self._floor())
             budget.check_amount(int(table[-1]), int(table[0]), advice)
         if budget.unit == "latency" and self.pace is not None:
-            budget.check_amount(self.pace.after(*self._floor()), self.pace.after({}), advice)
+            budget.check_amount(self.least, self.pace.after({}), advice)
         most = self.longest + len(self.branches)
         if budget.unit == "steps" and budget.value > most:
             way = advice or "take fewer steps"
