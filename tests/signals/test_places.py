@@ -74,7 +74,7 @@ def test_moments_are_those_of_places_by_what_they_count() -> None:
     square = (count[:, None] * read).T @ read / count.sum()
     torch.testing.assert_close(intake.mean, mean, rtol=1e-4, atol=1e-6)
     covariance = square - torch.outer(mean, mean)
-    trust = 5 / (5 + 9)  # inputs against channels; what is not trusted is taken to be independent
+    trust = 20 / (20 + 9)  # places against channels; what is not trusted is taken to be independent
     covariance = trust * covariance + (1 - trust) * covariance.diagonal().diag()
     torch.testing.assert_close(intake.covariance, covariance, rtol=1e-4, atol=1e-6)
 

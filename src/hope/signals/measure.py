@@ -25,7 +25,7 @@ from hope.signals.listen import listen
 from hope.signals.places import counts, mask_of, normed_adds, without_padding
 
 TWIN = 1e-9  # signals whose correlation is this close to 1 are one signal
-PLACES = 4  # places of one input that count as one more sample
+PLACES = 4  # places of an image that count as one more sample
 KINDS = 5  # matrices of a layer's size that absorption holds: moments, and twice two that it works with
 
 
@@ -71,7 +71,9 @@ class _Sums:
 
     @property
     def counted(self) -> float:
-        """Samples that tell something new: neighbouring places of one input tell much the same."""
+        """Samples that tell something new: tokens do, neighbouring places of an image tell much the same."""
+        if not self.spatial and self.repeat == 1:
+            return self.telling
         return self.inputs * max(1.0, self.telling / max(1, self.inputs) / PLACES)
 
     @property
