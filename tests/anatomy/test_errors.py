@@ -196,6 +196,24 @@ def test_an_anatomy_of_another_network() -> None:
     twin = nn.Sequential(nn.Linear(4, 8), nn.LeakyReLU(0.1), nn.Linear(8, 2))
     with pytest.raises(hope.UnknownMethod, match=r"1 is ReLU\(\) in it and is LeakyReLU\(negative"):
         hope.encode(twin, x, density=0.5, anatomy=hope.inspect(mlp(), x))
+    with pytest.raises(
+        hope.UnknownMethod, match=r"0\.bias is 4 bytes an entry in it and is 8 bytes an entry"
+    ):
+        hope.encode(mlp().double(), x.double(), density=0.5, anatomy=hope.inspect(mlp(), x))
+
+
+class Silent(nn.Dropout):
+    def extra_repr(self) -> str:
+        raise AttributeError("nothing to say")
+
+
+def test_what_changes_nothing_is_no_other_network() -> None:
+    net = nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.ReLU(), Silent(0.5), nn.Linear(8, 2)).eval()
+    x = torch.randn(16, 4)
+    anatomy = hope.inspect(net, x)
+    net[1].momentum, net[2].inplace, net[3].p = 0.01, True, 0.1
+    net.train()
+    assert hope.encode(net, x, density=0.5, anatomy=anatomy, progress=False).model[0].out_features == 4
 
 
 def test_an_anatomy_of_a_saved_run_is_read_again(tmp_path: Path) -> None:

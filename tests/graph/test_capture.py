@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import copy
+from contextlib import suppress
+
 import torch
 from torch import Tensor, nn
 
@@ -70,3 +73,34 @@ def test_buffers_that_a_forward_makes_are_left_to_it() -> None:
     table = net.table
     hope.inspect(net, x)
     assert net.table is table
+
+
+class Keeps(nn.Module):
+    """Keeps a loss, and a layer that it makes when it first runs."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear, self.late = nn.Linear(4, 6), None
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.linear(x)
+        if self.late is None:
+            self.late = nn.Linear(6, 3)
+        self.loss = out.square().mean()
+        last: Tensor = self.late(out)
+        return last
+
+
+def test_what_a_forward_keeps_in_the_model_is_taken_out_again() -> None:
+    net, x = Keeps(), torch.zeros(1, 4)
+    before = set(vars(net))
+    with suppress(hope.HopeError):
+        hope.inspect(net, x)
+    assert set(vars(net)) == before
+    assert net.late is None
+    assert type(net(x)) is Tensor
+    with torch.no_grad():
+        net(x)
+    assert hope.encode(net, x, params=1.0, progress=False).steps == 0
+    assert type(net.loss) is Tensor
+    copy.deepcopy(net)

@@ -229,17 +229,19 @@ class Block(nn.Module):
         return x + self.norms[1](self.last(torch.relu(self.norms[0](self.first(x)))))
 
 
+@pytest.mark.parametrize("exclude", ["", "1*"])
 @pytest.mark.parametrize("unit", ["params", "macs"])
-def test_the_least_that_is_told_can_be_had(unit: str) -> None:
+def test_the_least_that_is_told_can_be_had(unit: str, exclude: str) -> None:
     torch.manual_seed(0)
     net = nn.Sequential(nn.Linear(3, 6), Block(), Block(), nn.Linear(6, 2))
     net(torch.randn(64, 3))
     net.eval()
+    given: dict[str, Any] = {"exclude": exclude or (), "progress": False}
     with pytest.raises(hope.InfeasibleBudget) as caught:
-        hope.encode(net, EXAMPLE, **{unit: 1}, progress=False)
+        hope.encode(net, EXAMPLE, **{unit: 1}, **given)
     least = int(str(caught.value).partition("(")[2].partition(" of")[0].replace(",", ""))
-    small = hope.encode(net, EXAMPLE, **{unit: least}, progress=False)
+    small = hope.encode(net, EXAMPLE, **{unit: least}, **given)
     found = small.size.parameters if unit == "params" else small.size.macs
     assert found == least
     with pytest.raises(hope.InfeasibleBudget):
-        hope.encode(net, EXAMPLE, **{unit: least - 1}, progress=False)
+        hope.encode(net, EXAMPLE, **{unit: least - 1}, **given)

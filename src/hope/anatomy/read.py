@@ -27,6 +27,13 @@ from hope.graph.program import Program, read_program
 from hope.ops.norm import epsilons
 from hope.reasons import Cause
 
+SIMPLE = (int, float, str, tuple)
+SETTINGS = (
+    "kernel_size", "stride", "padding", "padding_mode", "dilation", "output_size", "num_groups", "num_heads",
+    "normalized_shape", "eps", "alpha", "beta", "negative_slope", "threshold", "min_val", "max_val",
+    "approximate",
+)  # of torch's modules, that change what they compute  # fmt: skip
+
 
 @dataclass(frozen=True)
 class Candidate:
@@ -88,8 +95,15 @@ def read_model(
 
 
 def made_of(model: nn.Module) -> dict[str, str]:
-    """Modules -> their kinds and settings, as they are printed."""
-    return {name: f"{type(one).__name__}({one.extra_repr()})" for name, one in model.named_modules()}
+    """Modules -> their kinds and settings, as far as these change what a network computes."""
+    found = {}
+    for name, module in model.named_modules():
+        known = ((setting, getattr(module, setting, None)) for setting in SETTINGS)
+        told = [
+            f"{setting}={value}" for setting, value in known if isinstance(value, (int, float, str, tuple))
+        ]
+        found[name] = f"{type(module).__name__}({', '.join(told)})"
+    return found
 
 
 def _eps(units: Iterable[Unit], program: Program) -> dict[str, float]:

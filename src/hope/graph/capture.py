@@ -25,6 +25,7 @@ from hope._util.tokens import check_tokens
 from hope.errors import InvalidExample, UnsupportedModel, first_line
 
 QUANTISED = ("Linear8bitLt", "Linear4bit", "LinearFP4", "LinearNF4")  # of bitsandbytes
+HOLDERS = ("_parameters", "_buffers", "_modules")  # what a module keeps its own in
 ADAPTED = (("lora_A",), ("lora_embedding_A",), ("base_layer", "active_adapters"))  # what peft's modules have
 
 
@@ -106,7 +107,7 @@ def capture(
     """
     args, kwargs = as_call(example)
     check_tokens(model, example)
-    with mode(model, training), _buffers_kept(model), busy(f"reading {type(model).__name__}", progress):
+    with mode(model, training), _kept(model), busy(f"reading {type(model).__name__}", progress):
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")
@@ -117,15 +118,21 @@ def capture(
 
 
 @contextmanager
-def _buffers_kept(model: nn.Module) -> Iterator[None]:
-    """Export fills buffers that a forward makes with tensors that have no data: take them out again."""
-    before = [(module, dict(module._buffers)) for module in model.modules()]
+def _kept(model: nn.Module) -> Iterator[None]:
+    """Export leaves tensors without data where a forward keeps something in the model, such as a buffer, a
+    loss, or a layer that it makes when it first runs: take them out again.
+    """
+    before = [(module, dict(vars(module))) for module in model.modules()]
+    inside = [(one, dict(one)) for _, held in before for one in map(held.get, HOLDERS) if one is not None]
     try:
         yield
     finally:
-        for module, buffers in before:
-            module._buffers.clear()
-            module._buffers.update(buffers)
+        for module, held in before:
+            vars(module).clear()
+            vars(module).update(held)
+        for one, entries in inside:
+            one.clear()
+            one.update(entries)
 
 
 def _explain(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], error: Exception) -> Exception:

@@ -58,7 +58,7 @@ def decide(
     if begun.evicted:
         weaver.evicted = list(begun.evicted)
         weaver.woven = weaver.weave(weaver.evicted)
-    floor = plan.least / max(1, plan.amount({}, ()))
+    floor = plan.bare / max(1, plan.amount({}, ()))
     levels = [level for level in LEVELS if level > floor]
     must = not waiting(plan.anatomy, plan.left_alone)  # else calibration helps more
     last = 0  # where the run has come down to the level before

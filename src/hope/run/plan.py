@@ -12,7 +12,7 @@ from hope._util.calls import Example
 from hope.anatomy.anatomy import Anatomy
 from hope.anatomy.gone import Gone
 from hope.anatomy.read import made_of
-from hope.anatomy.sizes import Counts, Releases, Size, sizes, stored
+from hope.anatomy.sizes import USUAL, Counts, Releases, Size, sizes, stored
 from hope.anatomy.steps import Evict, Prune, Step
 from hope.anatomy.units import Unit
 from hope.errors import InfeasibleBudget, UnknownMethod
@@ -137,11 +137,11 @@ class Plan:
         """The smallest size that is always within reach (see `Anatomy.floor`)."""
         return Size(*map(int, sizes(self.anatomy, self._floor())[-1]))
 
-    def _floor(self) -> list[Step]:
-        """What is removed and evicted there."""
+    def _floor(self, *, biased: bool = True) -> list[Step]:
+        """What is removed and evicted there; without the biases that stay behind on request."""
         gone = [Prune(state.name, tuple(range(1, state.neurons))) for state in self.states]
         residual = [branch for branch in self.branches if self.anatomy.block(branch.name).residual]
-        return [*gone, *(Evict(branch.name, branch.bias) for branch in residual)]
+        return [*gone, *(Evict(branch.name, branch.bias if biased else None) for branch in residual)]
 
     def amounts(self, steps: Sequence[Step]) -> Counts:
         """(steps + 1,) what the run is ranked by: parameters, MACs, or time."""
@@ -151,6 +151,11 @@ class Plan:
     def least(self) -> int:
         """The least of it that is always within reach."""
         return int(self.amounts(self._floor())[-1])
+
+    @property
+    def bare(self) -> int:
+        """The same, but for the biases that evicted blocks leave."""
+        return int(self.amounts(self._floor(biased=False))[-1])
 
     def amount(self, removed: Mapping[str, int], evicted: Sequence[str]) -> int:
         """The same after a cut."""
@@ -217,8 +222,11 @@ def usable(model: nn.Module, anatomy: Anatomy | None, streams: bool) -> Anatomy 
     """
     if anatomy is None:
         return None
-    shapes = {name: str(tuple(one.shape)) for name, one in model.named_parameters()}
-    _check_same(shapes, {name: str(tuple(anatomy.shapes[name])) for name in anatomy.parameters})
+    now, names = dict(model.named_parameters()), anatomy.parameters
+    shapes = {name: str(tuple(one.shape)) for name, one in now.items()}
+    _check_same(shapes, {name: str(tuple(anatomy.shapes[name])) for name in names})
+    each = {name: f"{one.itemsize} bytes an entry" for name, one in now.items()}
+    _check_same(each, {name: f"{anatomy.itemsize.get(name, USUAL)} bytes an entry" for name in names})
     if not anatomy.program:
         return None
     _check_same(made_of(model), anatomy.made)

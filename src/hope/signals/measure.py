@@ -24,8 +24,9 @@ from hope.signals.intake import Intake, behind, centred, stored
 from hope.signals.listen import listen
 from hope.signals.places import counts, mask_of, normed_adds, without_padding
 
+SPARE = 0.3  # of the samples, more than there are signals: fewer do not tell what signals have in common
 TWIN = 1e-9  # signals whose correlation is this close to 1 are one signal
-PLACES = 4  # places of an image that count as one more sample
+PLACES = 4  # places of one input that count as one more sample
 KINDS = 5  # matrices of a layer's size that absorption holds: moments, and twice two that it works with
 
 
@@ -71,10 +72,8 @@ class _Sums:
 
     @property
     def counted(self) -> float:
-        """Samples that tell something new: tokens do, neighbouring places of an image tell much the same."""
-        if not self.spatial and self.repeat == 1:
-            return self.telling
-        return self.inputs * max(1.0, self.telling / max(1, self.inputs) / PLACES)
+        """Samples that tell something new: neighbouring places of one input tell much the same."""
+        return min(self.telling, self.inputs * max(1.0, self.telling / max(1, self.inputs) / PLACES))
 
     @property
     def mean(self) -> Tensor:
@@ -243,15 +242,48 @@ def _readers(model: nn.Module, anatomy: Anatomy, units: Sequence[Unit]) -> dict[
     return found
 
 
-def apart(covariance: Tensor) -> Tensor:
+def apart(covariance: Tensor, samples: int = 3) -> Tensor:
     """What is taken for granted where nothing tells how signals relate: that they do not, unless one is
     another's multiple.
 
     Of 1,536 neurons and 2,048 tokens, a neuron looks as if the others said all about it.
+
+    Args:
+        samples: that they were measured on; two make any signals look like multiples.
+
+    Example:
+        >>> import torch
+        >>> apart(torch.tensor([[1.0, 0.5, -2.0], [0.5, 1.0, -1.0], [-2.0, -1.0, 4.0]])).tolist()
+        [[1.0, 0.0, -2.0], [0.0, 1.0, 0.0], [-2.0, 0.0, 4.0]]
     """
+    if samples < 3:
+        return covariance.diagonal().diag()
     scale = covariance.diagonal().clamp(min=0).sqrt()
     same = covariance.abs() >= (1 - TWIN) * torch.outer(scale, scale)
-    return torch.where(same, covariance, torch.zeros((), dtype=covariance.dtype))
+    first = same.int().argmax(dim=1)  # of those that are one signal
+    signed = torch.where(covariance.gather(1, first[:, None])[:, 0] < 0, -scale, scale)
+    together = torch.outer(signed, signed)
+    return torch.where(first[:, None] == first, together, torch.zeros((), dtype=together.dtype))
+
+
+def untold(covariance: Tensor, samples: int) -> float:
+    """The part of a signal that others do not tell, on average over signals, had it been measured on as many
+    samples as one likes; a half where they are too few to say.
+
+    Example:
+        >>> import torch
+        >>> untold(torch.tensor([[1.0, 0.8], [0.8, 1.0]]), 10_000)  # 1 - 0.8²
+        0.36...
+    """
+    alive = covariance.diagonal() > 0
+    alike = covariance[alive][:, alive].double()
+    free = samples - len(alike)
+    if free < SPARE * samples or not len(alike):
+        return 0.5
+    scale = alike.diagonal().sqrt()
+    alike = alike / torch.outer(scale, scale) + TWIN * torch.eye(len(alike), dtype=alike.dtype)
+    left = 1 / torch.linalg.inv(alike).diagonal()
+    return min(0.9, float(left.clamp(0, 1).mean()) * samples / free)
 
 
 def _intake(
@@ -270,7 +302,9 @@ def _intake(
         mean = trust * mean + (1 - trust) * known.mean
         covariance = trust * covariance + (1 - trust) * known.covariance
     elif known is None:
-        covariance = trust * covariance + (1 - trust) * apart(covariance)
+        left = untold(covariance, one.telling)
+        trust = one.counted * (1 - left) / (one.counted * (1 - left) + len(mean) * left)
+        covariance = trust * covariance + (1 - trust) * apart(covariance, one.telling)
     taps = one.decay ** tap_distances(tuple(tensor.shape[2:]) if one.spatial else one.repeat)
     blank = torch.zeros(0)
     intake = Intake(weight, dim, stored(mean), stored(covariance), stored(taps), blank, one.repeat, bn, bias)
