@@ -86,8 +86,8 @@ def test_twins_are_absorbed_without_a_trace_however_few_inputs_there_are() -> No
 
 def test_with_few_inputs_less_goes_wrong_than_by_plain_moments() -> None:
     for seed in range(3):
-        net = made(96, seed, inputs=64)
-        x = torch.randn(150, 64, generator=torch.Generator().manual_seed(seed))
+        net = made(96, seed, inputs=200)
+        x = torch.randn(150, 200, generator=torch.Generator().manual_seed(seed))
         method = hope.Absorb(calibration=[x], refit=False)
         small = hope.encode(net, x[:1], density=0.6, method=method, progress=False).model
         kept = [int((net.up.weight == row).all(dim=1).nonzero()[0]) for row in small.up.weight]
@@ -95,11 +95,11 @@ def test_with_few_inputs_less_goes_wrong_than_by_plain_moments() -> None:
             signals = net.signals(x)
             beside = torch.cat([signals[:, kept], torch.ones(len(x), 1)], dim=1)
             found = torch.linalg.lstsq(beside, signals @ net.down.weight.T).solution
-            plain = made(96, seed, inputs=64)
+            plain = made(96, seed, inputs=200)
             plain.down.weight.zero_()
             plain.down.weight[:, kept] = found[:-1].T
             plain.down.bias += found[-1]
-        assert off(net, small) < 0.85 * off(net, plain)
+        assert off(net, small) < 0.8 * off(net, plain)
 
 
 @pytest.mark.parametrize("inputs", [200, 64, 12])
