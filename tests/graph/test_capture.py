@@ -76,17 +76,20 @@ def test_buffers_that_a_forward_makes_are_left_to_it() -> None:
 
 
 class Keeps(nn.Module):
-    """Keeps a loss, and a layer that it makes when it first runs."""
+    """Keeps losses, and a layer that it makes when it first runs."""
 
     def __init__(self) -> None:
         super().__init__()
         self.linear, self.late = nn.Linear(4, 6), None
+        self.losses: dict[str, Tensor] = {}
+        self.all: list[Tensor] = []
 
     def forward(self, x: Tensor) -> Tensor:
         out: Tensor = self.linear(x)
         if self.late is None:
             self.late = nn.Linear(6, 3)
-        self.loss = out.square().mean()
+        self.loss = self.losses["loss"] = out.square().mean()
+        self.all.append(self.loss)
         last: Tensor = self.late(out)
         return last
 
@@ -98,9 +101,10 @@ def test_what_a_forward_keeps_in_the_model_is_taken_out_again() -> None:
         hope.inspect(net, x)
     assert set(vars(net)) == before
     assert net.late is None
-    assert type(net(x)) is Tensor
+    assert not net.losses
+    assert not net.all
     with torch.no_grad():
-        net(x)
+        assert type(net(x)) is Tensor
     assert hope.encode(net, x, params=1.0, progress=False).steps == 0
     assert type(net.loss) is Tensor
     copy.deepcopy(net)

@@ -5,6 +5,7 @@ The graph is for reading only. Nothing here knows what a neuron is.
 
 from __future__ import annotations
 
+import copy
 import warnings
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
@@ -25,7 +26,6 @@ from hope._util.tokens import check_tokens
 from hope.errors import InvalidExample, UnsupportedModel, first_line
 
 QUANTISED = ("Linear8bitLt", "Linear4bit", "LinearFP4", "LinearNF4")  # of bitsandbytes
-HOLDERS = ("_parameters", "_buffers", "_modules")  # what a module keeps its own in
 ADAPTED = (("lora_A",), ("lora_embedding_A",), ("base_layer", "active_adapters"))  # what peft's modules have
 
 
@@ -120,10 +120,12 @@ def capture(
 @contextmanager
 def _kept(model: nn.Module) -> Iterator[None]:
     """Export leaves tensors without data where a forward keeps something in the model, such as a buffer, a
-    loss, or a layer that it makes when it first runs: take them out again.
+    loss, or a layer that it makes when it first runs: take them out again, also out of dicts and lists.
     """
     before = [(module, dict(vars(module))) for module in model.modules()]
-    inside = [(one, dict(one)) for _, held in before for one in map(held.get, HOLDERS) if one is not None]
+    inside = [
+        (one, copy.copy(one)) for _, held in before for one in held.values() if isinstance(one, (dict, list))
+    ]
     try:
         yield
     finally:
@@ -132,7 +134,7 @@ def _kept(model: nn.Module) -> Iterator[None]:
             vars(module).update(held)
         for one, entries in inside:
             one.clear()
-            one.update(entries)
+            one.extend(entries) if isinstance(one, list) else one.update(entries)
 
 
 def _explain(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], error: Exception) -> Exception:
