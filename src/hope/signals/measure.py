@@ -25,6 +25,7 @@ from hope.signals.listen import listen
 from hope.signals.places import counts, mask_of, normed_adds, without_padding
 
 SPARE = 0.3  # of the samples, more than there are signals: fewer do not tell what signals have in common
+MOST = 0.9  # of a signal that others may seem not to tell
 TWIN = 1e-9  # signals whose correlation is this close to 1 are one signal
 PLACES = 4  # places of one input that count as one more sample
 KINDS = 5  # matrices of a layer's size that absorption holds: moments, and twice two that it works with
@@ -283,7 +284,7 @@ def untold(covariance: Tensor, samples: int) -> float:
     scale = alike.diagonal().sqrt()
     alike = alike / torch.outer(scale, scale) + TWIN * torch.eye(len(alike), dtype=alike.dtype)
     left = 1 / torch.linalg.inv(alike).diagonal()
-    return min(0.9, float(left.clamp(0, 1).mean()) * samples / free)
+    return min(MOST, float(left.clamp(0, 1).mean()) * samples / free)
 
 
 def _intake(
@@ -297,14 +298,15 @@ def _intake(
     if known is not None:
         bn, bias = known.bn, known.bias
     mean, covariance = one.mean, one.covariance
-    trust = one.counted / (one.counted + len(mean))  # what was known before counts as one sample per channel
-    if known is not None and known.repeat == one.repeat and known.mean.shape == mean.shape:
-        mean = trust * mean + (1 - trust) * known.mean
-        covariance = trust * covariance + (1 - trust) * known.covariance
-    elif known is None:
-        left = untold(covariance, one.telling)
-        trust = one.counted * (1 - left) / (one.counted * (1 - left) + len(mean) * left)
-        covariance = trust * covariance + (1 - trust) * apart(covariance, one.telling)
+    before, left = (mean, covariance), 0.5
+    if known is None:
+        before, left = (mean, apart(covariance, one.telling)), untold(covariance, one.telling)
+    elif known.repeat == one.repeat and known.mean.shape == mean.shape:
+        before = known.mean, known.covariance
+    trust = one.counted * (1 - left)  # what was known before counts as one sample per channel
+    trust /= trust + len(mean) * left
+    mean = trust * mean + (1 - trust) * before[0]
+    covariance = trust * covariance + (1 - trust) * before[1]
     taps = one.decay ** tap_distances(tuple(tensor.shape[2:]) if one.spatial else one.repeat)
     blank = torch.zeros(0)
     intake = Intake(weight, dim, stored(mean), stored(covariance), stored(taps), blank, one.repeat, bn, bias)
