@@ -114,6 +114,20 @@ def test_an_expert_is_measured_on_what_it_is_sent() -> None:
     assert float((found * wanted).sum() / (found.norm() * wanted.norm())) > 0.98
 
 
+def test_an_expert_that_is_sent_nothing_is_told() -> None:
+    model = made("Mixtral")
+    method = hope.Absorb(calibration=batches(), refit=False)
+
+    def notes() -> list[str]:
+        encoding = hope.encode(hope.unstack_experts(model), TOKENS, steps=1, method=method)
+        return [note for note in encoding.notes if "nothing reaches" in note]
+
+    assert not notes()
+    nn.init.zeros_(model.model.layers[1].mlp.gate.weight)  # type: ignore[union-attr, union-attr, index]
+    (told,) = notes()  # of equal shares the first two are sent
+    assert "layers.1.mlp.experts.each.2.down" in told and "each.1" not in told
+
+
 def test_experts_of_several_widths_are_not_stacked() -> None:
     opened = hope.unstack_experts(made("Mixtral"))
     method = hope.Absorb(calibration=batches(), refit=False)

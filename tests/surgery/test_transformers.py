@@ -408,13 +408,21 @@ def test_masks_of_any_kind_tell_the_same(kind: torch.dtype) -> None:
     assert torch.equal(logits(other.model), logits(plain.model))
 
 
-@pytest.mark.parametrize("refit", [False, True])
-def test_padding_that_is_masked_counts_nothing(refit: bool) -> None:
+@pytest.mark.parametrize(
+    ("how", "refit"), [("by name", False), ("by name", True), ("by place", False), ("beside labels", False)]
+)
+def test_padding_that_is_masked_counts_nothing(how: str, refit: bool) -> None:
     model = CASES["llama"].build()
     ids = tokens(24, 9)["input_ids"]
     padding = torch.zeros(24, 30, dtype=torch.long)
     mask = torch.cat([torch.ones_like(ids), padding], 1)
-    padded = {"input_ids": torch.cat([ids, padding], 1), "attention_mask": mask}
+    named = {"input_ids": torch.cat([ids, padding], 1), "attention_mask": mask}
+    labels = named["input_ids"].masked_fill(mask == 0, -100)
+    padded: Any = {
+        "by name": named,
+        "by place": (*named.values(),),
+        "beside labels": {**named, "labels": labels},
+    }[how]
     plain, other = (
         hope.encode(
             model,

@@ -42,6 +42,16 @@ def as_call(example: Example | None) -> tuple[tuple[Any, ...], dict[str, Any]]:
     )
 
 
+def by_name(model: nn.Module, example: Example | None) -> dict[str, Any]:
+    """An example's inputs by the names that the model's forward has for them.
+
+    >>> by_name(nn.Linear(2, 2), (1,))
+    {'input': 1}
+    """
+    args, kwargs = as_call(example)
+    return {**dict(zip(inspect.signature(model.forward).parameters, args, strict=False)), **kwargs}
+
+
 def unlabelled(model: nn.Module, batches: Iterable[Any]) -> Iterator[Any]:
     """Batches without the labels that a loader of (inputs, labels) gives along; that is told once.
 

@@ -6,7 +6,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from hope._util.calls import Example, as_call
+from hope._util.calls import Example, as_call, by_name
 from hope.errors import InvalidExample
 
 
@@ -33,7 +33,7 @@ def unmasked(model: nn.Module, example: Example | None) -> str:
     """What to say of padding that nobody has told the model to leave out; "" if there is none."""
     config = getattr(model, "config", None)
     padding, end = (getattr(config, name, None) for name in ("pad_token_id", "eos_token_id"))
-    if not isinstance(padding, int) or padding == end or "attention_mask" in as_call(example)[1]:
+    if not isinstance(padding, int) or padding == end or "attention_mask" in by_name(model, example):
         return ""
     count = sum(int((ids == padding).sum()) for ids in _tokens(example))
     words = f"{count:,} tokens are padding and there is no attention_mask: they are read like a text"

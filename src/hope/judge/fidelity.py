@@ -63,7 +63,7 @@ class Judge:
         else:
             call = tree_map_only(Tensor, lambda v: v[:count] if v.ndim else v, as_call(inputs))
         self._args, self._kwargs = call
-        self._mask = mask_of(self._kwargs)
+        self._mask = mask_of(model, self._args or self._kwargs)
         self._answers = _centred(self._run(model))
 
     def _run(self, model: nn.Module) -> Tensor:

@@ -144,7 +144,7 @@ class Absorb(Method):
         total = len(batches) if isinstance(batches, Sized) else None
         heard = chain(inputs, source)
         found = measured_intakes(stand, anatomy, heard, intakes, total=total, progress=progress)
-        return found, inputs, notes
+        return found, inputs, notes + _unheard(anatomy, found)
 
     def state(self, unit: Unit, known: Known) -> AbsorbState | Reason:
         """Covariances of what the unit's readers read, and their weights."""
@@ -224,6 +224,17 @@ class Absorb(Method):
     def told(self) -> dict[str, Any]:
         """As plain data; calibration inputs by a hash."""
         return {**super().told(), "calibration": told_inputs(self.calibration)}
+
+
+def _unheard(anatomy: Anatomy, found: Mapping[str, Intake]) -> tuple[str, ...]:
+    """What to say of weights that read nothing but zeros: an expert that was sent no token."""
+    readers = {reader.weight: reader.module for layer in anatomy.layers for reader in layer.readers}
+    some = [(module, found[weight]) for weight, module in readers.items() if weight in found]
+    still = [module for module, one in some if not one.mean.any() and not one.covariance.diagonal().any()]
+    if not still:
+        return ()
+    where = listed(still)
+    return (f"on these inputs nothing reaches {where}: what it reads goes first; give inputs of more kinds",)
 
 
 def _made(make: Sequence[Matrix]) -> list[Tensor]:

@@ -182,7 +182,7 @@ def _gather(
     mask: list[Tensor | None] = [None]
 
     def begin(batch: Any) -> None:
-        mask[0] = mask_of(batch)
+        mask[0] = mask_of(model, batch)
 
     def add(weight: str, x: Tensor, known: Tensor | None = None) -> None:
         plain = sums[weight].repeat == 1 and not sums[weight].spatial

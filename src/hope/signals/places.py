@@ -9,10 +9,10 @@ that a text's attention_mask leaves out count nothing anywhere.
 
 from __future__ import annotations
 
-from torch import Tensor
+from torch import Tensor, nn
 
 from hope import ops
-from hope._util.calls import Example, as_call
+from hope._util.calls import Example, by_name
 from hope.graph.program import Operation, Program, Ref
 from hope.ops.elementwise import Nothing
 from hope.ops.norm import LayerNorm, is_square
@@ -80,19 +80,21 @@ def counts(stream: Tensor) -> Tensor:
     return 1 / square.clamp(min=1e-12 * float(square.mean()) + 1e-30)
 
 
-def mask_of(batch: Example) -> Tensor | None:
+def mask_of(model: nn.Module, batch: Example) -> Tensor | None:
     """(texts, tokens) 0 where a text is padded and 1 elsewhere; None if it says nothing of padding.
 
     >>> import torch
+    >>> model = torch.nn.Module()  # of any kind
     >>> text = {"input_ids": torch.tensor([[5, 6, 0]]), "attention_mask": torch.tensor([[1, 1, 0]])}
-    >>> mask_of(text).tolist()
+    >>> mask_of(model, text).tolist()
     [[1.0, 1.0, 0.0]]
     """
-    named = as_call(batch)[1]
+    named = by_name(model, batch)
     mask = named.get("attention_mask")
     if not isinstance(mask, Tensor) or mask.ndim != 2 or bool(mask.all()):
         return None
-    if any(name.startswith("decoder") or name == "labels" for name in named):  # of two texts, it is one's
+    two = bool(getattr(getattr(model, "config", None), "is_encoder_decoder", False))
+    if two or any(name.startswith("decoder") for name in named):  # of two texts, it is one's
         return None
     return mask.bool().float()
 

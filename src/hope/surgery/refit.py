@@ -65,7 +65,7 @@ class Loop:
         fixed: Collection[str] = (),
         drift: bool = True,
     ) -> None:
-        self.rows, self.masks = rows, [mask_of(batch) for batch in batches]
+        self.rows, self.masks = rows, [mask_of(original, batch) for batch in batches]
         self.file: Fitted | None = None
         self._heard: dict[str, Tensor] = {}  # variances of what BNs got in the original
         self.before, self.now = Execution(original, batches), Execution(small, batches, after=self._after)
