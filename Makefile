@@ -36,6 +36,7 @@ figures: setup
 	$(BIN)/python -m experiments.normed --write-pages
 	$(BIN)/python -m experiments.milliseconds --write-pages
 	$(BIN)/python -m experiments.vit --write-pages
+	$(BIN)/python -m experiments.gguf --write-pages
 	$(BIN)/python -m experiments.scale --write-pages
 	$(BIN)/python -m experiments.pairs --write-pages
 	$(BIN)/python -m experiments.rules --write-pages

@@ -7,7 +7,10 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
-PAGES = (ROOT / "README.md", ROOT / "docs" / "results.md", ROOT / "docs" / "coverage.md")
+PAGES = (
+    ROOT / "README.md",
+    *(ROOT / "docs" / f"{name}.md" for name in ("results", "coverage", "transformers")),
+)
 
 
 def put(name: str, text: str, pages: Iterable[Path] = PAGES) -> None:

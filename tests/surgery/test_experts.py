@@ -125,7 +125,8 @@ def test_an_expert_that_is_sent_nothing_is_told() -> None:
     assert not notes()
     nn.init.zeros_(model.model.layers[1].mlp.gate.weight)  # type: ignore[union-attr, union-attr, index]
     (told,) = notes()  # of equal shares the first two are sent
-    assert "layers.1.mlp.experts.each.2.down" in told and "each.1" not in told
+    assert "layers.1.mlp.experts.each.2.down" in told
+    assert "each.1" not in told
 
 
 def test_experts_of_several_widths_are_not_stacked() -> None:

@@ -59,6 +59,7 @@ CASES = {
     "llama": Case("LlamaForCausalLM", "LlamaConfig", SHARED, "intermediate_size"),
     "mistral": Case("MistralForCausalLM", "MistralConfig", SHARED, "intermediate_size"),
     "qwen2": Case("Qwen2ForCausalLM", "Qwen2Config", SHARED, "intermediate_size"),
+    "phi3": Case("Phi3ForCausalLM", "Phi3Config", {**SHARED, "pad_token_id": 0}, "intermediate_size"),
     "gpt2": Case("GPT2LMHeadModel", "GPT2Config", GPT2, "n_inner"),
     "bert": Case("BertForMaskedLM", "BertConfig", SIZES, "intermediate_size", "AutoModelForMaskedLM"),
 }

@@ -98,9 +98,10 @@ def _told(model: nn.Module, anatomy: Anatomy, names: Sequence[str]) -> Group | N
     heads passes for one: some classes want the width of the stream to be a multiple.
     """
     group, unit = Group(names), anatomy.unit(names[0])
-    tried = range(1, unit.neurons if unit.channels > 1 else min(2, unit.neurons))
+    heads = _are_heads(model.config, (unit.neurons, unit.channels, unit.neurons - 1))
+    tried = range(1, unit.neurons if heads else min(2, unit.neurons))
     counts = [n for n in tried if fields_after(model, anatomy, dict.fromkeys(names, n)) is not None]
-    if unit.channels > 1:
+    if heads:
         group.counts = frozenset(counts)
     return group if counts else None
 
@@ -133,13 +134,28 @@ def _settings(config: Any, changes: set[Change]) -> Iterator[Fields]:
     for path, one in zip(["", *_paths(config)], configs(config), strict=True):
         for field, value in (one.to_dict() if one is not None else {}).items():
             if field.endswith(WIDTHS) and (value is None or isinstance(value, int)):
-                slots.append([{(path, field): left * each} for old, each, left in sorted(changes)
-                              if value in (None, old * each)])  # fmt: skip
+                slots.append([{(path, field): width} for change in sorted(changes)
+                              for width in _widths(change, value)])  # fmt: skip
         slots += [_heads(one, path, field, changes) for field in HEADS if _whole(one, field)]
     yield from (
         {place: value for some in chosen for place, value in some.items()}
         for chosen in product(*[[*slot, {}] for slot in slots if slot])
     )
+
+
+def _widths(change: Change, value: int | None) -> list[int]:
+    """What a field of this value might say: of a gate and values in one weight, a neuron has two channels."""
+    old, each, left = change
+    found = {old: left, old * each: left * each}
+    return [found[value]] if value in found else [left * each] if value is None else []
+
+
+def _are_heads(config: Any, change: Change) -> bool:
+    """Whether alike layers are as many, and as wide, as heads of attention."""
+    found = [
+        _heads(one, "", field, {change}) for one in configs(config) for field in HEADS if _whole(one, field)
+    ]
+    return change[1] > 1 and any(found)
 
 
 def _heads(config: Any, path: str, field: str, changes: set[Change]) -> list[Fields]:
