@@ -169,7 +169,8 @@ def built(family: str, tokenizer: Path) -> tuple[nn.Module, int]:
     torch.manual_seed(0)
     words = {"vocab_size": len(known), "bos_token_id": known.bos_token_id, "eos_token_id": known.eos_token_id}
     config = getattr(transformers, f"{family}Config")(**{**FAMILIES[family], **words})
-    model: nn.Module = transformers.AutoModelForCausalLM.from_config(config).eval()
+    make: Any = transformers.AutoModelForCausalLM.from_config
+    model: nn.Module = make(config).eval()
     for name, parameter in model.named_parameters():  # biases and norms that tell one channel from another
         if parameter.ndim == 1:
             nn.init.normal_(parameter, 1.0 if "norm" in name and "bias" not in name else 0.0, 0.1)
