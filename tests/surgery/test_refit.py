@@ -241,6 +241,62 @@ def test_excluded_modules_stay_as_they_are() -> None:
     assert not torch.equal(fitted.a2.weight, small.a2.weight)
 
 
+class Written(nn.Module):
+    """A linear layer as somebody writes it."""
+
+    def __init__(self, inputs: int, outputs: int, way: str) -> None:
+        super().__init__()
+        self.weight, self.bias = nn.Linear(inputs, outputs).parameters()
+        self.way = way
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.way == "plain":
+            return nn.functional.linear(x, self.weight, self.bias)
+        if self.way == "apart":
+            return nn.functional.linear(x, self.weight) + self.bias
+        if self.way == "product":
+            return x @ self.weight.T + self.bias
+        if self.way == "transpose":
+            return self.bias + torch.matmul(x, self.weight.transpose(0, 1))
+        return nn.functional.linear(x, self.weight) * 0.5 + self.bias
+
+
+@pytest.mark.parametrize("way", ["apart", "product", "transpose"])
+def test_a_linear_layer_is_one_however_it_is_written(way: str) -> None:
+    found = {}
+    for how in ("plain", way):
+        torch.manual_seed(0)
+        layers = Written(6, 24, how), nn.ReLU(), Written(24, 16, how), nn.ReLU(), Written(16, 3, how)
+        model = randomise(nn.Sequential(*layers)).double().eval()
+        batches = inputs(64, 6)
+        for refit in (False, True):
+            method = hope.Absorb(calibration=batches, refit=refit)
+            encoding = hope.encode(model, batches[0][:1], params=0.5, method=method, progress=False)
+            with torch.no_grad():
+                said = [torch.cat([each(x) for x in batches]) for each in (model, encoding.model)]
+            found[how, refit] = float((said[1] - said[0]).norm() / said[0].norm())
+    for refit in (False, True):
+        assert found[way, refit] < 1.1 * found["plain", refit] + 1e-9
+    assert found[way, True] < found[way, False]
+
+
+def test_a_bias_that_goes_elsewhere_takes_no_constants() -> None:
+    torch.manual_seed(0)
+    layers = (
+        Written(6, 24, "halved"),
+        nn.ReLU(),
+        Written(24, 16, "halved"),
+        nn.ReLU(),
+        Written(16, 3, "plain"),
+    )
+    model = randomise(nn.Sequential(*layers)).double().eval()
+    batches = inputs(64, 6)
+    encoding = hope.encode(model, batches[0][:1], params=0.6, method=hope.Absorb(calibration=batches))
+    assert encoding.intakes["2.weight"].bias == ""
+    assert encoding.intakes["4.weight"].bias == "4.bias"
+    assert set(spots(hope.inspect(model, batches[0]).program)) == {"4.weight"}
+
+
 def test_a_weight_that_is_used_twice_is_left_alone() -> None:
     class Twice(nn.Module):
         def __init__(self) -> None:

@@ -33,6 +33,12 @@ SIZES: dict[str, Any] = {
 }
 ENDS = {"bos_token_id": 0, "eos_token_id": 1}
 GPT2: dict[str, Any] = {"vocab_size": 64, "n_positions": 64, "n_embd": 32, "n_layer": 3, "n_head": 4, **ENDS}
+FALCON: dict[str, Any] = {
+    "ffn_hidden_size": 48,
+    "pad_token_id": 0,
+    **{k: v for k, v in SIZES.items() if k != "intermediate_size"},
+    **ENDS,
+}
 T5: dict[str, Any] = {"vocab_size": 64, "d_model": 32, "d_kv": 8, "d_ff": 48, "num_layers": 2, "num_heads": 4}
 
 
@@ -60,6 +66,7 @@ CASES = {
     "mistral": Case("MistralForCausalLM", "MistralConfig", SHARED, "intermediate_size"),
     "qwen2": Case("Qwen2ForCausalLM", "Qwen2Config", SHARED, "intermediate_size"),
     "phi3": Case("Phi3ForCausalLM", "Phi3Config", {**SHARED, "pad_token_id": 0}, "intermediate_size"),
+    "falcon": Case("FalconForCausalLM", "FalconConfig", FALCON, "ffn_hidden_size"),
     "gpt2": Case("GPT2LMHeadModel", "GPT2Config", GPT2, "n_inner"),
     "bert": Case("BertForMaskedLM", "BertConfig", SIZES, "intermediate_size", "AutoModelForMaskedLM"),
 }

@@ -7,7 +7,7 @@ means is said in `hope.ops`; here is only what was called, on what, by whom.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
 import torch
@@ -18,6 +18,8 @@ from torch.fx.node import map_arg
 from hope.graph.capture import Graph
 
 Shape: TypeAlias = tuple[int, ...]
+PRODUCTS = {"matmul": "other", "mm": "mat2"}  # and what their second factor is called
+TURNS = ("t", "transpose", "permute", "numpy_T")
 LINEAR = {"mat1": "input", "mat2": "weight", "self": "bias"}  # what a matrix product calls its arguments
 
 
@@ -106,7 +108,9 @@ def read_program(graph: Graph) -> Program:
     made: list[Operation] = []
     for node, at in standings(graph):
         made.append(_operation(node, graph, at, made))
-    return tuple(made)
+    read = {position for operation in made for position in references(operation.arguments)}
+    left = (one.operator in TURNS and one.position not in read for one in made)  # by a product, see `_turned`
+    return tuple(replace(one, tensors={}) if over else one for one, over in zip(made, left, strict=True))
 
 
 def standings(graph: Graph) -> Iterator[tuple[Node, Mapping[Node, int]]]:
@@ -139,13 +143,16 @@ def _converts_nothing(node: Node) -> bool:
 def _operation(node: Node, graph: Graph, at: Mapping[Node, int], before: list[Operation]) -> Operation:
     arguments, given = _arguments(node, at)
     inputs = tuple(dict.fromkeys(at[other] for other in node.all_input_nodes))
+    operator = _operator(node, graph)
+    if operator in PRODUCTS and (weight := _turned(arguments[PRODUCTS[operator]], before)) is not None:
+        operator, arguments = "linear", {"input": arguments["self"], "weight": weight, "bias": None}
     value = node.meta.get("val")
     several = value if isinstance(value, (list, tuple)) else None
     own = graph.tensors.get(node.name) if node.op == "placeholder" else None
     calls = (node.meta.get("nn_module_stack") or {}).items()
     return Operation(
         position=len(before),
-        operator=_operator(node, graph),
+        operator=operator,
         name=node.name,
         arguments=arguments,
         given=given,
@@ -157,6 +164,15 @@ def _operation(node: Node, graph: Graph, at: Mapping[Node, int], before: list[Op
         in_place=_is_in_place(node),
         pointwise=isinstance(node.target, torch._ops.OpOverload) and torch.Tag.pointwise in node.target.tags,
     )
+
+
+def _turned(argument: Any, before: list[Operation]) -> Ref | None:
+    """The parameter that a factor is, transposed: `x @ weight.T`, as in Falcon, is a linear layer."""
+    one = before[argument.position] if isinstance(argument, Ref) else None
+    if one is None or one.operator not in TURNS or len(one.output) != 2 or not isinstance(one.first, Ref):
+        return None
+    weight = before[one.first.position]
+    return one.first if weight.tensor is not None and weight.output == one.output[::-1] else None
 
 
 def _operator(node: Node, graph: Graph) -> str:

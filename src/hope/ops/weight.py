@@ -335,6 +335,38 @@ def uses_of_weights(program: Program) -> Counter[str]:
     return Counter(form.operation.tensors["weight"] for form in forms(program) if is_weight(form))
 
 
+def added_biases(program: Program) -> dict[str, int]:
+    """Weight of a linear layer -> position of the add of its module's bias, where that is an operation of its
+    own and all that happens to the result; -1 where the bias goes elsewhere. No other layers.
+    """
+    readers: dict[int, list[Operation]] = {}
+    for operation in program:
+        for other in operation.inputs:
+            readers.setdefault(other, []).append(operation)
+    there = {operation.tensor for operation in program}
+    found = {}
+    for form in forms(program):
+        if not is_weight(form) or "bias" in form.operation.tensors:
+            continue
+        weight = form.operation.tensors["weight"]
+        bias = f"{weight.rpartition('.')[0]}.bias"
+        if bias in there:
+            found[weight] = _plain_add(program, form.operation, readers, bias)
+    return found
+
+
+def _plain_add(
+    program: Program, operation: Operation, readers: Mapping[int, list[Operation]], bias: str
+) -> int:
+    behind = readers.get(operation.position, [])
+    if len(behind) != 1 or behind[0].operator != "add" or behind[0].arguments.get("alpha") != 1:
+        return -1
+    shape, sides = operation.output[-1:], [program[position] for position in behind[0].inputs]
+    plain = operation.operator == "linear" and any(s.tensor == bias and s.output == shape for s in sides)
+    alone = sum(len(readers.get(op.position, ())) for op in program if op.tensor == bias) == 1
+    return behind[0].position if plain and alone else -1
+
+
 def first_convolution(program: Program) -> Operation | None:
     """The first convolution that reads the model's first input as it is."""
     entrance = next((operation.position for operation in program if operation.operator == "input"), None)

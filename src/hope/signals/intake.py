@@ -13,8 +13,9 @@ from torch import Tensor
 from hope import ops
 from hope.anatomy.anatomy import Anatomy
 from hope.anatomy.units import Unit
+from hope.graph.program import module_of
 from hope.ops.norm import bn_of, is_bn
-from hope.ops.weight import is_weight
+from hope.ops.weight import added_biases, is_weight
 from hope.signals.bn import Numbers
 from hope.signals.propagate import Propagated
 
@@ -84,12 +85,14 @@ def behind(anatomy: Anatomy) -> dict[str, tuple[str, str]]:
     forms = [form for form in ops.forms(anatomy.program) if form is not None]
     bns = {form.inputs[0]: bn_of(form.operation) for form in forms if is_bn(form)}
     readers = Counter(position for form in forms for position in set(form.inputs))
-    found = {}
+    found, added = {}, added_biases(anatomy.program)
     for form in forms:
         if is_weight(form):
             position, tensors = form.operation.position, form.operation.tensors
+            weight = tensors["weight"]
             bn = bns.get(position, "") if readers[position] == 1 else ""
-            found[tensors["weight"]] = (bn, tensors.get("bias", ""))
+            own = f"{module_of(weight)}.bias" if added.get(weight, -1) >= 0 else ""
+            found[weight] = (bn, tensors.get("bias", own))
     return found
 
 

@@ -291,10 +291,7 @@ def _intake(
     weight: str, dim: int, one: _Sums, model: nn.Module, anatomy: Anatomy, known: Intake | None
 ) -> Intake:
     tensor = dict(model.named_parameters())[weight]
-    owner = weight.rpartition(".")[0]
     bn, bias = behind(anatomy).get(weight, ("", ""))
-    if not bias and getattr(model.get_submodule(owner), "bias", None) is not None:
-        bias = f"{owner}.bias"
     if known is not None:
         bn, bias = known.bn, known.bias
     mean, covariance = one.mean, one.covariance

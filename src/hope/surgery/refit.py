@@ -45,7 +45,7 @@ from hope.surgery.apply import cut, kept_places, outcome
 from hope.surgery.fitted import Fitted
 from hope.surgery.normal import Sums
 from hope.surgery.resize import get
-from hope.surgery.spots import Spot, every_row, gain, given_rows, spots
+from hope.surgery.spots import STATISTICS, Spot, every_row, gain, given_rows, spots
 
 
 class Loop:
@@ -175,9 +175,11 @@ class Loop:
         )
 
     def _restore(self, spot: Spot, there: Spot, rows: Tensor | None) -> None:
-        """The original's statistics in the BN behind a weight."""
-        for name in ("running_mean", "running_var") if spot.bn and there.bn else ():
-            old, new = get(self.before.model, f"{there.bn}.{name}"), get(self.now.model, f"{spot.bn}.{name}")
+        """The original's statistics in the BN behind a weight, and its bias where that is added there."""
+        names = [(f"{there.bn}.{one}", f"{spot.bn}.{one}") for one in STATISTICS[1] if spot.bn and there.bn]
+        names += [(there.bias, spot.bias)] if spot.apart and there.apart else []
+        for ours, theirs in names:
+            old, new = get(self.before.model, ours), get(self.now.model, theirs)
             new.copy_(old if rows is None else old[rows])
 
 

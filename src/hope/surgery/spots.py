@@ -17,7 +17,7 @@ from hope.errors import InvalidAction
 from hope.graph.blocks import Block, Replace
 from hope.graph.program import Operation, Program, Ref, module_of
 from hope.ops.norm import bn_of, is_bn
-from hope.ops.weight import is_weight
+from hope.ops.weight import added_biases, is_weight
 from hope.surgery.apply import Outcome, lost_places
 from hope.surgery.resize import get
 
@@ -35,6 +35,7 @@ class Spot:
         weight, bias, bn: names, "" for none; the BN is the one right behind it.
         eps: of the BN.
         beside: position of what its result is added to, behind the BN; -1 for nothing.
+        apart: whether the bias is added by an operation of its own, so that the result does not have it.
     """
 
     position: int
@@ -44,6 +45,7 @@ class Spot:
     bn: str
     eps: float
     beside: int
+    apart: bool = False
 
     @property
     def tensors(self) -> tuple[str, ...]:
@@ -53,7 +55,9 @@ class Spot:
 
 
 def spots(program: Program) -> dict[str, Spot]:
-    """Weight -> where it is used. Weights that are used more than once are left out."""
+    """Weight -> where it is used. Weights that are used more than once are left out, and those whose module
+    has a bias that is not added to their result right away.
+    """
     forms = [form for form in ops.forms(program) if form is not None]
     norms = {form.operation.position: form for form in forms if is_bn(form)}
     readers: dict[int, list[Operation]] = {}
@@ -62,6 +66,7 @@ def spots(program: Program) -> dict[str, Spot]:
             readers.setdefault(other, []).append(operation)
     used = Counter(name for op in program for key, name in op.tensors.items() if key)
     found: dict[str, Spot] = {}
+    added = added_biases(program)
     for form in forms:
         operation = form.operation
         if not is_weight(form) or operation.operator not in FITTED or used[operation.tensors["weight"]] > 1:
@@ -72,8 +77,13 @@ def spots(program: Program) -> dict[str, Spot]:
             end = behind[0].position
             bn, eps = bn_of(behind[0]), norms[end].values[0]
         weight, bias = operation.tensors["weight"], operation.tensors.get("bias", "")
+        apart = weight in added
+        if apart:
+            end, bias = added[weight], f"{module_of(weight)}.bias"
+        if end < 0:
+            continue
         beside = _beside(program, end, readers.get(end, []))
-        found[weight] = Spot(operation.position, form.inputs[0], weight, bias, bn, eps, beside)
+        found[weight] = Spot(operation.position, form.inputs[0], weight, bias, bn, eps, beside, apart)
     return found
 
 
