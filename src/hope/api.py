@@ -241,11 +241,11 @@ def work(
     judge: Judge | None = None
     undecided = plan.judged and (not begun.steps or begun.deciding is not None)
     looking = method.looks and (not plan.judged or (undecided and not ordered(begun)))
-    count, seen = images_for(anatomy.size().macs), plan.known.inputs[:1]
+    count, seen = images_for(anatomy.size().macs), plan.known.inputs
     choosing = streams and method.evictions == "judged" and budget.unit in RESOURCES
     if budget.unit == "fidelity" or undecided or ((looking or choosing) and not seen):
         judge = Judge(model, example, anatomy.program, count, progress=progress)
-    eye = Judge(model, example, count=count, inputs=seen[0]) if seen and (looking or choosing) else judge
+    eye = Judge(model, example, count=count, inputs=seen) if seen and (looking or choosing) else judge
     if looking:
         assert eye is not None
         weigh(model, plan, eye, progress=progress)

@@ -55,6 +55,35 @@ def test_a_language_model_is_compressed_saved_and_loaded_by_others(
     count = [sum(p.numel() for p in one.parameters()) for one in (loaded, original)]
     assert count[0] <= 0.8 * count[1]
     assert loaded.config.intermediate_size < 24
+    ids = [transformers.AutoTokenizer.from_pretrained(one)("the mat")["input_ids"] for one in (small, folder)]
+    assert ids[0] == ids[1]
+
+
+def test_a_model_is_looked_at_with_what_it_can_read(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Texts of its own length, images of its own size."""
+    sizes = {"hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 1, "num_attention_heads": 2}
+    short = transformers.LlamaConfig(vocab_size=12, max_position_embeddings=16, **sizes)
+    transformers.LlamaForCausalLM(short).save_pretrained(tmp_path / "short")
+    images = transformers.ViTConfig(image_size=8, patch_size=4, **sizes)
+    transformers.ViTForImageClassification(images).save_pretrained(tmp_path / "images")
+    for name in ("short", "images"):
+        assert main(["inspect", f"hf:{tmp_path / name}"]) == 0
+    assert main(["inspect", f"hf:{tmp_path / 'nothing'}"]) == 2
+    assert f"there is no folder {tmp_path / 'nothing'}" in "".join(capsys.readouterr().err.split("\n"))
+
+
+def test_a_model_of_two_texts_is_calibrated_on_one(folder: Path, tmp_path: Path) -> None:
+    config = transformers.T5Config(
+        vocab_size=12, d_model=16, d_kv=8, d_ff=24, num_layers=1, num_heads=2, decoder_start_token_id=0
+    )
+    transformers.T5ForConditionalGeneration(config).save_pretrained(tmp_path / "t5")
+    transformers.AutoTokenizer.from_pretrained(folder).save_pretrained(tmp_path / "t5")
+    text = tmp_path / "text.txt"
+    text.write_text(" ".join(WORDS[k % 10] for k in range(400)))
+    call = ["encode", f"hf:{tmp_path / 't5'}", "--params", "0.95", "--input", "1x8"]
+    assert main([*call, "--calibration", str(text), "--out", str(tmp_path / "run")]) == 0
 
 
 @pytest.mark.parametrize(

@@ -80,8 +80,24 @@ def test_a_batch_is_looked_at_as_far_as_was_asked_and_single_numbers_stay() -> N
             assert by.ndim == 0
             return x[:3] * by
 
-    judge = Judge(Scaled(), None, count=3, inputs={"x": torch.randn(8, 4), "by": torch.tensor(2.0)})
+    judge = Judge(Scaled(), None, count=3, inputs=[{"x": torch.randn(8, 4), "by": torch.tensor(2.0)}])
     assert judge(Scaled()) == 1.0
+
+
+def test_as_many_batches_are_looked_at_as_that_takes() -> None:
+    class Counts(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            seen.append(x)
+            return x
+
+    rows = torch.randn(9, 4)
+    for batches in ([rows], list(rows.split(2)), list(rows.split(1))):
+        seen: list[torch.Tensor] = []
+        Judge(Counts(), None, count=7, inputs=batches)
+        assert torch.equal(seen[0], rows[:7])
+    seen = []
+    Judge(Counts(), None, count=7, inputs=[rows[:2], rows[2:4, :3], rows[4:]])  # of another length
+    assert torch.equal(seen[0], rows[:2])
 
 
 def test_a_fidelity_as_budget_is_the_longest_run_that_holds() -> None:

@@ -116,5 +116,5 @@ def test_every_token_of_a_text_has_its_own_answer() -> None:
             return torch.stack([x, torch.roll(x, int(self.wrong), -1)], dim=1) * loud
 
     x = torch.randn(64, 500)
-    judge = Judge(Says(0), x, inputs=x, count=64)
+    judge = Judge(Says(0), x, inputs=[x], count=64)
     assert judge(Says(1)) == pytest.approx(0.5, abs=0.02)

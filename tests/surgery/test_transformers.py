@@ -397,6 +397,92 @@ def test_labels_beside_the_tokens_are_no_answer() -> None:
     assert [step.name for step in plain.trajectory] == [step.name for step in other.trajectory]
 
 
+def test_the_example_may_have_a_mask_and_the_texts_none_or_the_reverse() -> None:
+    model, texts = CASES["gpt2"].build(), tokens(8)
+    masked = {**texts, "attention_mask": torch.ones_like(texts["input_ids"])}
+    said = []
+    for example, batch in (
+        (texts, texts),
+        (masked, texts),
+        (texts, masked),
+        ({**texts, "use_cache": True}, texts),
+    ):
+        method = hope.Absorb(calibration=[batch], look=False)
+        said.append(logits(encode(model, params=0.9, example=example, method=method).model))
+    assert all(torch.equal(one, said[0]) for one in said)
+
+
+def test_tied_weights_are_saved_after_training(tmp_path: Path) -> None:
+    model = CASES["gpt2"].build()
+    encoding = encode(model, params=0.9)
+    small = encoding.model
+    with torch.no_grad():
+        small.transformer.wte.weight += 0.1  # type: ignore[union-attr, operator]
+    hope.save_finetuned(tmp_path / "tuned", encoding, small)
+    again = hope.load(tmp_path / "tuned", model)
+    assert torch.equal(logits(again), logits(small))
+    assert again.lm_head.weight is again.transformer.wte.weight  # type: ignore[union-attr]
+
+
+BART: dict[str, Any] = {
+    "vocab_size": 64, "d_model": 32, "max_position_embeddings": 64, "encoder_layers": 2, "decoder_layers": 2,
+    "encoder_attention_heads": 4, "decoder_attention_heads": 4, "encoder_ffn_dim": 48, "decoder_ffn_dim": 48,
+    "decoder_start_token_id": 2, "forced_eos_token_id": None, "pad_token_id": 0, **ENDS,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("name", "block", "cache"),
+    [
+        ("llama", "model.layers.0#1", "static"),
+        ("gpt2", "transformer.h.0#1", "static"),
+        ("bart", "model.decoder.layers.0#1", None),
+    ],
+)
+def test_a_cache_counts_tokens_without_the_first_attention(name: str, block: str, cache: str | None) -> None:
+    if name == "bart":
+        torch.manual_seed(0)
+        model = transformers.BartForConditionalGeneration(transformers.BartConfig(**BART)).eval()
+    else:
+        model = CASES[name].build()
+    for parameter in model.parameters():
+        if parameter.ndim > 1:  # so that places matter
+            torch.nn.init.normal_(parameter, std=parameter.shape[1] ** -0.5)
+    x = tokens()
+    example = {**x, "decoder_input_ids": x["input_ids"]} if name == "bart" else x
+    small = hope.cut(model, hope.inspect(model, example), [hope.Evict(block)])
+    how: dict[str, Any] = {"max_new_tokens": 8, "do_sample": False, "pad_token_id": 0}
+    wanted = small.generate(x["input_ids"], use_cache=False, **how)  # type: ignore[operator]
+    found = small.generate(x["input_ids"], cache_implementation=cache, **how)  # type: ignore[operator]
+    assert torch.equal(found, wanted)
+
+
+@pytest.mark.parametrize("share", [0.9, 0.8, 0.7])
+def test_uniform_widths_are_nearly_those_that_cost_least(share: float) -> None:
+    """Against all numbers of heads and neurons; a group of heads is a fifth of a layer."""
+    model = CASES["llama"].build(num_hidden_layers=2)
+    for parameter in model.parameters():
+        if parameter.ndim > 1:
+            torch.nn.init.normal_(parameter, std=parameter.shape[1] ** -0.5)
+    every = hope.encode(model, tokens(), params=0.5, evict=False, method=absorb(), progress=False)
+    price: dict[str, list[float]] = {layer.name: [0.0] for layer in every.anatomy.layers}
+    for step in every.trajectory:
+        price[step.name].append(price[step.name][-1] + step.cost)
+    found = encode(model, params=share)
+    paid = sum(step.cost for step in found.trajectory.steps[: found.steps])
+    heads, neurons = ([p for n, p in price.items() if part in n] for part in ("attn", "mlp"))
+    sizes = [every.anatomy.unit(next(n for n in price if part in n)).release for part in ("attn", "mlp")]
+    whole = every.trajectory.size(0).parameters
+    least = min(
+        sum(p[a] for p in heads) + sum(p[b] for p in neurons)
+        for a in range(min(map(len, heads)))
+        for b in range(min(map(len, neurons)))
+        if whole - 2 * (a * sizes[0] + b * sizes[1]) <= share * whole
+    )
+    assert found.size.parameters <= share * whole
+    assert paid <= 1.05 * least + 1e-9
+
+
 @pytest.mark.parametrize("kind", [torch.long, torch.float32, torch.bool])
 def test_masks_of_any_kind_tell_the_same(kind: torch.dtype) -> None:
     model, ids = CASES["llama"].build(), tokens(24, 9)["input_ids"]

@@ -33,7 +33,7 @@ def as_call(example: Example | None) -> tuple[tuple[Any, ...], dict[str, Any]]:
     if isinstance(example, Tensor):
         return (example,), {}
     if isinstance(example, Mapping):
-        return (), dict(example)
+        return (), {name: one for name, one in example.items() if name != "use_cache"}  # see `mode`
     if isinstance(example, (tuple, list)):
         return tuple(example), {}
     raise InvalidExample(

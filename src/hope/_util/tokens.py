@@ -6,7 +6,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from hope._util.calls import Example, as_call, by_name
+from hope._util.calls import Example, as_call, by_name, configs
 from hope.errors import InvalidExample
 
 
@@ -14,9 +14,9 @@ def check_tokens(model: nn.Module, example: Example | None, what: str = "the exa
     """Refuse tokens that a model of transformers does not have, and texts longer than it can read: some run
     all the same, on numbers that mean nothing.
     """
-    config = getattr(model, "config", None)
+    every = [one for one in configs(getattr(model, "config", None)) if one is not None]
     for ids in _tokens(example):
-        known, longest = (_count(config, name) for name in ("vocab_size", "max_position_embeddings"))
+        known, longest = (_most(every, name) for name in ("vocab_size", "max_position_embeddings"))
         if longest and ids.shape[-1] > longest:
             raise InvalidExample(
                 f"{what} has {ids.shape[-1]:,} tokens in a row, the model reads {longest:,} at most: "
@@ -51,6 +51,7 @@ def _whole(ids: Tensor) -> bool:
     return not ids.is_floating_point() and not ids.is_complex()
 
 
-def _count(config: Any, name: str) -> int:
-    value = getattr(config, name, None)
-    return value if isinstance(value, int) and value > 0 else 0
+def _most(every: list[Any], name: str) -> int:
+    """The largest number that a configuration, or one inside it, has there; 0 for none."""
+    found = [getattr(config, name, None) for config in every]
+    return max((value for value in found if isinstance(value, int) and value > 0), default=0)

@@ -25,7 +25,7 @@ def told_inputs(inputs: Iterable[Any] | str | None) -> str | None:
     for leaf in pytree.tree_leaves(list(inputs)):
         if isinstance(leaf, Tensor):
             digest.update(f"{leaf.dtype} {tuple(leaf.shape)}\n".encode())
-            digest.update(leaf.detach().cpu().flatten().view(torch.uint8).numpy().tobytes())
+            digest.update(leaf.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes())
         else:
             digest.update(repr(leaf).encode())
     return digest.hexdigest()[:16]

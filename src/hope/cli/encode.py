@@ -215,7 +215,7 @@ def _calibration(what: str | None, options: argparse.Namespace, example: Any) ->
     if what == "none":
         return None
     if isinstance(example, dict) and options.model.startswith("hf:"):
-        return windows(what, options.model.partition(":")[2], int(example["input_ids"].shape[1]))
+        return windows(what, options.model.partition(":")[2], example)
     try:
         array = np.load(what, allow_pickle=False)
         if not isinstance(array, np.ndarray) or array.ndim < 2:

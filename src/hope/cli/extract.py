@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
 SMALL = "small.safetensors"  # in the run's folder, when nothing else is asked for
 KINDS = ("onnx", "pt2")  # of files that need an input
+BESIDE = (".json", ".txt", ".model", ".jinja")  # files of a tokenizer
 
 
 def register(commands: Any) -> None:
@@ -77,7 +78,9 @@ def run(options: argparse.Namespace) -> None:
     before, after = (sum(p.numel() for p in net.parameters()) for net in (model, small))
     print(f"{after:,} of {before:,} parameters ({after / before:.1%})")
     if options.save_pretrained:
-        _save_pretrained(small, options.save_pretrained)
+        _save_pretrained(
+            small, options.save_pretrained, options.model or saved.details.source.get("model", "")
+        )
     if options.out or not (options.save_pretrained or any(more)):
         _write_weights(small, Path(options.out or saved.folder / SMALL))
     _write_more(small, example, options)
@@ -112,16 +115,16 @@ def _built(options: argparse.Namespace, saved: Run, *, replayed: bool) -> tuple[
 
 
 def _write_weights(small: nn.Module, target: Path) -> None:
-    from safetensors.torch import save
-
     from hope._util.files import write_file
+    from hope.storage.arrays import packed
 
-    write_file(target, save({name: tensor.contiguous() for name, tensor in small.state_dict().items()}))
+    write_file(target, packed(small.state_dict()))
     print(f"{target}: the weights")
 
 
-def _save_pretrained(small: nn.Module, folder: str) -> None:
-    """What transformers loads without this package."""
+def _save_pretrained(small: nn.Module, folder: str, model: str) -> None:
+    """What transformers loads without this package, with the tokenizer that lies beside the original."""
+    from hope._util.files import write_file
     from hope.surgery.config import configured, loadable
     from hope.surgery.experts import stack_experts
 
@@ -133,6 +136,11 @@ def _save_pretrained(small: nn.Module, folder: str) -> None:
             "widths; encode with --uniform, or give --out FILE"
         )
     stack_experts(small).save_pretrained(folder)  # type: ignore[operator]
+    source = Path(model.removeprefix("hf:"))
+    beside = source.iterdir() if model.startswith("hf:") and source.is_dir() else ()
+    for file in (one for one in beside if one.suffix in BESIDE):
+        if not file.name.endswith(".index.json") and not Path(folder, file.name).exists():
+            write_file(Path(folder, file.name), file.read_bytes())
     print(f"{folder}: the model, for from_pretrained")
 
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from hope._util.notes import note
 from hope._util.operators import NOTE, declare_missing_operators
-from hope.cli.text import TOKENS, reads_tokens, tokens
+from hope.cli.text import TOKENS, reads_tokens, tokens, usual
 from hope.errors import HopeError, InvalidExample, UnknownModel, first_line
 
 if TYPE_CHECKING:
@@ -46,7 +46,7 @@ def add_arguments(parser: argparse.ArgumentParser, *, optional: bool = False) ->
 
 def build(options: argparse.Namespace) -> tuple[nn.Module, Tensor | dict[str, Tensor]]:
     """The model with its weights, and an example input."""
-    inputs: Tensor | dict[str, Tensor] = example(options.input)
+    inputs: Tensor | dict[str, Tensor] = example(options.input)  # a wrong shape is told before anything loads
     pretrained = bool(getattr(options, "pretrained", False))
     if pretrained and options.weights:
         raise UnknownModel("--pretrained and --weights exclude each other: give one of them")
@@ -55,9 +55,8 @@ def build(options: argparse.Namespace) -> tuple[nn.Module, Tensor | dict[str, Te
         from hope.cli.weights import load_weights
 
         load_weights(model, Path(options.weights))
-    if reads_tokens(model):
-        shape = TOKENS if options.input == INPUT else options.input
-        inputs = tokens(model, _sizes(shape), shape)
+    shape = usual(model, INPUT) if options.input == INPUT else options.input
+    inputs = tokens(model, _sizes(shape), shape) if reads_tokens(model) else example(shape)
     return model.eval(), inputs
 
 
@@ -143,6 +142,9 @@ def _why(spec: str, pretrained: bool, error: Exception) -> str:
             f"the weights of {spec} cannot be had ({first_line(error)}): "
             "fetch a checkpoint elsewhere and give --weights FILE"
         )
+    source, _, name = spec.partition(":")
+    if source == "hf" and not Path(name).is_dir():
+        return f"there is no folder {name}: give hf:FOLDER with a model that transformers has saved"
     return f"{spec} cannot be built: {first_line(error)}"
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,6 +20,21 @@ def reads_tokens(model: nn.Module) -> bool:
     return getattr(model, "main_input_name", "") == "input_ids"
 
 
+def usual(model: Any, shape: str) -> str:
+    """What a model of transformers reads where nobody says it: texts no longer than it can read, images of
+    its own size, and otherwise this shape.
+    """
+    config = getattr(model, "config", None)
+    if reads_tokens(model):
+        longest = getattr(config, "max_position_embeddings", None)
+        texts, _, length = TOKENS.partition("x")
+        return f"{texts}x{min(int(length), longest)}" if isinstance(longest, int) and longest > 0 else TOKENS
+    size, channels = getattr(config, "image_size", None), getattr(config, "num_channels", None)
+    sides = size if isinstance(size, (list, tuple)) else (size, size)
+    known = isinstance(channels, int) and len(sides) == 2 and all(isinstance(side, int) for side in sides)
+    return "x".join(map(str, (1, channels, *sides))) if known else shape
+
+
 def tokens(model: Any, sizes: list[int], shape: str) -> dict[str, Tensor]:
     """An example of tokens by chance."""
     import torch
@@ -31,8 +47,9 @@ def tokens(model: Any, sizes: list[int], shape: str) -> dict[str, Tensor]:
     return {**found, "decoder_input_ids": ids} if model.config.is_encoder_decoder else found
 
 
-def windows(file: str, folder: str, length: int) -> list[dict[str, Tensor]]:
-    """A text file as batches of so many tokens in a row, by the tokenizer that lies beside the model.
+def windows(file: str, folder: str, example: Mapping[str, Tensor]) -> list[dict[str, Tensor]]:
+    """A text file as batches of as many tokens in a row as the example has, by the tokenizer that lies beside
+    the model. One that reads two texts is given the same twice.
 
     Raises:
         InvalidExample: there is no such file, no tokenizer, or too little text.
@@ -48,6 +65,7 @@ def windows(file: str, folder: str, length: int) -> list[dict[str, Tensor]]:
             f"--calibration {file} cannot be read by the tokenizer of {folder} ({first_line(error)}): give a "
             'text file and a folder with a tokenizer, or "dream"'
         ) from error
+    length = int(example["input_ids"].shape[1])
     ids = torch.tensor(tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"])
     count = min(WINDOWS, len(ids) // length)
     if count < 1:
@@ -56,4 +74,6 @@ def windows(file: str, folder: str, length: int) -> list[dict[str, Tensor]]:
         )
     rows = ids[: count * length].reshape(count, length)
     parts = torch.split(rows, 8)
-    return [{"input_ids": some, "attention_mask": torch.ones_like(some)} for some in parts]
+    return [
+        {name: torch.ones_like(some) if name.endswith("mask") else some for name in example} for some in parts
+    ]

@@ -32,6 +32,13 @@ def matches(names: Sequence[str], patterns: Sequence[str]) -> bool:
 def find_head(anatomy: Anatomy, name: str | None) -> str:
     """The module whose outputs are the model's: what a new task replaces."""
     modules = {tensor.rpartition(".")[0] for tensor in anatomy.parameters}
+    found = [one.name for one in anatomy.skipped if one.kind == "layer" and one.reason.cause is Cause.OUTPUT]
+    tied = _tied(anatomy)
+    if tied and not found and (name is None or name not in modules):
+        raise NotSeparable(
+            f"the head of {anatomy.model} has no weight of its own: it is {tied}, the embedding, which "
+            "cannot be trained for one task alone; give the head a copy first (tie_word_embeddings=False)"
+        )
     if name is not None:
         if name not in modules:
             raise NotSeparable(
@@ -44,7 +51,6 @@ def find_head(anatomy: Anatomy, name: str | None) -> str:
                 "name the layer that ends the model with head="
             )
         return name
-    found = [one.name for one in anatomy.skipped if one.kind == "layer" and one.reason.cause is Cause.OUTPUT]
     if not found:
         raise NotSeparable(
             f"no layer of {anatomy.model} ends in its outputs as it is (a softmax behind the head is one "
@@ -56,6 +62,13 @@ def find_head(anatomy: Anatomy, name: str | None) -> str:
             "name the head with head="
         )
     return found[0]
+
+
+def _tied(anatomy: Anatomy) -> str:
+    """The weight that is both an embedding and a layer; "" if there is none."""
+    looked_up = {one.tensors.get("weight") for one in anatomy.program if one.operator == "embedding"}
+    layers = (one.tensors.get("weight") for one in anatomy.program if one.operator == "linear")
+    return next((name for name in layers if name is not None and name in looked_up), "")
 
 
 def _reader(anatomy: Anatomy, module: str) -> str:

@@ -142,6 +142,12 @@ def _explain(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], er
     name = type(model).__name__
     if any(module.training for module in model.modules()):
         return UnsupportedModel(f"{name} cannot be captured in training mode: {first_line(error)}")
+    config = getattr(model, "config", None)
+    if getattr(config, "is_encoder_decoder", False) and not any(key.startswith("decoder") for key in kwargs):
+        return InvalidExample(
+            f"{name} reads two texts: give both by name, decoder_input_ids besides "
+            f"{getattr(model, 'main_input_name', 'input_ids')}"
+        )
     try:
         with torch.no_grad():
             model(*args, **kwargs)

@@ -8,7 +8,8 @@ more (`execute` has all batches at an operation at once, to change what comes ne
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
+from difflib import SequenceMatcher
 from typing import Any
 
 import torch
@@ -20,7 +21,7 @@ from hope._util.calls import Example, as_call
 from hope.errors import InvalidExample
 from hope.graph.capture import Graph, capture
 from hope.graph.execute import flat, signature
-from hope.graph.program import Operation, Program, read_program
+from hope.graph.program import Program, read_program
 
 Hear = Callable[[str, Tensor], None]
 
@@ -35,8 +36,8 @@ class Replay:
 
     def __init__(self, model: nn.Module, program: Program) -> None:
         self._model = model
-        self._known = {operation.name: _what(operation) for operation in program}
-        self._captured: dict[Any, tuple[Graph, dict[str, tuple[str, str]]]] = {}
+        self._program = program
+        self._captured: dict[Any, tuple[Graph, dict[str, str]]] = {}
 
     @torch.no_grad()
     def run(self, batch: Example, wanted: Collection[str], hear: Hear) -> None:
@@ -51,14 +52,15 @@ class Replay:
         key = (*signature(call), *as_call(batch)[1])  # named inputs may come in any order
         if key not in self._captured:
             graph = capture(self._model, batch, progress=False)
-            self._captured[key] = graph, {one.name: _what(one) for one in read_program(graph)}
+            self._captured[key] = graph, _same(self._program, read_program(graph))
         graph, there = self._captured[key]
-        if any(there.get(name) != self._known[name] for name in wanted):
+        if any(name not in there for name in wanted):
             raise InvalidExample("the model does something else on it than on its example")
+        asked = {there[name]: name for name in wanted}
         last = {other: node for node in graph.nodes for other in node.all_input_nodes}
         values: dict[Node, Any] = self._given(graph, call)
         nodes = list(graph.nodes)
-        end = max((place + 1 for place, node in enumerate(nodes) if node.name in wanted), default=0)
+        end = max((place + 1 for place, node in enumerate(nodes) if node.name in asked), default=0)
         for node in nodes[:end]:
             if node.op == "call_function":
                 args, kwargs = (
@@ -67,8 +69,8 @@ class Replay:
                 )
                 assert callable(node.target)
                 values[node] = result = node.target(*args, **kwargs)
-                if node.name in wanted and isinstance(result, Tensor):
-                    hear(node.name, result)  # now: later operations may write into it
+                if node.name in asked and isinstance(result, Tensor):
+                    hear(asked[node.name], result)  # now: later operations may write into it
             for other in node.all_input_nodes:
                 if last[other] is node:
                     del values[other]
@@ -84,5 +86,25 @@ class Replay:
         return {node: given[node.name] for node in graph.nodes if node.name in given}
 
 
-def _what(operation: Operation) -> tuple[str, str]:
-    return operation.operator, operation.module
+def _same(known: Program, there: Program) -> dict[str, str]:
+    """Names of operations -> of the same ones in another program of the network: with a mask, or without, it
+    may have more of them, and then names are not the same.
+    """
+    first, second = _what(known), _what(there)
+    blocks: Iterable[tuple[int, int, int]] = [(0, 0, len(first))]
+    if first != second:
+        blocks = SequenceMatcher(None, first, second, autojunk=False).get_matching_blocks()
+    pairs = ((known[i + k], there[j + k]) for i, j, count in blocks for k in range(count))
+    return {one.name: other.name for one, other in pairs}
+
+
+def _what(program: Program) -> list[tuple[Any, ...]]:
+    """Of each operation its operator, where it is, and the weights that it and its readers use."""
+    readers: dict[int, set[str]] = {}
+    for operation in program:
+        for other in operation.inputs:
+            readers.setdefault(other, set()).update(operation.tensors.values())
+    return [
+        (one.operator, one.module, *sorted(one.tensors.items()), *sorted(readers.get(one.position, ())))
+        for one in program
+    ]

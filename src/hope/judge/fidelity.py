@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_map_only
+from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from hope._util.calls import Example, as_call, mode
 from hope.errors import InvalidExample
@@ -44,7 +44,7 @@ class Judge:
         program: the original's order of operations, for the scale of its input.
         count: how many probes.
         progress: show how the probes are made; None shows it on a terminal.
-        inputs: a batch to look at instead of probes, the first `count` of it.
+        inputs: batches to look at instead of probes, the first `count` inputs of them.
     """
 
     def __init__(
@@ -55,13 +55,13 @@ class Judge:
         count: int = IMAGES,
         *,
         progress: bool | None = False,
-        inputs: Example | None = None,
+        inputs: Sequence[Example] = (),
     ) -> None:
         call: tuple[tuple[Any, ...], dict[str, Any]]
-        if inputs is None:
+        if not inputs:
             call = probes(model, example, program, count=count, progress=progress)
         else:
-            call = tree_map_only(Tensor, lambda v: v[:count] if v.ndim else v, as_call(inputs))
+            call = _joined(inputs, count)
         self._args, self._kwargs = call
         self._mask = mask_of(model, self._args or self._kwargs)
         self._answers = _centred(self._run(model))
@@ -85,6 +85,25 @@ class Judge:
         cosine = (answers * known).sum(dim=1) / bottom.clamp(min=1e-300)
         cosine[(answers == known).all(dim=1)] = 1.0
         return float(cosine.nan_to_num(0.0).mean())
+
+
+def _joined(batches: Sequence[Example], count: int) -> Any:
+    """The first inputs, as one call: of as many batches as that takes and as are alike otherwise."""
+    first, form = tree_flatten(as_call(batches[0]))
+    for batch in batches[1:]:
+        have = max((len(v) for v in first if isinstance(v, Tensor) and v.ndim), default=count)
+        more, other = tree_flatten(as_call(batch))
+        if have >= count or other != form or [*map(_kind, more)] != [*map(_kind, first)]:
+            break
+        pairs = zip(first, more, strict=True)
+        first = [torch.cat([a, b]) if isinstance(a, Tensor) and a.ndim else a for a, b in pairs]
+    return tree_unflatten([v[:count] if isinstance(v, Tensor) and v.ndim else v for v in first], form)
+
+
+def _kind(value: Any) -> Any:
+    if not isinstance(value, Tensor):
+        return value
+    return (value.dtype, value.device, value.shape[1:]) if value.ndim else (value.dtype, float(value))
 
 
 def _first_tensor(answer: Any) -> Tensor:

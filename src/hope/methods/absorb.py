@@ -143,7 +143,8 @@ class Absorb(Method):
             stand = stand_in(model, inputs, self.rewrite.made_up) if anatomy.eps and inputs else model
         total = len(batches) if isinstance(batches, Sized) else None
         heard = chain(inputs, source)
-        found = measured_intakes(stand, anatomy, heard, intakes, total=total, progress=progress)
+        how: dict[str, Any] = {"total": total, "made_up": self.rewrite.made_up, "progress": progress}
+        found = measured_intakes(stand, anatomy, heard, intakes, **how)
         return found, inputs, notes + _unheard(anatomy, found)
 
     def state(self, unit: Unit, known: Known) -> AbsorbState | Reason:

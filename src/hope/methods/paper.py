@@ -105,7 +105,8 @@ class Paper(Method):
         if self.calibration is None:
             return Known(anatomy, Numbers.of(model, anatomy, literal=literal))
         batches, notes = batches_of(self.calibration, model, example, anatomy, progress=progress)
-        measured = measured_marginals(model, anatomy, batches, progress=progress)
+        made_up = isinstance(self.calibration, str)
+        measured = measured_marginals(model, anatomy, batches, made_up=made_up, progress=progress)
         numbers = Numbers.of(model, anatomy, literal=literal, measured=measured)
         if self.merge is not None:
             notes += _pruned_only(anatomy)

@@ -28,6 +28,7 @@ def listen(
     begin: Callable[[Any], None] = lambda _: None,
     replay: Replay | None = None,
     total: int | None = None,
+    made_up: bool = False,
     progress: bool | None = None,
 ) -> None:
     """Run a network on batches in evaluation; `hear` is given what the wanted operations return.
@@ -40,6 +41,7 @@ def listen(
         begin: called with each batch before it is run.
         replay: of this network, from an earlier pass, which saves capturing it again.
         total: how many batches there are, where they do not tell it themselves.
+        made_up: the batches are: no token of theirs is padding.
         progress: show how far it is; None shows it on a terminal.
 
     Raises:
@@ -52,7 +54,7 @@ def listen(
         for batch in batches:
             check_batch(batch, count)
             check_tokens(model, batch, f"calibration: batch {count}")
-            if not count and (words := unmasked(model, batch)):
+            if not count and not made_up and (words := unmasked(model, batch)):
                 note(f"calibration: {words}")
             begin(batch)
             with running(f"batch {count}"):

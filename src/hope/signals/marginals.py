@@ -69,13 +69,19 @@ class _Sums:
 
 
 def measured_marginals(
-    model: nn.Module, anatomy: Anatomy, inputs: Iterable[object], *, progress: bool | None = None
+    model: nn.Module,
+    anatomy: Anatomy,
+    inputs: Iterable[object],
+    *,
+    made_up: bool = False,
+    progress: bool | None = None,
 ) -> dict[tuple[str, str], Marginal]:
     """(Unit, reading weight) -> what the weight sees of the unit, before the activation; and (block, "") ->
     what its skip carries.
 
     Args:
         inputs: batches as `example` takes them, or pairs of inputs and labels; labels are not used.
+        made_up: the inputs are.
         progress: show how far it is; None shows it on a terminal.
     """
     taps = dict(anatomy.taps)
@@ -90,7 +96,7 @@ def measured_marginals(
         for dim in wanted[name]:
             sums[name, dim].add(result, dim)
 
-    listen(model, anatomy.program, inputs, wanted, hear, progress=progress)
+    listen(model, anatomy.program, inputs, wanted, hear, made_up=made_up, progress=progress)
     found = {}
     for key, tap in taps.items():
         one = sums[tap.operation, tap.dim]

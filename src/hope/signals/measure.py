@@ -97,6 +97,7 @@ def measured_intakes(
     *,
     units: Sequence[Unit] | None = None,
     total: int | None = None,
+    made_up: bool = False,
     progress: bool | None = None,
 ) -> dict[str, Intake]:
     """What every weight reads, measured on a few inputs.
@@ -106,17 +107,19 @@ def measured_intakes(
         known: intakes of the propagated surrogate, kept where nothing could be measured.
         units: whose readers; all layers by default.
         total: how many batches there are, where they do not tell it themselves.
+        made_up: the inputs are.
         progress: show how far it is; None shows it on a terminal.
     """
     readers = _readers(model, anatomy, anatomy.layers if units is None else units)
+    how: dict[str, Any] = {"total": total, "made_up": made_up, "progress": progress}
     if not many_moments(anatomy):
         sums = {weight: _Sums(repeat, space) for weight, (_, repeat, space) in readers.items()}
-        _gather(model, anatomy, inputs, sums, total=total, progress=progress)
+        _gather(model, anatomy, inputs, sums, **how)
         return {**known, **dict(_told(model, anatomy, readers, sums, known))}
     inputs, replay, found = list(inputs), Replay(model, anatomy.program), dict(known)
     for part in _parts(anatomy, readers):
         sums = {weight: _Sums(*readers[weight][1:]) for weight in part}
-        _gather(model, anatomy, inputs, sums, replay, total=total, progress=progress)
+        _gather(model, anatomy, inputs, sums, replay, **how)
         for weight, intake in _told(model, anatomy, readers, sums, known):
             found[weight] = replace(intake, covariance=filed(intake.covariance.float()))
     return found

@@ -35,11 +35,23 @@ class Arrays(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
 def write_arrays(folder: Path, kind: str, tensors: Mapping[str, Tensor]) -> Arrays:
     """Write tensors into a file of their own, beside those that an earlier record means."""
-    data = save({name: tensor.contiguous() for name, tensor in tensors.items()})
+    data = packed(tensors)
     digest = hashlib.sha256(data).hexdigest()
     file = f"{kind}-{digest[:12]}.safetensors"
     write_file(folder / file, data)
     return Arrays(file=file, sha256=digest)
+
+
+def packed(tensors: Mapping[str, Tensor]) -> bytes:
+    """Tensors as the bytes of a safetensors file; those that have memory in common, such as a tied head's,
+    are there as often as they have names.
+    """
+    seen, own = set[int](), {}
+    for name, tensor in tensors.items():
+        memory = tensor.untyped_storage().data_ptr()
+        own[name] = tensor.contiguous() if memory not in seen else tensor.clone().contiguous()
+        seen.add(memory)
+    return save(own)
 
 
 def read_arrays(folder: Path, arrays: Arrays) -> dict[str, Tensor]:

@@ -51,18 +51,27 @@ class Silenced(nn.Module):
         full: keep the input's shape, for code that adds to it in place.
         returns: 0 to return a tensor, n to return a tuple of n things, the first of them the tensor.
         bias: what the branch leaves behind, shaped to broadcast; only on the last module of a branch.
+        layer: of an attention, its place in a model's cache: how many tokens are past is asked of the first.
     """
 
-    def __init__(self, *, full: bool, returns: int, bias: Tensor | None) -> None:
+    def __init__(
+        self, *, full: bool, returns: int, bias: Tensor | None = None, layer: int | None = None
+    ) -> None:
         super().__init__()
         self.full = full
         self.returns = returns
+        self.layer = layer
         self.bias = nn.Parameter(bias) if bias is not None else None
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Zero, or the bias, whatever the input."""
         x = next(leaf for leaf in tree_leaves((args, list(kwargs.values()))) if isinstance(leaf, Tensor))
         out = torch.zeros_like(x) if self.full else x.new_zeros((1,) * x.ndim)
+        if self.layer is not None and kwargs.get("key_value_states") is None:
+            caches = (one for one in (*args, *kwargs.values()) if hasattr(one, "get_seq_length"))
+            for cache in (getattr(one, "self_attention_cache", one) for one in caches):
+                none = x.new_zeros((len(x), 1, x.shape[-2], 1))
+                cache.update(none, none, self.layer)
         if self.bias is not None:
             out = out + self.bias
         return (out, *[None] * (self.returns - 1)) if self.returns else out
@@ -108,11 +117,19 @@ def take_out(model: nn.Module, block: Block, bias: tuple[float, ...] | None) -> 
         return
     assert isinstance(way, Silence)
     returns = way.returns or (0,) * len(way.modules)
-    for module, count in zip(way.modules, returns, strict=True):
+    places = [_place(model.get_submodule(module)) for module in way.modules]
+    full = way.full or any(place is not None for place in places)  # a cache counts tokens
+    for module, count, place in zip(way.modules, returns, places, strict=True):
         silenced: nn.Module
         if way.gives == "zero":
             last = module == way.modules[-1]
-            silenced = Silenced(full=way.full, returns=count, bias=shaped if last else None)
+            silenced = Silenced(full=full, returns=count, bias=shaped if last else None, layer=place)
         else:
             silenced = Empty(returns=count) if way.gives == "nothing" else nn.Identity()
         model.set_submodule(module, silenced.train(model.get_submodule(module).training))
+
+
+def _place(module: nn.Module) -> int | None:
+    """Where an attention stands in the cache of a model of transformers; None for other modules."""
+    found = (getattr(one, "layer_idx", None) for one in module.modules())
+    return next((place for place in found if isinstance(place, int)), None)
