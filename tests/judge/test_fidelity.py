@@ -100,6 +100,18 @@ def test_as_many_batches_are_looked_at_as_that_takes() -> None:
     assert torch.equal(seen[0], rows[:2])
 
 
+def test_inputs_that_are_not_of_the_batch_stay_whole() -> None:
+    class Scaled(nn.Module):
+        def forward(self, x: torch.Tensor, by: torch.Tensor, places: torch.Tensor) -> torch.Tensor:
+            assert len(x) == 7
+            return x * by + places
+
+    by, places = torch.ones(4), torch.arange(4.0)[None]
+    Judge(Scaled(), None, count=7, inputs=[(torch.randn(3, 4), by, places) for _ in range(4)])
+    single = torch.randn(50)
+    assert Judge(nn.Linear(50, 3), None, count=7, inputs=[single] * 3)(nn.Linear(50, 3)) < 1
+
+
 def test_a_fidelity_as_budget_is_the_longest_run_that_holds() -> None:
     net = network(4)
     encoding = hope.encode(net, EXAMPLE, fidelity=0.8, method="absorb", evict=False)

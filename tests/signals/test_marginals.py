@@ -106,6 +106,30 @@ class Named(nn.Module):
         return self.b(functional.relu(self.a(x) * scale))
 
 
+def test_what_else_a_mask_brings_along_is_not_taken_for_the_signal() -> None:
+    class Masked(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.before = nn.Sequential(*(nn.Sequential(nn.Linear(6, 6), nn.Tanh()) for _ in range(3)))
+            self.a, self.b = nn.Linear(6, 8), nn.Linear(8, 3)
+
+        def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
+            h = self.a(self.before(x))
+            side = 0.0 if mask is None else (h + 100.0).mean() * 0.0
+            return self.b(torch.relu(h + 0.1)) + side
+
+    torch.manual_seed(0)
+    model, x = Masked().eval(), torch.randn(64, 6)
+    anatomy = hope.inspect(model, {"x": x[:2]})
+    plain = measured_marginals(model, anatomy, [{"x": x}])
+    try:
+        found = measured_marginals(model, anatomy, [{"x": x, "mask": torch.ones(64)}])
+    except hope.InvalidExample:
+        return  # nothing, rather than something else
+    for key, one in plain.items():
+        torch.testing.assert_close(found[key].mean, one.mean)
+
+
 def test_inputs_by_name_in_any_order() -> None:
     net = Named().eval()
     x, scale = torch.randn(9, 3), torch.full((9, 1), 3.0)

@@ -52,3 +52,17 @@ def test_a_silenced_module_returns_as_many_things_as_it_did(returns: int, full: 
     assert first.shape == (EXAMPLE.shape if full else (1, 3, 1, 1))
     assert torch.equal(first, bias.expand_as(first))
     assert not returns or (isinstance(out, tuple) and out[1:] == (None,) * (returns - 1))
+
+
+def test_a_cache_that_holds_no_keys_of_a_layer_is_left_alone() -> None:
+    """As of models that have attentions in some layers only."""
+    from hope.surgery.evict import Silenced
+
+    class Cache:
+        layers = (object(),)
+
+        def get_seq_length(self) -> int:
+            return 0
+
+    silenced = Silenced(full=True, returns=0, layer=0)
+    assert not silenced(torch.randn(2, 5, 4), past_key_values=Cache()).any()

@@ -17,7 +17,7 @@ from hope.surgery import fitted, normal
 from hope.surgery import refit as loop
 from hope.surgery.normal import FLOOR, PLACES, Sums
 from hope.surgery.spots import spots
-from tests.support import randomise, run
+from tests.support import check_cut, randomise, run
 
 
 def inputs(*shape: int, seed: int = 0, count: int = 3) -> list[Tensor]:
@@ -258,10 +258,14 @@ class Written(nn.Module):
             return x @ self.weight.T + self.bias
         if self.way == "transpose":
             return self.bias + torch.matmul(x, self.weight.transpose(0, 1))
+        if self.way == "swapaxes":
+            return torch.mm(x, self.weight.swapaxes(-1, 0)) + self.bias
+        if self.way == "addmm":
+            return torch.addmm(self.bias, x, self.weight.mT)
         return nn.functional.linear(x, self.weight) * 0.5 + self.bias
 
 
-@pytest.mark.parametrize("way", ["apart", "product", "transpose"])
+@pytest.mark.parametrize("way", ["apart", "product", "transpose", "swapaxes", "addmm"])
 def test_a_linear_layer_is_one_however_it_is_written(way: str) -> None:
     found = {}
     for how in ("plain", way):
@@ -280,6 +284,41 @@ def test_a_linear_layer_is_one_however_it_is_written(way: str) -> None:
     assert found[way, True] < found[way, False]
 
 
+def test_a_square_weight_that_is_not_turned_is_read_along_its_rows() -> None:
+    class Square(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a, self.b, self.w = nn.Linear(4, 8), nn.Linear(8, 3), nn.Parameter(torch.randn(8, 8))
+
+        def forward(self, x: Tensor) -> Tensor:
+            turned = self.w.permute(0, 1)  # not at all
+            return self.b(torch.relu(torch.relu(self.a(x)) @ turned))
+
+    check_cut(Square().double(), inputs(5, 4)[0], tolerance=1e-9)
+
+
+@pytest.mark.parametrize("way", ["kernel", "row", "minus"])
+def test_a_weight_is_fitted_whatever_becomes_of_the_bias(way: str) -> None:
+    class Layer(nn.Module):
+        def __init__(self, wide: int, narrow: int) -> None:
+            super().__init__()
+            self.kernel, self.bias = nn.Linear(wide, narrow).parameters()
+
+        def forward(self, x: Tensor) -> Tensor:
+            y = nn.functional.linear(x, self.kernel)
+            return (
+                y + self.bias if way == "kernel" else y + self.bias[None] if way == "row" else y - self.bias
+            )
+
+    torch.manual_seed(0)
+    model = randomise(nn.Sequential(Layer(6, 16), nn.ReLU(), Layer(16, 3))).double().eval()
+    batches, anatomy = inputs(64, 6), hope.inspect(model, inputs(2, 6)[0])
+    small = hope.cut(model, anatomy, [hope.Prune(anatomy.layers[0].name, i) for i in range(6)])
+    fitted = hope.refit(model, small, batches)
+    lost = [float((run(one, batches[0])[0] - run(model, batches[0])[0]).norm()) for one in (small, fitted)]
+    assert lost[1] < 0.8 * lost[0]
+
+
 def test_a_bias_that_goes_elsewhere_takes_no_constants() -> None:
     torch.manual_seed(0)
     layers = (
@@ -294,7 +333,12 @@ def test_a_bias_that_goes_elsewhere_takes_no_constants() -> None:
     encoding = hope.encode(model, batches[0][:1], params=0.6, method=hope.Absorb(calibration=batches))
     assert encoding.intakes["2.weight"].bias == ""
     assert encoding.intakes["4.weight"].bias == "4.bias"
-    assert set(spots(hope.inspect(model, batches[0]).program)) == {"4.weight"}
+    found = spots(hope.inspect(model, batches[0]).program)
+    assert {name: one.bias for name, one in found.items()} == {
+        "0.weight": "",
+        "2.weight": "",
+        "4.weight": "4.bias",
+    }
 
 
 def test_a_weight_that_is_used_twice_is_left_alone() -> None:

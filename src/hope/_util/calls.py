@@ -33,7 +33,8 @@ def as_call(example: Example | None) -> tuple[tuple[Any, ...], dict[str, Any]]:
     if isinstance(example, Tensor):
         return (example,), {}
     if isinstance(example, Mapping):
-        return (), {name: one for name, one in example.items() if name != "use_cache"}  # see `mode`
+        cached = "use_cache" if "input_ids" in example else None  # of transformers: see `mode`
+        return (), {name: one for name, one in example.items() if name != cached}
     if isinstance(example, (tuple, list)):
         return tuple(example), {}
     raise InvalidExample(

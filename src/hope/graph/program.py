@@ -18,8 +18,8 @@ from torch.fx.node import map_arg
 from hope.graph.capture import Graph
 
 Shape: TypeAlias = tuple[int, ...]
-PRODUCTS = {"matmul": "other", "mm": "mat2"}  # and what their second factor is called
-TURNS = ("t", "transpose", "permute", "numpy_T")
+PRODUCTS = {"matmul": ("self", "other"), "mm": ("self", "mat2"), "addmm": ("input", "weight")}  # and factors
+TURNS = ("t", "numpy_T", "mT", "transpose", "swapaxes", "swapdims", "permute")
 LINEAR = {"mat1": "input", "mat2": "weight", "self": "bias"}  # what a matrix product calls its arguments
 
 
@@ -144,8 +144,11 @@ def _operation(node: Node, graph: Graph, at: Mapping[Node, int], before: list[Op
     arguments, given = _arguments(node, at)
     inputs = tuple(dict.fromkeys(at[other] for other in node.all_input_nodes))
     operator = _operator(node, graph)
-    if operator in PRODUCTS and (weight := _turned(arguments[PRODUCTS[operator]], before)) is not None:
-        operator, arguments = "linear", {"input": arguments["self"], "weight": weight, "bias": None}
+    if operator in PRODUCTS and arguments.get("alpha", 1) == arguments.get("beta", 1) == 1:
+        signal, factor = (arguments[name] for name in PRODUCTS[operator])
+        if (weight := _turned(factor, before)) is not None:
+            operator = "linear"
+            arguments = {"input": signal, "weight": weight, "bias": arguments.get("bias")}
     value = node.meta.get("val")
     several = value if isinstance(value, (list, tuple)) else None
     own = graph.tensors.get(node.name) if node.op == "placeholder" else None
@@ -171,8 +174,10 @@ def _turned(argument: Any, before: list[Operation]) -> Ref | None:
     one = before[argument.position] if isinstance(argument, Ref) else None
     if one is None or one.operator not in TURNS or len(one.output) != 2 or not isinstance(one.first, Ref):
         return None
-    weight = before[one.first.position]
-    return one.first if weight.tensor is not None and weight.output == one.output[::-1] else None
+    places = [value for value in one.arguments.values() if isinstance(value, (int, list, tuple))]
+    sides = [int(d) % 2 for value in places for d in (value if isinstance(value, (list, tuple)) else [value])]
+    swaps = sides in ([], [1, 0]) or (one.operator != "permute" and sides == [0, 1])
+    return one.first if swaps and before[one.first.position].tensor is not None else None
 
 
 def _operator(node: Node, graph: Graph) -> str:

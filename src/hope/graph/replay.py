@@ -99,12 +99,10 @@ def _same(known: Program, there: Program) -> dict[str, str]:
 
 
 def _what(program: Program) -> list[tuple[Any, ...]]:
-    """Of each operation its operator, where it is, and the weights that it and its readers use."""
-    readers: dict[int, set[str]] = {}
+    """Of each operation its operator, where it is, the weights that it uses, and the same of its readers."""
+    own = [(one.operator, one.module, *sorted(one.tensors.items())) for one in program]
+    readers: dict[int, set[tuple[Any, ...]]] = {}
     for operation in program:
         for other in operation.inputs:
-            readers.setdefault(other, set()).update(operation.tensors.values())
-    return [
-        (one.operator, one.module, *sorted(one.tensors.items()), *sorted(readers.get(one.position, ())))
-        for one in program
-    ]
+            readers.setdefault(other, set()).add(own[operation.position])
+    return [(what, *sorted(map(str, readers.get(k, ())))) for k, what in enumerate(own)]

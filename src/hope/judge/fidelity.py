@@ -88,22 +88,40 @@ class Judge:
 
 
 def _joined(batches: Sequence[Example], count: int) -> Any:
-    """The first inputs, as one call: of as many batches as that takes and as are alike otherwise."""
+    """The first inputs, as one call: of as many batches as that takes and as are alike otherwise. Tensors
+    that are not as long as the batch stay whole.
+    """
     first, form = tree_flatten(as_call(batches[0]))
+    size = _rows(first)
     for batch in batches[1:]:
-        have = max((len(v) for v in first if isinstance(v, Tensor) and v.ndim), default=count)
         more, other = tree_flatten(as_call(batch))
-        if have >= count or other != form or [*map(_kind, more)] != [*map(_kind, first)]:
+        rows = _rows(more)
+        if other != form or not rows or not 0 < size < count:
             break
-        pairs = zip(first, more, strict=True)
-        first = [torch.cat([a, b]) if isinstance(a, Tensor) and a.ndim else a for a, b in pairs]
-    return tree_unflatten([v[:count] if isinstance(v, Tensor) and v.ndim else v for v in first], form)
+        pairs = [*zip(first, more, strict=True)]
+        if not all(_alike(a, b, size, rows) for a, b in pairs):
+            break
+        first = [torch.cat([a, b]) if _long(a, size) else a for a, b in pairs]
+        size += rows
+    return tree_unflatten([v[:count] if _long(v, size) else v for v in first], form)
 
 
-def _kind(value: Any) -> Any:
-    if not isinstance(value, Tensor):
-        return value
-    return (value.dtype, value.device, value.shape[1:]) if value.ndim else (value.dtype, float(value))
+def _rows(leaves: Sequence[Any]) -> int:
+    """How many inputs a batch has; 0 if that is not told."""
+    return next((len(v) for v in leaves if isinstance(v, Tensor) and v.ndim > 1), 0)
+
+
+def _long(value: Any, size: int) -> bool:
+    return isinstance(value, Tensor) and value.ndim > 0 and 0 < size == len(value)
+
+
+def _alike(a: Any, b: Any, size: int, rows: int) -> bool:
+    """Whether two batches' entries can be one after another, or are one and the same."""
+    if _long(a, size) and _long(b, rows):
+        return (a.dtype, a.device, a.shape[1:]) == (b.dtype, b.device, b.shape[1:])
+    if isinstance(a, Tensor) and isinstance(b, Tensor):
+        return torch.equal(a, b) if (a.dtype, a.device, a.shape) == (b.dtype, b.device, b.shape) else False
+    return type(a) is type(b) and not isinstance(a, Tensor) and bool(a == b)
 
 
 def _first_tensor(answer: Any) -> Tensor:
@@ -118,6 +136,7 @@ def _first_tensor(answer: Any) -> Tensor:
 
 def _centred(answers: Tensor) -> Tensor:
     """Answers without what all classes and all inputs have in common; every token of a text has its own."""
+    answers = answers if answers.ndim > 1 else answers[None]
     flat = answers if answers.ndim == 3 else answers.flatten(1)
     if flat.shape[-1] > 1:
         flat = flat - flat.mean(dim=-1, keepdim=True)

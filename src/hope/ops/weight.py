@@ -335,9 +335,9 @@ def uses_of_weights(program: Program) -> Counter[str]:
     return Counter(form.operation.tensors["weight"] for form in forms(program) if is_weight(form))
 
 
-def added_biases(program: Program) -> dict[str, int]:
-    """Weight of a linear layer -> position of the add of its module's bias, where that is an operation of its
-    own and all that happens to the result; -1 where the bias goes elsewhere. No other layers.
+def added_biases(program: Program) -> dict[str, tuple[str, int]]:
+    """Weight of a linear layer -> its module's bias and where that is added, if that is an operation of its
+    own and all that happens to the result.
     """
     readers: dict[int, list[Operation]] = {}
     for operation in program:
@@ -350,8 +350,8 @@ def added_biases(program: Program) -> dict[str, int]:
             continue
         weight = form.operation.tensors["weight"]
         bias = f"{weight.rpartition('.')[0]}.bias"
-        if bias in there:
-            found[weight] = _plain_add(program, form.operation, readers, bias)
+        if bias in there and (position := _plain_add(program, form.operation, readers, bias)) >= 0:
+            found[weight] = bias, position
     return found
 
 

@@ -13,7 +13,6 @@ from torch import Tensor
 from hope import ops
 from hope.anatomy.anatomy import Anatomy
 from hope.anatomy.units import Unit
-from hope.graph.program import module_of
 from hope.ops.norm import bn_of, is_bn
 from hope.ops.weight import added_biases, is_weight
 from hope.signals.bn import Numbers
@@ -91,8 +90,7 @@ def behind(anatomy: Anatomy) -> dict[str, tuple[str, str]]:
             position, tensors = form.operation.position, form.operation.tensors
             weight = tensors["weight"]
             bn = bns.get(position, "") if readers[position] == 1 else ""
-            own = f"{module_of(weight)}.bias" if added.get(weight, -1) >= 0 else ""
-            found[weight] = (bn, tensors.get("bias", own))
+            found[weight] = (bn, tensors.get("bias") or added.get(weight, ("",))[0])
     return found
 
 

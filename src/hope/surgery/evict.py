@@ -70,8 +70,9 @@ class Silenced(nn.Module):
         if self.layer is not None and kwargs.get("key_value_states") is None:
             caches = (one for one in (*args, *kwargs.values()) if hasattr(one, "get_seq_length"))
             for cache in (getattr(one, "self_attention_cache", one) for one in caches):
-                none = x.new_zeros((len(x), 1, x.shape[-2], 1))
-                cache.update(none, none, self.layer)
+                if all(hasattr(one, "update") for one in cache.layers[self.layer : self.layer + 1]):
+                    none = x.new_zeros((len(x), 1, x.shape[-2], 1))
+                    cache.update(none, none, self.layer)
         if self.bias is not None:
             out = out + self.bias
         return (out, *[None] * (self.returns - 1)) if self.returns else out

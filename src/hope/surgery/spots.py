@@ -55,9 +55,7 @@ class Spot:
 
 
 def spots(program: Program) -> dict[str, Spot]:
-    """Weight -> where it is used. Weights that are used more than once are left out, and those whose module
-    has a bias that is not added to their result right away.
-    """
+    """Weight -> where it is used. Weights that are used more than once are left out."""
     forms = [form for form in ops.forms(program) if form is not None]
     norms = {form.operation.position: form for form in forms if is_bn(form)}
     readers: dict[int, list[Operation]] = {}
@@ -79,9 +77,7 @@ def spots(program: Program) -> dict[str, Spot]:
         weight, bias = operation.tensors["weight"], operation.tensors.get("bias", "")
         apart = weight in added
         if apart:
-            end, bias = added[weight], f"{module_of(weight)}.bias"
-        if end < 0:
-            continue
+            bias, end = added[weight]
         beside = _beside(program, end, readers.get(end, []))
         found[weight] = Spot(operation.position, form.inputs[0], weight, bias, bn, eps, beside, apart)
     return found
