@@ -92,36 +92,46 @@ def aligned(
     together = {name: group for group in groups for name in group}
     gone = Gone(anatomy)
     waiting: dict[tuple[str, ...], list[int]] = {}
+    going: dict[str, set[int]] = {name: set() for name in layers}  # neurons that wait, of what is still there
     odd: set[str] = set()  # layers that an eviction has left with some other width
     order: list[int] = []
     stops = [0]
 
-    def uneven(names: tuple[str, ...], also: Sequence[int] = ()) -> bool:
-        """Whether widths are no multiples, or not the same, without what is gone and these steps."""
-        lost = {name: set(gone.of(name)) for name in names}
-        for k in also:
-            lost[steps[k].name].update(steps[k].gone)
-        left = {name: (layers[name].neurons - len(lost[name])) * layers[name].channels for name in names}
+    def take(step: Step) -> dict[str, set[int]]:
+        went = gone.take(step)
+        for name in going.keys() & went.keys():
+            going[name] -= went[name]
+        return went
+
+    def uneven(names: tuple[str, ...], *, waited: bool = False) -> bool:
+        """Whether widths are no multiples, or not the same, without what is gone, and what waits."""
+        lost = [len(gone.of(name)) + (len(going[name]) if waited else 0) for name in names]
+        left = {
+            (layers[name].neurons - count) * layers[name].channels
+            for name, count in zip(names, lost, strict=True)
+        }
         counts = names.counts if isinstance(names, Group) else None
-        barred = counts is not None and len(lost[names[0]]) not in counts
-        return barred or len(set(left.values())) > 1 or any(width % multiple_of for width in left.values())
+        barred = counts is not None and lost[0] not in counts
+        return barred or len(left) > 1 or any(width % multiple_of for width in left)
 
     for position, step in enumerate(steps):
         if isinstance(step, Evict):
             block = anatomy.block(step.name)
             for name in block.layers:
-                waiting.pop((name,), None)
+                if waiting.pop((name,), None) is not None:
+                    going[name].clear()
             order.append(position)
-            moved = [name for name, neurons in gone.take(step).items() if neurons]
+            moved = [name for name, neurons in take(step).items() if neurons]
             odd = {name for name in (*odd, *moved) if name not in block.layers and uneven((name,))}
         else:
             names = together.get(step.name, (step.name,))
             waiting.setdefault(names, []).append(position)
-            if uneven(names, waiting[names]):
+            going[step.name].update(set(step.gone) - gone.of(step.name))
+            if uneven(names, waited=True):
                 continue
             for k in waiting.pop(names):
                 order.append(k)
-                gone.take(steps[k])
+                take(steps[k])
             odd.difference_update(names)
         if not odd:
             stops.append(len(order))

@@ -15,7 +15,8 @@ from hope.run.checkpoint import Checkpoint
 from hope.run.pace import Pace
 from hope.run.trajectory import Trajectory
 
-CHUNK = 256  # steps between two looks at the budget
+CHUNK = 256  # steps between two looks at the budget, at least
+PART = 16  # of the steps that are there, in a long run: a look goes through all of them
 
 
 def collect(
@@ -48,8 +49,9 @@ def collect(
     found = made()
     with bar("encoding", 1.0, progress) as show:
         while not any(one.meets(budget) for one in found):
-            most = int(budget.value) - len(found[0]) if budget.unit == "steps" else CHUNK
-            some = list(islice(more, min(CHUNK, most)))
+            chunk = max(CHUNK, len(begun) // PART)
+            most = int(budget.value) - len(found[0]) if budget.unit == "steps" else chunk
+            some = list(islice(more, min(chunk, most)))
             begun += some
             found = made()
             show(max(one.progress(budget) for one in found))
