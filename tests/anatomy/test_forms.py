@@ -169,7 +169,7 @@ FORMS = {
         w=lambda: weights(3, 4),
         b=lambda: weights(2, 4),
     ),
-    "transposed by hand": form(lambda m, x: m.c(x @ m.w.t()), ROWS, w=lambda: weights(4, 3)),
+    "transposed by hand": form(lambda m, x: m.c(x @ m.w.t()), ROWS, "w", w=lambda: weights(4, 3)),
     "einsum": form(lambda m, x: m.c(torch.einsum("bi,io->bo", x, m.w)), ROWS, w=lambda: weights(3, 4)),
     "bilinear": form(lambda m, x: m.c(m.b(x, x)), ROWS, b=lambda: nn.Bilinear(3, 3, 4)),
     "lstm": form(lambda m, x: m.c(m.b(x)[0]), TOKENS, b=lambda: nn.LSTM(3, 4, batch_first=True)),
