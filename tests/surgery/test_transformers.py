@@ -412,6 +412,12 @@ def test_the_example_may_have_a_mask_and_the_texts_none_or_the_reverse() -> None
     assert all(torch.equal(one, said[0]) for one in said)
 
 
+def test_a_second_text_is_asked_for() -> None:
+    t5 = transformers.T5ForConditionalGeneration(transformers.T5Config(**T5, decoder_start_token_id=0)).eval()
+    with pytest.raises(hope.InvalidExample, match="reads two texts: give both by name, decoder_input_ids"):
+        hope.inspect(t5, tokens())
+
+
 def test_tied_weights_are_saved_after_training(tmp_path: Path) -> None:
     model = CASES["gpt2"].build()
     encoding = encode(model, params=0.9)

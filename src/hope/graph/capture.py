@@ -20,7 +20,7 @@ from torch.export.graph_signature import InputKind
 from torch.fx import Node
 from torch.nn.parameter import is_lazy
 
-from hope._util.calls import Example, as_call, mode
+from hope._util.calls import Example, as_call, by_name, mode
 from hope._util.progress import busy
 from hope._util.tokens import check_tokens
 from hope.errors import InvalidExample, UnsupportedModel, first_line
@@ -142,8 +142,9 @@ def _explain(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], er
     name = type(model).__name__
     if any(module.training for module in model.modules()):
         return UnsupportedModel(f"{name} cannot be captured in training mode: {first_line(error)}")
-    config = getattr(model, "config", None)
-    if getattr(config, "is_encoder_decoder", False) and not any(key.startswith("decoder") for key in kwargs):
+    config, given = getattr(model, "config", None), {**by_name(model, args), **kwargs}
+    second = any(key.startswith("decoder") or key == "labels" for key in given)
+    if getattr(config, "is_encoder_decoder", False) and not second:
         return InvalidExample(
             f"{name} reads two texts: give both by name, decoder_input_ids besides "
             f"{getattr(model, 'main_input_name', 'input_ids')}"
