@@ -48,6 +48,27 @@ class Plain(nn.Module):
         return self.head(self.end(self.blocks(x)))
 
 
+def test_a_bias_that_is_added_apart_is_no_stream() -> None:
+    class Apart(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.norm, self.up, self.weight = (
+                nn.LayerNorm(6),
+                nn.Linear(6, 9),
+                nn.Parameter(torch.randn(6, 9)),
+            )
+            self.bias = nn.Parameter(torch.randn(6))
+
+        def forward(self, x: Tensor) -> Tensor:
+            return x + (F.gelu(self.up(self.norm(x))) @ self.weight.T + self.bias)
+
+    program = read_program(capture(Plain(Apart(), Apart(), end=nn.LayerNorm(6)), torch.randn(2, 4, 6)))
+    found = normed_adds(program)
+    assert sorted(found) == ["blocks.0.weight", "blocks.1.weight"]
+    for position in found.values():
+        assert not program[position].tensors  # of two signals
+
+
 def adds(net: nn.Module) -> list[str]:
     return sorted(normed_adds(read_program(capture(net, torch.randn(2, 4, 6)))))
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from hope.graph.program import Ref
 from hope.ops import activation
-from hope.ops.weight import uses_of_weights
+from hope.ops.uses import uses_of_weights
 from hope.reasons import Cause, Reason
 
 if TYPE_CHECKING:

@@ -24,7 +24,7 @@ from hope.anatomy.units import Unit
 from hope.deft.masks import in_head, owned
 from hope.deft.partition import Partition
 from hope.ops.norm import uses_of_bns
-from hope.ops.weight import uses_of_weights
+from hope.ops.uses import uses_of_weights
 from hope.signals.bn import Numbers
 from hope.signals.intake import Intake, propagated_intakes
 from hope.signals.measure import measured_intakes

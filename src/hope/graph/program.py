@@ -247,6 +247,15 @@ def references(argument: Any) -> Iterator[int]:
             yield from references(inner)
 
 
+def readers_of(program: Program) -> dict[int, list[Operation]]:
+    """Position -> the operations that read its result, in order; none for what nobody reads."""
+    found: dict[int, list[Operation]] = {}
+    for operation in program:
+        for other in operation.inputs:
+            found.setdefault(other, []).append(operation)
+    return found
+
+
 def numbers(operation: Operation) -> tuple[float, ...]:
     """The plain numbers among an operation's arguments, such as the slope of a leaky ReLU."""
     found = (v for v in operation.arguments.values() if isinstance(v, (int, float)))

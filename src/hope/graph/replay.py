@@ -21,7 +21,7 @@ from hope._util.calls import Example, as_call
 from hope.errors import InvalidExample
 from hope.graph.capture import Graph, capture
 from hope.graph.execute import flat, signature
-from hope.graph.program import Program, read_program
+from hope.graph.program import Program, read_program, readers_of
 
 Hear = Callable[[str, Tensor], None]
 
@@ -101,8 +101,6 @@ def _same(known: Program, there: Program) -> dict[str, str]:
 def _what(program: Program) -> list[tuple[Any, ...]]:
     """Of each operation its operator, where it is, the weights that it uses, and the same of its readers."""
     own = [(one.operator, one.module, *sorted(one.tensors.items())) for one in program]
-    readers: dict[int, set[tuple[Any, ...]]] = {}
-    for operation in program:
-        for other in operation.inputs:
-            readers.setdefault(other, set()).add(own[operation.position])
-    return [(what, *sorted(map(str, readers.get(k, ())))) for k, what in enumerate(own)]
+    readers = readers_of(program)
+    told = ({str(own[one.position]) for one in readers.get(k, ())} for k in range(len(program)))
+    return [(what, *sorted(some)) for what, some in zip(own, told, strict=True)]

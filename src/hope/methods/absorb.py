@@ -26,7 +26,7 @@ from hope.graph.blocks import Block
 from hope.methods.absorption import AbsorbPath, AbsorbState, Late
 from hope.methods.base import Branch, Known, Method, Rewrite, State, listed
 from hope.methods.calibration import Calibration, batches_of, check_calibration
-from hope.ops.weight import uses_of_weights
+from hope.ops.uses import uses_of_weights
 from hope.reasons import Cause, Reason
 from hope.signals.bn import Numbers
 from hope.signals.energy import capacities

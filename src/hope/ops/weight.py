@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from math import prod
 from typing import TYPE_CHECKING, TypeGuard
@@ -11,10 +10,10 @@ import numpy as np
 from torch import Tensor, nn
 
 from hope.graph.labels import FIXED, Ids, along, dims
-from hope.graph.program import Operation, Program, Shape, module_of
+from hope.graph.program import Operation, Shape, module_of
 from hope.graph.values import Value, origins_of
 from hope.ops.reading import dense, depthwise, isotropic, sources, weigh
-from hope.ops.registry import TABLE, Form, Inputs, Operator, Parts, Reads, Signal, forms
+from hope.ops.registry import TABLE, Form, Inputs, Operator, Parts, Reads, Signal
 from hope.reasons import Cause
 
 if TYPE_CHECKING:
@@ -328,50 +327,6 @@ TABLE.update({"linear": Linear(), "embedding": Embedding(), "addmm": Transposing
 def is_weight(form: Form | None) -> TypeGuard[Form]:
     """Whether an operation is one whose weight and what it reads are followed."""
     return form is not None and isinstance(form.operator, Weighted)
-
-
-def uses_of_weights(program: Program) -> Counter[str]:
-    """How many times each weight reads a signal."""
-    return Counter(form.operation.tensors["weight"] for form in forms(program) if is_weight(form))
-
-
-def added_biases(program: Program) -> dict[str, tuple[str, int]]:
-    """Weight of a linear layer -> its module's bias and where that is added, if that is an operation of its
-    own and all that happens to the result.
-    """
-    readers: dict[int, list[Operation]] = {}
-    for operation in program:
-        for other in operation.inputs:
-            readers.setdefault(other, []).append(operation)
-    there = {operation.tensor for operation in program}
-    found = {}
-    for form in forms(program):
-        if not is_weight(form) or "bias" in form.operation.tensors:
-            continue
-        weight = form.operation.tensors["weight"]
-        bias = f"{weight.rpartition('.')[0]}.bias"
-        if bias in there and (position := _plain_add(program, form.operation, readers, bias)) >= 0:
-            found[weight] = bias, position
-    return found
-
-
-def _plain_add(
-    program: Program, operation: Operation, readers: Mapping[int, list[Operation]], bias: str
-) -> int:
-    behind = readers.get(operation.position, [])
-    if len(behind) != 1 or behind[0].operator != "add" or behind[0].arguments.get("alpha") != 1:
-        return -1
-    shape, sides = operation.output[-1:], [program[position] for position in behind[0].inputs]
-    plain = operation.operator == "linear" and any(s.tensor == bias and s.output == shape for s in sides)
-    alone = sum(len(readers.get(op.position, ())) for op in program if op.tensor == bias) == 1
-    return behind[0].position if plain and alone else -1
-
-
-def first_convolution(program: Program) -> Operation | None:
-    """The first convolution that reads the model's first input as it is."""
-    entrance = next((operation.position for operation in program if operation.operator == "input"), None)
-    every = (form for form in forms(program) if form is not None and isinstance(form.operator, Convolution))
-    return next((form.operation for form in every if form.inputs == (entrance,)), None)
 
 
 def spatial(module: nn.Module) -> int | None:

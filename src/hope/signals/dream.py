@@ -21,7 +21,7 @@ from hope._util.progress import bar
 from hope.errors import UnknownMethod
 from hope.graph.program import Program, Ref
 from hope.ops.norm import bn_of, is_bn
-from hope.ops.weight import first_convolution
+from hope.ops.uses import first_convolution
 from hope.signals.patterns import again, noise
 from hope.signals.sample import sampled, speaks
 

@@ -14,7 +14,8 @@ from hope import ops
 from hope.anatomy.anatomy import Anatomy
 from hope.anatomy.units import Unit
 from hope.ops.norm import bn_of, is_bn
-from hope.ops.weight import added_biases, is_weight
+from hope.ops.uses import added_biases
+from hope.ops.weight import is_weight
 from hope.signals.bn import Numbers
 from hope.signals.propagate import Propagated
 

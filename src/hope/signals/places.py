@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from hope import ops
 from hope._util.calls import Example, by_name
-from hope.graph.program import Operation, Program, Ref
+from hope.graph.program import Operation, Program, Ref, readers_of
 from hope.ops.elementwise import Nothing
 from hope.ops.norm import LayerNorm, is_square
 from hope.ops.weight import Linear, is_weight
@@ -23,29 +23,27 @@ def normed_adds(program: Program) -> dict[str, int]:
     """Weight of a linear layer -> position of the add that its result goes into, if a norm over the channels
     reads what comes out of it.
     """
-    readers: dict[int, list[Operation]] = {}
-    for operation in program:
-        for other in operation.inputs:
-            readers.setdefault(other, []).append(operation)
+    readers = readers_of(program)
     found = {}
     for form in ops.forms(program):
         if is_weight(form) and isinstance(form.operator, Linear):
-            add = _add(form.operation, readers)
+            add = _add(program, form.operation, readers)
             if add is not None and _normed(add, readers):
                 found[form.operation.tensors["weight"]] = add.position
     return found
 
 
-def _add(operation: Operation, readers: dict[int, list[Operation]]) -> Operation | None:
-    """The add of two signals that a result goes into, changed on the way by a factor at most."""
+def _add(program: Program, operation: Operation, readers: dict[int, list[Operation]]) -> Operation | None:
+    """The add of two signals that a result goes into, changed on the way by a factor and a bias at most."""
     shape = operation.output
     while len(readers.get(operation.position, ())) == 1:
         (operation,) = readers[operation.position]
-        signals = [one for one in operation.arguments.values() if isinstance(one, Ref)]
+        every = (one for one in operation.arguments.values() if isinstance(one, Ref))
+        signals = [one for one in every if program[one.position].tensor is None]
         if operation.operator == "add" and len(signals) == 2 and operation.output == shape:
             return operation
         moves = isinstance(ops.find(operation), Nothing) or operation.operator in ("mul", "view", "reshape")
-        if not moves:
+        if not moves and not (operation.operator == "add" and len(signals) == 1):
             return None
         shape = operation.output
     return None

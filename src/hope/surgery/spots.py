@@ -15,9 +15,10 @@ from hope import ops
 from hope.anatomy.anatomy import Anatomy
 from hope.errors import InvalidAction
 from hope.graph.blocks import Block, Replace
-from hope.graph.program import Operation, Program, Ref, module_of
+from hope.graph.program import Operation, Program, Ref, module_of, readers_of
 from hope.ops.norm import bn_of, is_bn
-from hope.ops.weight import added_biases, is_weight
+from hope.ops.uses import added_biases
+from hope.ops.weight import is_weight
 from hope.surgery.apply import Outcome, lost_places
 from hope.surgery.resize import get
 
@@ -58,10 +59,7 @@ def spots(program: Program) -> dict[str, Spot]:
     """Weight -> where it is used. Weights that are used more than once are left out."""
     forms = [form for form in ops.forms(program) if form is not None]
     norms = {form.operation.position: form for form in forms if is_bn(form)}
-    readers: dict[int, list[Operation]] = {}
-    for operation in program:
-        for other in operation.inputs:
-            readers.setdefault(other, []).append(operation)
+    readers = readers_of(program)
     used = Counter(name for op in program for key, name in op.tensors.items() if key)
     found: dict[str, Spot] = {}
     added = added_biases(program)
