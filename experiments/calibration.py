@@ -24,9 +24,9 @@ from experiments.command import call
 from experiments.compression.page import TITLES
 from experiments.data import colours, data_folder, normalised
 from experiments.readme import add_arguments, shown
-from hope.anatomy.anatomy import Anatomy
 from hope.bench.accuracy import accuracy
 from hope.bench.results import write_results
+from hope.structure.anatomy import Anatomy
 from zoo import networks
 
 RESULTS = FOLDER / "calibration.json"

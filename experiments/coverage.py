@@ -28,9 +28,9 @@ from torch import Tensor, nn
 import hope
 from experiments.command import RESULTS as FOLDER
 from experiments.readme import add_arguments, shown
-from hope.anatomy.anatomy import Anatomy
-from hope.anatomy.needs import Need, counts
 from hope.errors import first_line
+from hope.structure.anatomy import Anatomy
+from hope.structure.needs import Need, counts
 from zoo.foreign import Entry, zoo
 from zoo.silence import masked, random_cut, randomise, run, silenced, together
 

@@ -22,10 +22,10 @@ from experiments.command import RESULTS as FOLDER
 from experiments.command import call, network_parser, opened
 from experiments.compression.page import TITLES
 from experiments.refit import loaded
-from hope.signals import dream
-from hope.signals.bn import Numbers
-from hope.signals.intake import Intake, propagated_intakes
-from hope.signals.measure import measured_intakes
+from hope.statistics import dreams
+from hope.statistics.checkpoint import Checkpoint
+from hope.statistics.input_statistics import InputStatistics, propagated_intakes
+from hope.statistics.measured import measured_intakes
 
 RESULTS = FOLDER / "dreams.json"
 NETWORKS = ("cifar10-resnet20", "keras-resnet50")
@@ -45,9 +45,9 @@ def run(options: argparse.Namespace) -> None:
     torch.set_num_threads(1)
     for name, model, images, _, apart, entry, write in opened(options, NETWORKS, loaded):
         anatomy = hope.inspect(model, images[:1], progress=False)
-        known, _ = propagated_intakes(anatomy, Numbers.of(model, anatomy))
+        known, _ = propagated_intakes(anatomy, Checkpoint.of(model, anatomy))
 
-        def moments(batches: Sequence[Any]) -> Mapping[str, Intake]:
+        def moments(batches: Sequence[Any]) -> Mapping[str, InputStatistics]:
             return measured_intakes(model, anatomy, batches, known, progress=False)  # noqa: B023
 
         real = None
@@ -64,7 +64,7 @@ def run(options: argparse.Namespace) -> None:
             write()
 
 
-def distance(found: Mapping[str, Intake], wanted: Mapping[str, Intake]) -> float:
+def distance(found: Mapping[str, InputStatistics], wanted: Mapping[str, InputStatistics]) -> float:
     """Of covariances, relative to those that are wanted, on average."""
     gaps = [
         float((found[name].covariance - one.covariance).norm() / one.covariance.norm())
@@ -75,12 +75,12 @@ def distance(found: Mapping[str, Intake], wanted: Mapping[str, Intake]) -> float
 
 def _first(model: nn.Module, example: Tensor, _: Tensor) -> Any:
     """As it was at first: 32 inputs in full size from noise, 40 passes, all BNs from the start."""
-    side, dream.SIDE = dream.SIDE, max(example.shape)
+    side, dreams.SIDE = dreams.SIDE, max(example.shape)
     try:
         program = hope.inspect(model, example, progress=False).program
-        args = dream.probes(model, example, program, count=32, steps=40)[0]
+        args = dreams.probes(model, example, program, count=32, steps=40)[0]
     finally:
-        dream.SIDE = side
+        dreams.SIDE = side
     return [args]
 
 

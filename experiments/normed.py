@@ -26,10 +26,10 @@ from experiments.command import RESULTS as FOLDER
 from experiments.command import call, network_parser
 from experiments.data import data_folder
 from hope._util.operators import declare_missing_operators
-from hope.anatomy.anatomy import Anatomy
-from hope.anatomy.steps import Step
 from hope.bench.results import check_out, versions, write_results
-from hope.surgery.resize import get
+from hope.rewrite.resize import get
+from hope.structure.anatomy import Anatomy
+from hope.structure.steps import Step
 
 RESULTS = FOLDER / "normed.json"
 TITLES = {

@@ -28,16 +28,16 @@ from hope._util.calls import duplicate
 from hope.bench.accuracy import accuracy
 from hope.bench.results import check_out, versions, write_results
 from hope.encoding import Encoding
+from hope.evaluate.closed import ClosedForm
+from hope.evaluate.fidelity import Fidelity
 from hope.geometry.projection import variances
-from hope.judge.closed import ClosedForm
-from hope.judge.fidelity import Judge
 from hope.ops.registry import Form, Signal
 from hope.ops.weight import is_weight
-from hope.signals.propagate import Propagated
+from hope.rewrite.apply import Outcome, outcome
+from hope.rewrite.layer_sites import LayerSite, gain, spots
+from hope.rewrite.zero_pad import IndexMap, embedded, places_of, silences
+from hope.statistics.propagated import Propagated
 from hope.storage.run import fingerprint
-from hope.surgery.apply import Outcome, outcome
-from hope.surgery.embed import Places, embedded, places_of, silences
-from hope.surgery.spots import Spot, gain, spots
 from zoo import networks
 
 RESULTS = FOLDER / "pairs.json"
@@ -58,7 +58,7 @@ FITS = {"as it is": (0.01, 0.0), "deviations kept": (0.01, 1.0), "nearer to what
 class Closing(Propagated):
     """Follows both networks and fits each weight of the second before it is used."""
 
-    def __init__(self, original: Propagated, places: Places, prior: float, repair: float, **given: Any):
+    def __init__(self, original: Propagated, places: IndexMap, prior: float, repair: float, **given: Any):
         self.original, self.places, self.prior, self.repair = original, places, prior, repair
         self.spots = {spot.position: spot for spot in spots(original.program).values()}
         super().__init__(original.program, original.tensors, **given)
@@ -70,7 +70,7 @@ class Closing(Propagated):
                 self._fit(form, self.spots[form.operation.position], x)
         return super()._follow(form)
 
-    def _fit(self, form: Form, spot: Spot, x: Signal) -> None:
+    def _fit(self, form: Form, spot: LayerSite, x: Signal) -> None:
         first, second = self.networks
         assert isinstance(second, dict)
         laid, mine = (_laid(tensors[spot.weight], x.repeat) for tensors in (first, second))
@@ -107,7 +107,7 @@ class Closing(Propagated):
         variance[rows] *= ratio.float()
         second[f"{spot.bn}.running_var"] = variance
 
-    def _drift(self, form: Form, spot: Spot, rows: Tensor) -> tuple[Tensor, Tensor] | None:
+    def _drift(self, form: Form, spot: LayerSite, rows: Tensor) -> tuple[Tensor, Tensor] | None:
         """What the stream beside a branch lacks, in the units in front of the branch's BN: its covariance
         with what the small network reads, and its mean.
         """
@@ -194,7 +194,7 @@ def _steps(run: Encoding, density: float) -> Outcome:
 
 
 def _plans(run: Encoding, model: nn.Module, images: Tensor, labels: Tensor) -> dict[str, Any]:
-    exact, judge = ClosedForm(model, run.anatomy), Judge(model, images[:1], run.anatomy.program)
+    exact, judge = ClosedForm(model, run.anatomy), Fidelity(model, images[:1], run.anatomy.program)
     found = {}
     for density in DENSITIES:
         small = run.at(density=density)

@@ -25,7 +25,7 @@ from experiments.command import call, network_parser, opened
 from experiments.compression.page import TITLES
 from hope.bench.accuracy import accuracy, interval
 from hope.encoding import Encoding
-from hope.surgery.refit import compressed
+from hope.rewrite.refit import compressed
 from zoo import networks
 
 RESULTS = FOLDER / "refit.json"

@@ -22,7 +22,7 @@ from experiments.data import cifar10
 from hope.bench.accuracy import accuracy
 from hope.report.accuracies import read_accuracies
 from hope.report.page import write_page
-from hope.run.budget import Budget
+from hope.schedule.budget import Budget
 from hope.storage.run import PLAN, read_run
 from zoo.networks import CHECKPOINTS, trained
 

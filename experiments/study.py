@@ -27,7 +27,7 @@ from experiments.readme import put
 from hope.bench.accuracy import accuracy
 from hope.bench.results import write_results
 from hope.geometry.projection import ridged, takeover
-from hope.signals.intake import channels_of
+from hope.statistics.input_statistics import channels_of
 
 RESULTS = FOLDER / "study.json"
 POINTS = {

@@ -26,7 +26,7 @@ from experiments.command import RESULTS as FOLDER
 from experiments.command import call, network_parser, opened
 from hope.bench.accuracy import accuracy, interval
 from hope.methods.base import Method
-from hope.surgery.refit import compressed
+from hope.rewrite.refit import compressed
 
 RESULTS = FOLDER / "vit.json"
 TITLES = {"cifar100-vit": "Small ViT, 30 classes of CIFAR-100"}

@@ -13,8 +13,8 @@ from torch.utils import _pytree as pytree
 
 import hope
 from hope._util.calls import Example, as_call
-from hope.anatomy.anatomy import Anatomy
-from hope.surgery.apply import outcome
+from hope.rewrite.apply import outcome
+from hope.structure.anatomy import Anatomy
 from zoo.silence import masked, random_cut, randomise, run
 
 __all__ = ["assert_same", "backward", "check_cut", "masked", "random_cut", "randomise", "run"]

@@ -13,15 +13,15 @@ from torch import nn
 
 import hope
 from hope._util.numbers import rounded
-from hope.anatomy.sizes import sizes
 from hope.demo import DigitsNet
 from hope.geometry import costs
 from hope.methods.pairs import PairPath, PaperState
 from hope.methods.paper import AnchoredBranch
 from hope.reasons import Cause
-from hope.run.merge import Merger
-from hope.run.plan import Plan
-from hope.surgery.apply import outcome
+from hope.rewrite.apply import outcome
+from hope.schedule.plan import Plan
+from hope.schedule.scheduler import Scheduler
+from hope.structure.sizes import sizes
 from tests.geometry.explicit import random_layer
 from tests.support import assert_same, randomise, run
 from zoo.networks import CifarResNet, trained
@@ -208,7 +208,7 @@ def merged(
     states: list[PaperState], branches: list[AnchoredBranch], merge: str | None
 ) -> list[tuple[str, str, float]]:
     method = hope.Paper(merge=merge)
-    steps = Merger(states, branches, walk=method.path, rank=method.rank)
+    steps = Scheduler(states, branches, walk=method.path, rank=method.rank)
     return [(step.kind, step.name, step.cost) for step in steps]
 
 

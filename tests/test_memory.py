@@ -11,8 +11,8 @@ from torch import Tensor, nn
 
 import hope
 from hope._util.memory import allowed, beside, filed
-from hope.run.merge import FIRST
-from hope.signals import measure
+from hope.schedule.scheduler import FIRST
+from hope.statistics import measured
 
 transformers = pytest.importorskip("transformers", reason="the large models are of transformers")
 SIZES = {"vocab_size": 64, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2}
@@ -67,13 +67,13 @@ def test_moments_are_measured_in_parts_that_memory_holds(
     folder: Path, anatomy: hope.Anatomy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     passes: list[set[str]] = []
-    gather = measure._gather
+    gather = measured._gather
 
     def noted(model: Any, anatomy: Any, inputs: Any, sums: Any, *rest: Any, **options: Any) -> None:
         passes.append(set(sums))
         gather(model, anatomy, inputs, sums, *rest, **options)
 
-    monkeypatch.setattr(measure, "_gather", noted)
+    monkeypatch.setattr(measured, "_gather", noted)
     encoded(loaded(folder), anatomy)
     monkeypatch.setenv("HOPE_MEMORY", "0")
     encoded(loaded(folder), anatomy)

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from hope._util.operators import declare_missing_operators
-from hope.surgery.experts import unstack_experts
+from hope.rewrite.experts import unstack_experts
 
 declare_missing_operators()
 

@@ -15,12 +15,12 @@ from torch.export import ExportedProgram
 from torch.utils import _pytree as pytree
 
 from hope._util.calls import Example, as_call
-from hope.anatomy.anatomy import Anatomy
-from hope.anatomy.steps import Evict, Prune
 from hope.errors import InvalidAction
-from hope.graph.blocks import Block
-from hope.graph.program import Ref
-from hope.surgery.apply import outcome
+from hope.rewrite.apply import outcome
+from hope.structure.anatomy import Anatomy
+from hope.structure.steps import Evict, Prune
+from hope.trace.blocks import Block
+from hope.trace.program import Ref
 from zoo.interpretation import Instead, export, replaced
 
 

@@ -24,15 +24,15 @@ from experiments import data
 from experiments.compression import peers
 from experiments.compression.methods import METHODS, READINGS, keywords
 from experiments.compression.store import UnusableResults, read_results
-from hope.anatomy.anatomy import Anatomy
 from hope.api import inspect
 from hope.bench.accuracy import accuracy, interval
 from hope.bench.budgets import At, by_unit, compressed
 from hope.bench.results import check_out, versions, write_results
 from hope.errors import InfeasibleBudget, first_line
-from hope.judge.fidelity import Judge, images_for
+from hope.evaluate.fidelity import Fidelity, images_for
+from hope.rewrite.recalibrate import recalibrate_bn
 from hope.storage.run import fingerprint
-from hope.surgery.recalibrate import recalibrate_bn
+from hope.structure.anatomy import Anatomy
 from zoo import networks
 
 DENSITIES = tuple(f"density={d}" for d in (0.9, 0.8, 0.7, 0.6, 0.5, 0.4, 0.3))
@@ -162,7 +162,7 @@ def _network(
         entry |= {f"base {what}": value for what, value in task.further(task.model).items()}
         write_results(path, results)
     anatomy = inspect(task.model, task.example, progress=False)
-    judge: Judge | None = None
+    judge: Fidelity | None = None
     hope: dict[tuple[str, ...], dict[str, float]] = {}  # its seconds in this run, by what was asked for
     line = bar.add_task(task.name, total=len(methods) * len(task.budgets))
     for method in sorted(methods, key=lambda method: method != "hope"):
@@ -171,7 +171,7 @@ def _network(
         missing = [b for b in task.budgets if b not in refused and not _whole(points.get(b), recalibrate)]
         bar.advance(line, len(task.budgets) - len(missing))
         if missing and judged and judge is None:
-            judge = Judge(task.model, task.example, anatomy.program, images_for(anatomy.size().macs))
+            judge = Fidelity(task.model, task.example, anatomy.program, images_for(anatomy.size().macs))
         for some in map(tuple, by_unit(missing).values()):
             if method == "hope":
                 hope[some] = {}
@@ -216,7 +216,7 @@ def _measured(entry: Mapping[str, Any], mark: str, judged: bool, recalibrate: bo
     return None
 
 
-def _scores(task: Task, small: nn.Module, judge: Judge | None, recalibrate: bool) -> dict[str, Any]:
+def _scores(task: Task, small: nn.Module, judge: Fidelity | None, recalibrate: bool) -> dict[str, Any]:
     count = len(task.images)
     score = accuracy(small, task.images, task.labels)
     found: dict[str, Any] = {"accuracy": score, "interval": interval(score, count)}

@@ -8,9 +8,9 @@ from typing import Any
 from torch import Tensor, nn
 
 from hope._util.calls import duplicate
-from hope.anatomy.anatomy import Anatomy
 from hope.bench.budgets import KEPT, At, parse
 from hope.errors import HopeError, InfeasibleBudget
+from hope.structure.anatomy import Anatomy
 
 NAMES = ("torch-pruning magnitude", "torch-pruning BN scale", "torch-pruning LAMP", "torch-pruning FPGM")
 STEPS = 200  # how finely the ratio is raised

@@ -20,8 +20,8 @@ from experiments.data import data_folder
 from experiments.language import page, peers, texts
 from experiments.language.parts import KINDS, parameters, parts_of, wanted
 from hope.bench.results import check_out, versions, write_results
+from hope.rewrite.refit import compressed
 from hope.storage.run import fingerprint
-from hope.surgery.refit import compressed
 
 MODELS = page.MODELS
 SHARES = (0.1, 0.2, 0.3, 0.5)

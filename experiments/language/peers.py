@@ -39,7 +39,7 @@ Batches = Sequence[dict[str, Tensor]]
 
 
 @dataclass
-class Heard:
+class Observed:
     """What was heard of the original.
 
     Attributes:
@@ -63,9 +63,9 @@ class Heard:
 
 
 @torch.no_grad()
-def hear(model: nn.Module, batches: Batches) -> Heard:
+def hear(model: nn.Module, batches: Batches) -> Observed:
     """Run the original once."""
-    heard = Heard()
+    heard = Observed()
 
     def read(name: str) -> Callable[..., None]:
         def hook(_: nn.Module, args: tuple[Tensor, ...]) -> None:
@@ -100,13 +100,13 @@ def by_unit(values: Tensor, part: Part) -> Tensor:
     return values.reshape(part.units, -1).sum(dim=1)
 
 
-def wanda(model: nn.Module, part: Part, heard: Heard) -> Tensor:
+def wanda(model: nn.Module, part: Part, heard: Observed) -> Tensor:
     """Σ|W|·‖x‖."""
     weight = linear(model, part.reader).weight.detach().double()
     return by_unit(weight.abs().sum(dim=0) * heard.square[part.reader].sqrt(), part)
 
 
-def magnitude(model: nn.Module, part: Part, _: Heard | None = None) -> Tensor:
+def magnitude(model: nn.Module, part: Part, _: Observed | None = None) -> Tensor:
     """‖in‖·‖out‖."""
     rows = [linear(model, name).weight.detach().double() for name in part.writers]
     into = sum((by_unit((r**2).sum(dim=1), part) for r in rows), torch.zeros(part.units).double())
@@ -114,7 +114,7 @@ def magnitude(model: nn.Module, part: Part, _: Heard | None = None) -> Tensor:
     return (into * out).sqrt()
 
 
-def chance(_: nn.Module, part: Part, __: Heard | None = None) -> Tensor:
+def chance(_: nn.Module, part: Part, __: Observed | None = None) -> Tensor:
     """The same for a part every time."""
     seed = sum(part.reader.encode())
     return torch.rand(part.units, generator=torch.Generator().manual_seed(seed)).double()
@@ -145,7 +145,7 @@ def equal(scores: Mapping[Part, Tensor], model: nn.Module, kind: str, share: flo
     return gone
 
 
-def flap(model: nn.Module, kind: str, share: float, heard: Heard) -> nn.Module:
+def flap(model: nn.Module, kind: str, share: float, heard: Observed) -> nn.Module:
     """FLAP, with its bias. Every part keeps a unit."""
     ranked: list[tuple[float, Part, int]] = []
     for part in parts_of(model, kind):
@@ -172,7 +172,7 @@ def flap(model: nn.Module, kind: str, share: float, heard: Heard) -> nn.Module:
     return cut(model, gone, shifts)
 
 
-def drop(model: nn.Module, share: float, heard: Heard) -> nn.Module:
+def drop(model: nn.Module, share: float, heard: Observed) -> nn.Module:
     """The original without its least influential layers."""
     layers = layers_of(model)
     order = sorted(range(len(layers)), key=lambda index: heard.influence[index])
@@ -254,7 +254,12 @@ WHOLE = ("slicing", "dropping")  # that know no kinds
 
 
 def made(
-    method: str, model: nn.Module, kind: str, share: float, batches: Batches, heard: Callable[[], Heard]
+    method: str,
+    model: nn.Module,
+    kind: str,
+    share: float,
+    batches: Batches,
+    heard: Callable[[], Observed],
 ) -> tuple[nn.Module, tuple[int, int]]:
     """A smaller network by one of the peers, with its parameters.
 

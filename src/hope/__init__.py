@@ -7,8 +7,6 @@ from hope._version import __version__
 
 if TYPE_CHECKING:
     from hope import deft, ops
-    from hope.anatomy.anatomy import Anatomy
-    from hope.anatomy.steps import Evict, Merge, Prune
     from hope.api import capacities, encode, inspect
     from hope.encoding import Encoding
     from hope.errors import (
@@ -23,19 +21,21 @@ if TYPE_CHECKING:
         UnknownMethod,
         UnsupportedModel,
     )
+    from hope.evaluate.fidelity import fidelity
     from hope.finetuned import save_finetuned
-    from hope.judge.fidelity import fidelity
     from hope.latency.runtime import Runtime
     from hope.methods import Absorb, Paper, Score
     from hope.reasons import Cause
-    from hope.signals.dream import dream
+    from hope.rewrite.apply import cut
+    from hope.rewrite.experts import stack_experts, unstack_experts
+    from hope.rewrite.export import export_onnx, export_program
+    from hope.rewrite.recalibrate import recalibrate_bn
+    from hope.rewrite.refit import refit
+    from hope.statistics.dreams import dream
     from hope.storage.run import load
     from hope.storage.run import save_run as save
-    from hope.surgery.apply import cut
-    from hope.surgery.experts import stack_experts, unstack_experts
-    from hope.surgery.export import export_onnx, export_program
-    from hope.surgery.recalibrate import recalibrate_bn
-    from hope.surgery.refit import refit
+    from hope.structure.anatomy import Anatomy
+    from hope.structure.steps import Evict, Merge, Prune
 
 __all__ = [
     "Absorb",
@@ -79,8 +79,8 @@ __all__ = [
 ]
 
 _PLACES = {  # where names live: each is imported when it is first used, and torch not before
-    "hope.anatomy.anatomy": ("Anatomy",),
-    "hope.anatomy.steps": ("Evict", "Merge", "Prune"),
+    "hope.structure.anatomy": ("Anatomy",),
+    "hope.structure.steps": ("Evict", "Merge", "Prune"),
     "hope.api": ("capacities", "encode", "inspect"),
     "hope.encoding": ("Encoding",),
     "hope.errors": (
@@ -96,17 +96,17 @@ _PLACES = {  # where names live: each is imported when it is first used, and tor
         "UnsupportedModel",
     ),
     "hope.finetuned": ("save_finetuned",),
-    "hope.judge.fidelity": ("fidelity",),
+    "hope.evaluate.fidelity": ("fidelity",),
     "hope.latency.runtime": ("Runtime",),
     "hope.methods": ("Absorb", "Paper", "Score"),
     "hope.reasons": ("Cause",),
-    "hope.signals.dream": ("dream",),
+    "hope.statistics.dreams": ("dream",),
     "hope.storage.run": ("load", "save_run as save"),
-    "hope.surgery.apply": ("cut",),
-    "hope.surgery.experts": ("stack_experts", "unstack_experts"),
-    "hope.surgery.export": ("export_onnx", "export_program"),
-    "hope.surgery.recalibrate": ("recalibrate_bn",),
-    "hope.surgery.refit": ("refit",),
+    "hope.rewrite.apply": ("cut",),
+    "hope.rewrite.experts": ("stack_experts", "unstack_experts"),
+    "hope.rewrite.export": ("export_onnx", "export_program"),
+    "hope.rewrite.recalibrate": ("recalibrate_bn",),
+    "hope.rewrite.refit": ("refit",),
 }
 _HOMES = {
     name.rpartition(" as ")[2]: (place, name.partition(" as ")[0])

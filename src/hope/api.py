@@ -17,28 +17,28 @@ from hope._util.calls import Example, duplicate
 from hope._util.finite import check_finite
 from hope._util.memory import PART, allowed, beside, size_of
 from hope._util.progress import busy
-from hope.anatomy.anatomy import Anatomy
-from hope.anatomy.read import read_model
 from hope.encoding import Encoding
 from hope.errors import InvalidExample, UnsupportedModel
-from hope.graph.capture import check_readable
-from hope.judge.evictions import judged, ordered
-from hope.judge.fidelity import Judge, images_for
-from hope.judge.sensitivity import weigh
-from hope.judge.thinned import better, without_streams
-from hope.judge.trial import verify
+from hope.evaluate.dry_run import verify
+from hope.evaluate.eviction_search import judged, ordered
+from hope.evaluate.fidelity import Fidelity, images_for
+from hope.evaluate.sensitivity import weigh
+from hope.evaluate.stream_choice import better, without_streams
 from hope.latency.measure import clock_of, runtime_for
 from hope.latency.runtime import Runtime
 from hope.methods import Method, Paper, named
-from hope.run.align import check_multiple, check_uniform
-from hope.run.budget import RESOURCES, Budget, one_budget
-from hope.run.checkpoint import Begun, Checkpoint
-from hope.run.collect import collect
-from hope.run.pace import Macs
-from hope.run.plan import Plan, usable, waiting
+from hope.rewrite.apply import outcome
+from hope.rewrite.config import configured, groups_of
+from hope.schedule.budget import RESOURCES, Budget, one_budget
+from hope.schedule.cost_model import MacCost
+from hope.schedule.plan import Plan, usable, waiting
+from hope.schedule.resume import Resume, RunCheckpoint
+from hope.schedule.run_to_budget import collect
+from hope.schedule.width_constraints import check_multiple, check_uniform
 from hope.storage.run import fingerprint
-from hope.surgery.apply import outcome
-from hope.surgery.config import configured, groups_of
+from hope.structure.analyse import read_model
+from hope.structure.anatomy import Anatomy
+from hope.trace.capture import check_readable
 
 NOT_TOLD = (
     "its configuration cannot tell these widths: what save_pretrained writes, from_pretrained does not load; "
@@ -234,24 +234,24 @@ def work(
         settings["runtime"] = told["runtime"] = where.told()
         told["clock"] = clock.told()
     elif budget.unit == "macs" and method.by_budget:
-        plan.pace, settings["ranked"], told["ranked"] = Macs(anatomy), "macs", "macs"
+        plan.pace, settings["ranked"], told["ranked"] = MacCost(anatomy), "macs", "macs"
     plan.check(budget, multiple_of or 1)
-    file = Checkpoint(Path(checkpoint), told) if checkpoint is not None else None
-    begun = file.read() if file is not None else Begun()
-    judge: Judge | None = None
+    file = RunCheckpoint(Path(checkpoint), told) if checkpoint is not None else None
+    begun = file.read() if file is not None else Resume()
+    judge: Fidelity | None = None
     undecided = plan.judged and (not begun.steps or begun.deciding is not None)
     looking = method.looks and (not plan.judged or (undecided and not ordered(begun)))
     count, seen = images_for(anatomy.size().macs), plan.known.inputs
     choosing = streams and method.evictions == "judged" and budget.unit in RESOURCES
     if budget.unit == "fidelity" or undecided or ((looking or choosing) and not seen):
-        judge = Judge(model, example, anatomy.program, count, progress=progress)
-    eye = Judge(model, example, count=count, inputs=seen) if seen and (looking or choosing) else judge
+        judge = Fidelity(model, example, anatomy.program, count, progress=progress)
+    eye = Fidelity(model, example, count=count, inputs=seen) if seen and (looking or choosing) else judge
     if looking:
         assert eye is not None
         weigh(model, plan, eye, progress=progress)
     if undecided:
         assert judge is not None
-        begun = Begun(judged(model, plan, judge, executor, file, begun, progress))
+        begun = Resume(judged(model, plan, judge, executor, file, begun, progress))
     more = iter(()) if plan.judged else plan.steps(executor=executor, done=begun.steps)
     how: dict[str, Any] = {"pace": clock, "groups": plan.groups, "progress": progress}
     multiples: Sequence[int] = (multiple_of or 1,)

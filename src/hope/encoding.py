@@ -14,10 +14,8 @@ from torch import nn
 from hope._util.calls import Example
 from hope._util.progress import bar
 from hope._util.tables import grid, html, text
-from hope.anatomy.anatomy import Anatomy
-from hope.anatomy.sizes import Size
 from hope.errors import InfeasibleBudget, InvalidAction
-from hope.judge.fidelity import LOOKS, Judge, images_for, longest_above
+from hope.evaluate.fidelity import LOOKS, Fidelity, images_for, longest_above
 from hope.latency.runtime import Runtime, machine
 from hope.latency.stopwatch import Stopwatch
 from hope.latency.timing import Latency, Timing
@@ -26,14 +24,16 @@ from hope.methods.calibration import MADE_UP
 from hope.reasons import Reason
 from hope.report.accuracies import checked_points
 from hope.report.page import write_page
-from hope.run.budget import Budget, one_budget
-from hope.run.plan import calibration
-from hope.run.trajectory import Trajectory
-from hope.signals.intake import Intake
+from hope.rewrite.export import Exported, export_onnx, export_program
+from hope.rewrite.refit import compressed
+from hope.schedule.budget import Budget, one_budget
+from hope.schedule.plan import calibration
+from hope.schedule.trajectory import Trajectory
+from hope.statistics.input_statistics import InputStatistics
 from hope.storage.arrays import Arrays
 from hope.storage.run import Details, Run, fingerprint, save_trajectory
-from hope.surgery.export import Exported, export_onnx, export_program
-from hope.surgery.refit import compressed
+from hope.structure.anatomy import Anatomy
+from hope.structure.sizes import Size
 
 GROWTH = 4.0  # times the original's largest entry: beyond it, weights are reported as grown
 
@@ -74,14 +74,14 @@ class Encoding:
     steps: int
     method: Method
     left_alone: Mapping[str, Reason]
-    intakes: Mapping[str, Intake]
+    intakes: Mapping[str, InputStatistics]
     notes: tuple[str, ...]
     original: nn.Module
     example: Example | None
     measures: Mapping[str, Sequence[float]] = field(default_factory=dict)
     settings: Mapping[str, Any] = field(default_factory=dict)
     inputs: Sequence[Any] = ()
-    _judge: Judge | None = None
+    _judge: Fidelity | None = None
     _looked: dict[int, float] = field(default_factory=dict)
     runtime: Runtime | None = None
     _timed: dict[int, int] = field(default_factory=dict)
@@ -130,12 +130,12 @@ class Encoding:
         return self.original
 
     @cached_property
-    def judge(self) -> Judge:
+    def judge(self) -> Fidelity:
         """Compares networks with the original, without data."""
         if self._judge is not None:
             return self._judge
         count = images_for(self.anatomy.size().macs)
-        return Judge(self._intact(), self.example, self.anatomy.program, count)
+        return Fidelity(self._intact(), self.example, self.anatomy.program, count)
 
     @cached_property
     def fidelity(self) -> float:

@@ -8,7 +8,7 @@ from pathlib import Path
 from torch import nn
 
 from hope.encoding import Encoding
-from hope.run.budget import one_budget
+from hope.schedule.budget import one_budget
 from hope.storage.finetuned import save_trained
 from hope.storage.run import read_run
 

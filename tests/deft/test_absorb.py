@@ -14,8 +14,8 @@ import hope
 from hope.deft import Partition, Tuning
 from hope.errors import InvalidPartition
 from hope.geometry.projection import variances
-from hope.signals.bn import Numbers
-from hope.signals.intake import propagated_intakes
+from hope.statistics.checkpoint import Checkpoint
+from hope.statistics.input_statistics import propagated_intakes
 from tests.deft.nets import (
     Residual,
     assert_core_kept,
@@ -151,8 +151,8 @@ def test_without_slack_nothing_changes() -> None:
 def shocks(net: nn.Module, part: Partition, tuning: Tuning) -> dict[str, float]:
     """Reading weight -> E‖Δz‖² of what it says to its core outputs, before its BN, under the surrogate."""
     dims = {p.tensor: p.dim for unit in part.units for p in unit.places if p.role == "in"}
-    tensors = Numbers.of(net, part.anatomy).tensors
-    intakes, _ = propagated_intakes(part.anatomy, Numbers.of(net, part.anatomy), dims=dims)
+    tensors = Checkpoint.of(net, part.anatomy).tensors
+    intakes, _ = propagated_intakes(part.anatomy, Checkpoint.of(net, part.anatomy), dims=dims)
     now = {**dict(tuning.model.named_parameters()), **dict(tuning.model.named_buffers())}
     found = {}
     for weight in part.severed:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 import hope
-from hope.deft.vessels import consolidate
+from hope.deft.freed import consolidate
 from tests.deft.nets import Residual, chain, images, made
 
 SAMPLES = 20_000

@@ -9,8 +9,8 @@ from torch import Tensor, nn
 import hope
 from hope.deft import InvalidPartition, NotSeparable
 from hope.deft.capacities import Energies
-from hope.signals.bn import Numbers
-from hope.signals.marginals import measured_marginals
+from hope.statistics.checkpoint import Checkpoint
+from hope.statistics.marginals import measured_marginals
 from tests.deft.nets import chain, images, made
 from tests.support import randomise
 
@@ -50,7 +50,7 @@ def test_what_streams_and_layers_carry_is_what_hooks_see() -> None:
     model, batches = net(), inputs()
     anatomy = hope.inspect(model, images(2))
     measured = measured_marginals(model, anatomy, batches)
-    energies = Energies(anatomy, Numbers.of(model, anatomy, measured=measured))
+    energies = Energies(anatomy, Checkpoint.of(model, anatomy, measured=measured))
     seen: dict[str, list[Tensor]] = {}
     for name in ("a", "c", "head"):
         model.get_submodule(name).register_forward_pre_hook(

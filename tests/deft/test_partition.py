@@ -12,11 +12,11 @@ from torch import Tensor, nn
 
 import hope
 from hope.deft.elasticity import EPSILON
-from hope.deft.vessels import consolidate
+from hope.deft.freed import consolidate
 from hope.errors import NotSeparable
 from hope.methods import Paper
 from hope.methods.pairs import PairPath, PaperState
-from hope.run.plan import Plan
+from hope.schedule.plan import Plan
 from tests.deft.nets import Residual, chain, images, made
 from tests.support import randomise
 from zoo.networks import CifarResNet

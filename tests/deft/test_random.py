@@ -12,12 +12,12 @@ from torch import nn
 from torch.utils._pytree import tree_leaves
 
 import hope
-from hope.anatomy.read import read_model
 from hope.deft import Bounds, Partition
 from hope.deft.elasticity import Lock
 from hope.deft.separable import find_units
 from hope.reasons import Cause
 from hope.storage.run import fingerprint
+from hope.structure.analyse import read_model
 from tests.deft.nets import core_entries, slack_entries
 from tests.properties.networks import Net, build, example, networks
 

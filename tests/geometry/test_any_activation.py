@@ -17,8 +17,8 @@ import hope
 from hope.geometry.gaussian import energy_of
 from hope.geometry.hermite import TERMS, bend_with, covariance
 from hope.geometry.kernels import exact_of
-from hope.graph.values import Link
 from hope.ops.activation import SMOOTH, cuts, function
+from hope.trace.values import Link
 
 Real = Callable[[float], float]
 

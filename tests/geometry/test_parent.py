@@ -15,7 +15,7 @@ from hope.geometry import costs
 from hope.geometry.parent import Parents, Side, alignments, overlaps, parents, recipe
 from hope.methods.pairs import PairPath, PaperState
 from hope.methods.paper import paper_state
-from hope.signals.bn import Numbers
+from hope.statistics.checkpoint import Checkpoint
 from tests.geometry.explicit import Array, Layer, Pair, energy, exact_kernel, pair_cost, random_layer
 from tests.support import assert_same, randomise
 
@@ -303,7 +303,7 @@ def inputs(kind: str) -> Tensor:
 
 def state_of(net: nn.Sequential, kind: str) -> tuple[hope.Anatomy, PaperState]:
     anatomy = hope.inspect(net, inputs(kind))
-    state = paper_state(anatomy.layers[0], Numbers.of(net, anatomy), 1)
+    state = paper_state(anatomy.layers[0], Checkpoint.of(net, anatomy), 1)
     assert isinstance(state, PaperState)
     return anatomy, state
 

@@ -14,11 +14,11 @@ import torch
 from torch import nn
 
 import hope
-from hope.anatomy.steps import Evict
 from hope.cli.main import main
 from hope.demo import DigitsNet
-from hope.run.budget import Budget, amount, one_budget
+from hope.schedule.budget import Budget, amount, one_budget
 from hope.storage.run import read_run
+from hope.structure.steps import Evict
 from tests.latency.fake import Fake, faked
 from tests.support import randomise
 

@@ -8,11 +8,11 @@ import torch
 from torch import Tensor, nn
 
 import hope
-from hope.anatomy.sizes import Releases
 from hope.methods.pairs import PaperState
 from hope.methods.paper import paper_state
 from hope.reasons import Reason
-from hope.signals.bn import Numbers
+from hope.statistics.checkpoint import Checkpoint
+from hope.structure.sizes import ParameterSavings
 from tests.support import randomise
 
 IMAGES = torch.randn(2, 3, 6, 6, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
@@ -39,8 +39,8 @@ def linear(activation: nn.Module | None = None) -> nn.Sequential:
 
 def read(net: nn.Module, anatomy: hope.Anatomy, name: str) -> PaperState | Reason:
     """A layer's state with these weights."""
-    release = Releases(anatomy).unit(name)
-    return paper_state(anatomy.unit(name), Numbers.of(net, anatomy), release)
+    release = ParameterSavings(anatomy).unit(name)
+    return paper_state(anatomy.unit(name), Checkpoint.of(net, anatomy), release)
 
 
 def state_of(net: nn.Module, name: str = "3", example: Tensor | None = None) -> PaperState:

@@ -12,7 +12,7 @@ import torch
 from hope.geometry.projection import RIDGE, ridged, takeover
 from hope.methods import absorption
 from hope.methods.absorb import MOST, taken
-from hope.methods.absorption import LEFT, AbsorbPath, AbsorbState, Late
+from hope.methods.absorption import LEFT, AbsorbPath, AbsorbState, LazyMatrices
 
 
 def random_state(
@@ -100,7 +100,9 @@ def test_removals_that_are_gathered_are_those_made_one_by_one(
 
 def test_a_layer_whose_matrices_are_made_late_goes_the_same_way() -> None:
     state = random_state(2)
-    late = replace(state, moments=Late([lambda: state.moments[0]]), outer=Late([lambda: state.outer[0]]))
+    late = replace(
+        state, moments=LazyMatrices([lambda: state.moments[0]]), outer=LazyMatrices([lambda: state.outer[0]])
+    )
     for one in (late, pickle.loads(pickle.dumps(late))):
         assert list(AbsorbPath(one).steps()) == list(AbsorbPath(state).steps())
 

@@ -13,10 +13,10 @@ import torch
 from torch import Tensor, nn
 
 import hope
-from hope.anatomy.steps import Merge
 from hope.methods.pairs import PaperState
 from hope.methods.paper import AnchoredBranch
-from hope.run.plan import Plan
+from hope.schedule.plan import Plan
+from hope.structure.steps import Merge
 from tests.support import assert_same, check_cut, masked, randomise, run
 
 X = torch.randn(256, 4, generator=torch.Generator().manual_seed(0), dtype=torch.float64)

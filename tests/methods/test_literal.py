@@ -14,9 +14,9 @@ from torch import Tensor, nn
 
 import hope
 from hope.geometry.parent import Side, alignments, parents
-from hope.methods.base import Known, Rewrite
-from hope.signals.bn import Numbers
-from hope.surgery.apply import cut
+from hope.methods.base import NetworkStatistics, Rewrite
+from hope.rewrite.apply import cut
+from hope.statistics.checkpoint import Checkpoint
 from tests.support import randomise
 
 EXAMPLE = torch.linspace(-1, 1, 2 * 3 * 5 * 5, dtype=torch.float64).reshape(2, 3, 5, 5)
@@ -167,8 +167,8 @@ def test_a_run_writes_its_parents_as_it_reads() -> None:
     net = network(1e-3)
     anatomy = hope.inspect(net, EXAMPLE)
     known = hope.Paper(reading="literal").study(net, EXAMPLE, anatomy)
-    assert isinstance(known, Known)
-    assert known.numbers == Numbers(known.numbers.tensors, anatomy.eps, literal=True)
+    assert isinstance(known, NetworkStatistics)
+    assert known.numbers == Checkpoint(known.numbers.tensors, anatomy.eps, literal=True)
     with pytest.raises(hope.UnknownMethod, match="reading"):
         hope.Paper(reading="free")
 

@@ -14,8 +14,8 @@ from torch import Tensor, nn
 import hope
 from hope.methods import METHODS, Method, named
 from hope.methods.absorption import AbsorbPath, AbsorbState
-from hope.run.plan import Plan
-from tests.judge.test_absorb_networks import EXAMPLE, network
+from hope.schedule.plan import Plan
+from tests.evaluate.test_absorb_networks import EXAMPLE, network
 
 ALL: list[Method] = [
     hope.Absorb(),

@@ -14,10 +14,10 @@ import torch
 from torch import nn
 
 import hope
-from hope.anatomy.steps import Merge, Step
 from hope.methods.pairs import PairPath, PaperState
 from hope.methods.paper import paper_state
-from hope.signals.bn import Numbers
+from hope.statistics.checkpoint import Checkpoint
+from hope.structure.steps import Merge, Step
 from tests.geometry.explicit import FLOOR, Array, Layer, Pair, Parent, random_layer
 from tests.support import randomise
 
@@ -274,7 +274,7 @@ def test_capacities_along_the_path_are_those_of_the_smaller_networks(
         net[3].weight[:, 5:] = net[3].weight[:, :4] + 0.1 * torch.randn(5, 4, dtype=torch.float64)
     example = torch.zeros(3, 6, dtype=torch.float64)
     encoding = hope.encode(net, example, steps=7, method=hope.Paper(merge=merge, kernel="exact"))
-    state = paper_state(encoding.anatomy.layers[0], Numbers.of(net, encoding.anatomy), 1)
+    state = paper_state(encoding.anatomy.layers[0], Checkpoint.of(net, encoding.anatomy), 1)
     assert isinstance(state, PaperState)
     path = PairPath(state, merge=merge, kernel="exact")
     kinds = set()

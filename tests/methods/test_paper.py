@@ -17,7 +17,7 @@ from hope.geometry.pairwise import warped_correlation
 from hope.methods.pairs import PairPath
 from hope.methods.paper import AnchoredBranch
 from hope.reasons import Cause
-from hope.run.plan import Plan
+from hope.schedule.plan import Plan
 from tests.methods.layers import IMAGES, VECTORS, conv, linear, outgoing, state_of
 from tests.support import assert_same, randomise, run
 

@@ -9,13 +9,13 @@ from torch.nn import functional
 
 import hope
 from hope import ops
-from hope.anatomy.flow import Flow
-from hope.graph.program import Operation
-from hope.graph.values import Value
 from hope.ops.elementwise import per_channel
-from hope.ops.registry import Form, Inputs, Passing, Signal
+from hope.ops.registry import Form, Inputs, MomentPreserving, Signal
 from hope.reasons import Cause
-from hope.signals.propagate import Propagated
+from hope.statistics.propagated import Propagated
+from hope.structure.channel_tracer import ChannelTracer
+from hope.trace.program import Operation
+from hope.trace.values import Value
 from tests.support import check_cut, randomise
 
 
@@ -46,10 +46,10 @@ class Net(nn.Module):
         return self.b(scale(shrink(self.bn(self.a(x))), self.scale))  # type: ignore[no-any-return]
 
 
-class Scale(Passing):
+class Scale(MomentPreserving):
     """One factor per channel."""
 
-    def channels(self, flow: Flow, operation: Operation) -> Value | None:
+    def channels(self, flow: ChannelTracer, operation: Operation) -> Value | None:
         found = per_channel(flow, operation)
         return None if found is None else found[0].then("shift", "scale")
 
@@ -115,7 +115,7 @@ def test_moments_behind_a_registered_activation_are_those_of_its_function(net: n
 
 def test_what_was_registered_before_comes_back() -> None:
     before = ops.registry.TABLE["relu"]
-    with ops.register("relu", "hopetests::new", operator=ops.Nothing()):
+    with ops.register("relu", "hopetests::new", operator=ops.Identity()):
         assert ops.registry.TABLE["relu"] is ops.registry.TABLE["hopetests::new"]
     assert ops.registry.TABLE["relu"] is before
     assert "hopetests::new" not in ops.registry.TABLE

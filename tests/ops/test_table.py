@@ -8,10 +8,10 @@ from torch import Tensor, nn
 
 import hope
 from hope import ops
-from hope.graph.capture import capture
-from hope.graph.program import read_program
 from hope.ops.activation import Activation
 from hope.ops.registry import TABLE
+from hope.trace.capture import capture
+from hope.trace.program import read_program
 from tests.support import randomise
 
 EXAMPLE = torch.randn(2, 3, 8, 8, generator=torch.Generator().manual_seed(0))
@@ -68,7 +68,7 @@ def test_an_activation_is_told_by_its_class_where_it_has_no_numbers_of_its_own(m
     functional = getattr(nn, module)()
     name = next(op for op, entry in TABLE.items() if isinstance(entry, Activation) and entry.module == module)
     y = torch.linspace(-3, 3, 20)
-    smooth = ops.activation.function(hope.graph.values.Link("activation", name))
+    smooth = ops.activation.function(hope.trace.values.Link("activation", name))
     if smooth is not None:
         assert torch.equal(smooth(y), functional(y))
 

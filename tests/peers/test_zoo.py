@@ -13,12 +13,12 @@ from torch.export import ExportedProgram
 
 import hope
 from hope._util.calls import Example
-from hope.anatomy.anatomy import Anatomy
-from hope.anatomy.needs import Need, needs
-from hope.anatomy.read import read_model
-from hope.anatomy.sizes import sizes
-from hope.anatomy.steps import Merge
-from hope.surgery.apply import outcome
+from hope.rewrite.apply import outcome
+from hope.structure.analyse import read_model
+from hope.structure.anatomy import Anatomy
+from hope.structure.needs import Need, needs
+from hope.structure.sizes import sizes
+from hope.structure.steps import Merge
 from tests.support import assert_same, check_cut, masked, random_cut, randomise, run
 from zoo.foreign import Entry, zoo
 from zoo.interpretation import export

@@ -8,7 +8,7 @@ import hypothesis.strategies as st
 from hypothesis import assume, given
 
 import hope
-from hope.surgery.apply import outcome
+from hope.rewrite.apply import outcome
 from tests.properties.networks import Net, build, example, networks, skipless
 from tests.properties.reference import random_evictions
 from tests.support import assert_same, backward, random_cut, run

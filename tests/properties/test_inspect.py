@@ -18,9 +18,9 @@ from torch import nn
 from torch.nn.modules.conv import _ConvNd
 
 import hope
-from hope.anatomy.anatomy import Anatomy
 from hope.storage.codec import decode, encode
 from hope.storage.record import StoredAnatomy
+from hope.structure.anatomy import Anatomy
 from tests.properties.networks import Net, build, example, networks, original_name, skipless
 from tests.properties.reference import random_evictions
 from tests.support import random_cut, run, same

@@ -8,9 +8,9 @@ import hypothesis.strategies as st
 from hypothesis import given
 
 import hope
-from hope.anatomy.sizes import sizes
-from hope.anatomy.steps import Evict
-from hope.surgery.apply import outcome
+from hope.rewrite.apply import outcome
+from hope.structure.sizes import sizes
+from hope.structure.steps import Evict
 from tests.properties.networks import Net, build, example, networks, skipless
 from tests.properties.reference import random_evictions
 from tests.support import random_cut

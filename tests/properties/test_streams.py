@@ -8,8 +8,8 @@ import hypothesis.strategies as st
 from hypothesis import assume, given
 
 import hope
-from hope.anatomy.anatomy import Anatomy
-from hope.anatomy.sizes import sizes
+from hope.structure.anatomy import Anatomy
+from hope.structure.sizes import sizes
 from tests.properties.networks import Net, build, example, networks
 from tests.properties.reference import random_evictions
 from tests.support import assert_same, backward, masked, random_cut, run

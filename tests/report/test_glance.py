@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from hope.anatomy.steps import Absorption, Evict, Merge
 from hope.report.page import write_page
 from hope.storage.run import Run, read_run
+from hope.structure.steps import Absorption, Evict, Merge
 from tests.report.conftest import slide
 
 

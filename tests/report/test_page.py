@@ -16,13 +16,13 @@ import torch
 from torch import nn
 
 import hope
-from hope.anatomy.steps import Absorption, AnyStep, Merge
 from hope.demo import DigitsNet
 from hope.geometry.projection import RIDGE
+from hope.report.absorbers import takers
 from hope.report.page import KINDS, labels, page_data, render, run_data, scales, write_page
-from hope.report.takers import takers
 from hope.storage import run as store
 from hope.storage.run import read_run
+from hope.structure.steps import Absorption, AnyStep, Merge
 from tests.latency.fake import faked
 from tests.report.conftest import EXAMPLE
 from tests.support import randomise

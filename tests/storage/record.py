@@ -21,14 +21,14 @@ from torch.nn import functional as F
 import hope
 from hope.deft.tuning import Tuning
 from hope.storage.adapter import ADAPTER
-from hope.storage.codec import Form, json_schema
+from hope.storage.codec import Format, json_schema
 from hope.storage.record import RUN
 from tests.golden.record import digits
 from tests.latency.fake import faked
 
 OLD = Path(__file__).parent / "old"
 SCHEMAS = Path(__file__).parents[2] / "docs" / "schema"
-FORMS: tuple[Form[Any], ...] = (RUN, ADAPTER)
+FORMS: tuple[Format[Any], ...] = (RUN, ADAPTER)
 EXAMPLE = torch.zeros(1, 1, 8, 8)
 
 

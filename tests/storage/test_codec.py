@@ -18,12 +18,12 @@ from hypothesis import strategies as st
 from torch import nn
 
 import hope
-from hope.anatomy.steps import Absorption, AnyStep, Evict, Merge, Prune
-from hope.graph.blocks import Block, Replace, Silence
 from hope.reasons import Cause, Reason
-from hope.storage.codec import Form, decode, digest_of, encode, json_schema, pack, unpack
+from hope.storage.codec import Format, decode, digest_of, encode, json_schema, pack, unpack
 from hope.storage.record import PLAN, Details, StoredAnatomy
 from hope.storage.run import read_run
+from hope.structure.steps import Absorption, AnyStep, Evict, Merge, Prune
+from hope.trace.blocks import Block, Replace, ReplaceByZero
 from tests.golden.record import digits
 from tests.storage.record import EXAMPLE, FORMS, OLD, SCHEMAS, tuned
 from tests.support import assert_same, random_cut, run, same
@@ -60,12 +60,12 @@ def test_every_reason_comes_back() -> None:
     [
         Replace("a", ("s",), ("relu",), True),
         Replace("a"),
-        Silence(("a", "b"), True, (0, 2)),
-        Silence(("a",)),
-        Silence(("a",), gives="nothing"),
+        ReplaceByZero(("a", "b"), True, (0, 2)),
+        ReplaceByZero(("a",)),
+        ReplaceByZero(("a",), gives="nothing"),
     ],
 )
-def test_blocks_come_back_with_their_way(way: Replace | Silence) -> None:
+def test_blocks_come_back_with_their_way(way: Replace | ReplaceByZero) -> None:
     block = Block("a", "identity", 4, 1, 4, ("b",), 9, None, way, True, "n", None, ("w",), "add")
     assert back(block, Block) == block
     part = replace(block, skip="concatenation", besides=(("x", "y"), ("z",)), before="c")
@@ -213,7 +213,7 @@ def test_an_altered_byte_is_noticed(tmp_path: Path, name: str) -> None:
 
 
 @pytest.mark.parametrize("form", FORMS, ids=lambda form: form.name)
-def test_a_format_changes_only_with_its_version(form: Form[Any]) -> None:
+def test_a_format_changes_only_with_its_version(form: Format[Any]) -> None:
     told = json.loads((SCHEMAS / f"{form.schema}.json").read_text())
     assert told == json_schema(form), (
         f"{form.name} has changed: add a migration, which makes it version {form.version + 1}, and record "
@@ -223,7 +223,7 @@ def test_a_format_changes_only_with_its_version(form: Form[Any]) -> None:
 
 
 @pytest.mark.parametrize("form", FORMS, ids=lambda form: form.name)
-def test_files_have_the_fields_of_their_schema(form: Form[Any]) -> None:
+def test_files_have_the_fields_of_their_schema(form: Format[Any]) -> None:
     schema = json_schema(form)
     properties = schema["$defs"][form.record.__name__]["properties"]
     for path in OLD.glob(f"*-v{form.version}-*/*.json"):
@@ -234,7 +234,7 @@ def test_files_have_the_fields_of_their_schema(form: Form[Any]) -> None:
 
 
 @pytest.mark.parametrize("form", FORMS, ids=lambda form: form.name)
-def test_what_is_saved_now_has_all_fields(form: Form[Any], tmp_path: Path) -> None:
+def test_what_is_saved_now_has_all_fields(form: Format[Any], tmp_path: Path) -> None:
     hope.encode(digits(), EXAMPLE, params=0.8, evict=False).save(tmp_path / "run")
     tuned().save_pretrained(tmp_path / "adapter")
     plans = [json.loads(path.read_text()) for path in tmp_path.glob("*/*.json")]

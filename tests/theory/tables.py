@@ -20,7 +20,7 @@ from hope.geometry.pairwise import warped_correlation
 from hope.geometry.parent import Side, alignments, overlaps, parent_of_many, parents, recipe
 from hope.methods.pairs import PaperState
 from hope.methods.paper import paper_state
-from hope.signals.bn import Numbers
+from hope.statistics.checkpoint import Checkpoint
 from tests.geometry.explicit import random_layer
 from tests.golden.record import digits
 from tests.theory.surrogate import Array, correlations, layer_wide
@@ -125,7 +125,7 @@ def consolidation() -> str:
     """M neurons into one, at once and by merges in a row."""
     net = digits().double()
     anatomy = hope.inspect(net, torch.zeros(1, 1, 8, 8, dtype=torch.float64))
-    numbers = Numbers.of(net, anatomy)
+    numbers = Checkpoint.of(net, anatomy)
     states = {unit.name: paper_state(unit, numbers, 1) for unit in anatomy.layers}
     groups = {
         "random, alike (noise .1)": [random_layer(s, 8, clusters=1, noise=0.1).state() for s in range(5)],

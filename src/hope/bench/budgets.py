@@ -9,12 +9,12 @@ from typing import Any
 from torch import Tensor, nn
 
 from hope._util.calls import duplicate
-from hope.anatomy.anatomy import Anatomy
-from hope.anatomy.steps import Step
 from hope.api import encode, inspect
 from hope.encoding import Encoding
 from hope.errors import InfeasibleBudget, first_line
-from hope.run.trajectory import Trajectory
+from hope.schedule.trajectory import Trajectory
+from hope.structure.anatomy import Anatomy
+from hope.structure.steps import Step
 
 KEPT = {"density": "neurons", "params": "parameters", "macs": "macs"}
 """unit -> what it is called in the facts about a compressed network."""

@@ -14,7 +14,7 @@ from hope.bench.accuracy import accuracy, interval
 from hope.bench.budgets import candidates
 from hope.bench.results import versions
 from hope.errors import InvalidExample, first_line
-from hope.surgery.recalibrate import recalibrate_bn
+from hope.rewrite.recalibrate import recalibrate_bn
 
 FORMAT, VERSION = "hope-bench-compression", 2
 BUDGETS = tuple(f"density={d}" for d in (0.9, 0.8, 0.7, 0.6, 0.5, 0.4, 0.3))

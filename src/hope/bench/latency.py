@@ -18,11 +18,11 @@ import torch
 from torch import Tensor, nn
 
 from hope.bench.budgets import Candidate
-from hope.bench.paced import Paced
+from hope.bench.latency_candidates import LatencyCandidate
 from hope.bench.results import versions
 from hope.errors import EnginesDisagree, InvalidExample, MissingExtra, first_line
 from hope.latency.stopwatch import ticks, typical
-from hope.surgery.export import export_onnx
+from hope.rewrite.export import export_onnx
 
 FORMAT, VERSION = "hope-bench-latency", 1
 ENGINES = ("torch", "onnxruntime")
@@ -131,7 +131,7 @@ def measure(
     batches: Sequence[int] = (1, 32),
     repeats: int = 30,
     engines: Sequence[str] = ENGINES,
-    paced: Paced | None = None,
+    paced: LatencyCandidate | None = None,
     note: Callable[[str], None] = lambda line: None,
 ) -> dict[str, Any]:
     """Time the networks, the original first among them, on batches of noise.

@@ -18,14 +18,14 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from hope.anatomy.anatomy import Anatomy
-from hope.anatomy.steps import Evict
 from hope.api import encode, inspect
 from hope.encoding import Encoding
 from hope.geometry import costs, gaussian
 from hope.methods.pairs import PairPath, PaperState
 from hope.methods.paper import Paper
-from hope.run.plan import Plan
+from hope.schedule.plan import Plan
+from hope.structure.anatomy import Anatomy
+from hope.structure.steps import Evict
 
 
 def _seconds(work: Callable[[], Any]) -> float:

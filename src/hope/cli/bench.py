@@ -17,7 +17,7 @@ from hope._util.notes import note
 from hope._util.tables import grid, text
 from hope.bench import compression, latency, speed
 from hope.bench.budgets import KEPT, candidates, parse
-from hope.bench.paced import UNITS, Paced
+from hope.bench.latency_candidates import UNITS, LatencyCandidate
 from hope.bench.results import check_out, write_results
 from hope.cli import models
 from hope.errors import UnknownModel
@@ -205,7 +205,7 @@ def measure_latency(name: str, model: nn.Module, example: Tensor, options: argpa
     left_out: list[str] = []
     in_time = [one for one in options.budgets if parse(one, UNITS)[0] == "latency"]
     how = {"methods": options.methods, "multiple_of": options.multiple_of, "note": left_out.append}
-    paced = Paced(model, example, in_time, **how) if in_time else None
+    paced = LatencyCandidate(model, example, in_time, **how) if in_time else None
     others = [one for one in options.budgets if one not in in_time]
     compared = candidates(model, example, budgets=others, fidelities=bool(in_time), **how)
     results = latency.measure(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
-from hope.run.budget import UNITS
+from hope.schedule.budget import UNITS
 
 KEPT = {"density": "neurons", "params": "parameters", "macs": "MACs"}
 AMOUNTS = {  # budgets that are written with a unit

@@ -21,7 +21,7 @@ from hope.errors import (
     UnknownMethod,
     first_line,
 )
-from hope.run.budget import one_budget
+from hope.schedule.budget import one_budget
 
 if TYPE_CHECKING:
     from hope.methods import Method
@@ -248,7 +248,7 @@ def _method(options: argparse.Namespace, example: Any) -> Method:
 
 def _given(options: argparse.Namespace, model: Any, example: Any) -> dict[str, Any]:
     """What was asked for besides the budget, as keywords."""
-    from hope.surgery.experts import widths_of
+    from hope.rewrite.experts import widths_of
 
     multiple_of = options.multiple_of
     if multiple_of is None and options.latency is None:

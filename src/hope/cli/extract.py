@@ -125,8 +125,8 @@ def _write_weights(small: nn.Module, target: Path) -> None:
 def _save_pretrained(small: nn.Module, folder: str, model: str) -> None:
     """What transformers loads without this package, with the tokenizer that lies beside the original."""
     from hope._util.files import write_file
-    from hope.surgery.config import configured, loadable
-    from hope.surgery.experts import stack_experts
+    from hope.rewrite.config import configured, loadable
+    from hope.rewrite.experts import stack_experts
 
     if not configured(small):
         raise CannotExport(f"{type(small).__name__} is no model of transformers: give --out FILE instead")
@@ -146,7 +146,7 @@ def _save_pretrained(small: nn.Module, folder: str, model: str) -> None:
 
 def _write_more(small: nn.Module, example: Example, options: argparse.Namespace) -> None:
     """The files that other programs run."""
-    from hope.surgery.export import export_onnx, export_program
+    from hope.rewrite.export import export_onnx, export_program
 
     for given, write in ((options.onnx, export_onnx), (options.pt2, export_program)):
         if given:

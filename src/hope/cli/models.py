@@ -125,7 +125,7 @@ def _made(source: str, name: str, pretrained: bool) -> Any:
     if source == "timm":
         return importlib.import_module("timm").create_model(name, pretrained=pretrained)
     if source == "hf":
-        from hope.surgery.experts import stacks, unstack_experts
+        from hope.rewrite.experts import stacks, unstack_experts
 
         library = importlib.import_module("transformers")
         config = library.AutoConfig.from_pretrained(name, local_files_only=True)

@@ -20,16 +20,16 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from hope.anatomy.units import Unit
 from hope.deft.masks import in_head, owned
 from hope.deft.partition import Partition
 from hope.ops.norm import uses_of_bns
 from hope.ops.uses import uses_of_weights
-from hope.signals.bn import Numbers
-from hope.signals.intake import Intake, propagated_intakes
-from hope.signals.measure import measured_intakes
-from hope.surgery.absorb import settle, take_over
-from hope.surgery.resize import get
+from hope.rewrite.absorb import settle, take_over
+from hope.rewrite.resize import get
+from hope.statistics.checkpoint import Checkpoint
+from hope.statistics.input_statistics import InputStatistics, propagated_intakes
+from hope.statistics.measured import measured_intakes
+from hope.structure.units import Unit
 
 
 @dataclass(frozen=True)
@@ -56,7 +56,7 @@ def absorb(model: nn.Module, partition: Partition, calibration: Iterable[Any] | 
     """
     anatomy = partition.anatomy
     dims = {p.tensor: p.dim for unit in partition.units for p in unit.places if p.role == "in"}
-    intakes, _ = propagated_intakes(anatomy, Numbers.of(model, anatomy), dims=dims)
+    intakes, _ = propagated_intakes(anatomy, Checkpoint.of(model, anatomy), dims=dims)
     measured = calibration is not None
     if calibration is not None:
         intakes = measured_intakes(model, anatomy, calibration, intakes, units=partition.units)
@@ -82,7 +82,9 @@ def absorb(model: nn.Module, partition: Partition, calibration: Iterable[Any] | 
     return Absorbed({n: v for n, v in after.items() if not torch.equal(v, before[n])}, tuple(notes))
 
 
-def _rewrite(model: nn.Module, intake: Intake, channels: Tensor, gone: Tensor, frozen: Tensor) -> None:
+def _rewrite(
+    model: nn.Module, intake: InputStatistics, channels: Tensor, gone: Tensor, frozen: Tensor
+) -> None:
     """Rewrite the core outputs of one weight."""
     rows = intake.laid(frozen).flatten(1).bool().any(dim=1)
     weight = intake.laid(get(model, intake.weight).cpu())
@@ -94,8 +96,8 @@ def _rewrite(model: nn.Module, intake: Intake, channels: Tensor, gone: Tensor, f
 
 
 def _channels(
-    intake: Intake | None, weight: str, partition: Partition, uses: Mapping[str, int], measured: bool
-) -> tuple[Intake, Tensor, Tensor] | str:
+    intake: InputStatistics | None, weight: str, partition: Partition, uses: Mapping[str, int], measured: bool
+) -> tuple[InputStatistics, Tensor, Tensor] | str:
     """What a weight reads, the channels with known moments, and which of them are slack; or why not."""
     if intake is None:
         return "the moments of what it reads are not known"

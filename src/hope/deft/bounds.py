@@ -26,15 +26,15 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from hope.anatomy.anatomy import Anatomy
-from hope.anatomy.steps import Merge
-from hope.anatomy.units import Places, Unit
 from hope.deft.capacities import Energies, add_by_neuron, capacities
 from hope.deft.masks import frozen_masks, in_head
 from hope.errors import NotSeparable
 from hope.geometry.kernels import exact
 from hope.geometry.pairwise import warped_correlation
 from hope.methods.pairs import PaperState
+from hope.structure.anatomy import Anatomy
+from hope.structure.steps import Merge
+from hope.structure.units import IndexMap, Unit
 
 
 @dataclass(frozen=True, repr=False)
@@ -137,7 +137,7 @@ def _over(distortion: float, capacity: float | None) -> float:
 
 
 @dataclass(frozen=True, eq=False)
-class Split:
+class CoreSlackSplit:
     """A network after its merges, split into core and slack, before anything is severed.
 
     Attributes:
@@ -188,7 +188,7 @@ class Split:
         return slack
 
 
-def find_bounds(split: Split, tau: float | None, proven: bool) -> Bounds:
+def find_bounds(split: CoreSlackSplit, tau: float | None, proven: bool) -> Bounds:
     """All bounds.
 
     Args:
@@ -220,7 +220,7 @@ class _Heard:
     behind: set[str]
 
 
-def _heard(split: Split, unit: Unit) -> _Heard:
+def _heard(split: CoreSlackSplit, unit: Unit) -> _Heard:
     core, head = torch.zeros(2, unit.neurons, dtype=torch.float64)
     outer: list[Tensor] = []
     behind: set[str] = set()
@@ -239,12 +239,12 @@ def _heard(split: Split, unit: Unit) -> _Heard:
     return _Heard(core, head, outer, behind)
 
 
-def _known(split: Split, heard: _Heard) -> list[float]:
+def _known(split: CoreSlackSplit, heard: _Heard) -> list[float]:
     """Capacities of the cores behind a unit, as far as they are known."""
     return [split.totals[name] for name in sorted(heard.behind) if name in split.totals]
 
 
-def _bound(split: Split, unit: Unit, heard: _Heard, tau: float | None) -> UnitBound:
+def _bound(split: CoreSlackSplit, unit: Unit, heard: _Heard, tau: float | None) -> UnitBound:
     slack, state, known = split.slack(unit), split.states[unit.name], _known(split, heard)
     return UnitBound(
         name=unit.name,
@@ -259,7 +259,7 @@ def _bound(split: Split, unit: Unit, heard: _Heard, tau: float | None) -> UnitBo
     )
 
 
-def _gram(weight: Tensor, place: Places, rows: Tensor | None, slack: Tensor) -> Tensor:
+def _gram(weight: Tensor, place: IndexMap, rows: Tensor | None, slack: Tensor) -> Tensor:
     """(slack, slack) inner products of what slack neurons send to core rows (all, for None); empty if neurons
     have different numbers of places.
     """

@@ -13,19 +13,19 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from hope.anatomy.anatomy import Anatomy
-from hope.anatomy.units import Places, Unit
 from hope.errors import NotSeparable
 from hope.methods.pairs import PaperState
 from hope.methods.paper import paper_state
 from hope.reasons import Reason
-from hope.signals.bn import Numbers
-from hope.signals.energy import signal_energies
-from hope.signals.propagate import Propagated
+from hope.statistics.checkpoint import Checkpoint
+from hope.statistics.energy import signal_energies
+from hope.statistics.propagated import Propagated
+from hope.structure.anatomy import Anatomy
+from hope.structure.units import IndexMap, Unit
 
 
 @dataclass(frozen=True, eq=False)
-class Listener:
+class EnergyObserver:
     """A weight that reads a unit.
 
     Attributes:
@@ -34,7 +34,7 @@ class Listener:
         squares: the weight's squares, the reading dimension first, float64.
     """
 
-    places: Places
+    places: IndexMap
     energy: Tensor
     squares: Tensor
 
@@ -42,11 +42,11 @@ class Listener:
 class Energies:
     """Second moments of what weights read, from a checkpoint alone or as inputs showed them."""
 
-    def __init__(self, anatomy: Anatomy, numbers: Numbers) -> None:
+    def __init__(self, anatomy: Anatomy, numbers: Checkpoint) -> None:
         self.anatomy, self.numbers = anatomy, numbers
         self._surrogate: Propagated | None = None
 
-    def listeners(self, unit: Unit) -> Iterator[Listener]:
+    def listeners(self, unit: Unit) -> Iterator[EnergyObserver]:
         """All weights that read a unit's neurons.
 
         Raises:
@@ -56,9 +56,9 @@ class Energies:
             if place.role == "in":
                 energy = self._layer(unit, place) if unit.kind == "layer" else self._stream(unit, place)
                 squares = self.numbers[place.tensor].double().square().movedim(place.dim, 0)
-                yield Listener(place, energy, squares)
+                yield EnergyObserver(place, energy, squares)
 
-    def _layer(self, unit: Unit, place: Places) -> Tensor:
+    def _layer(self, unit: Unit, place: IndexMap) -> Tensor:
         reader = next(reader for reader in unit.readers if reader.weight == place.tensor)
         found = signal_energies(unit, reader, self.numbers)
         if isinstance(found, Reason):
@@ -76,7 +76,7 @@ class Energies:
         energy[torch.from_numpy(place.index)] = spread
         return energy
 
-    def _stream(self, unit: Unit, place: Places) -> Tensor:
+    def _stream(self, unit: Unit, place: IndexMap) -> Tensor:
         heard = (self.numbers.measured or {}).get((unit.name, place.tensor))
         if heard is not None and len(heard.mean) == len(place.owner):
             return heard.mean**2 + heard.spread**2
@@ -119,7 +119,7 @@ def capacities(unit: Unit, energies: Energies) -> Tensor:
     return square.sqrt()
 
 
-def add_by_neuron(total: Tensor, place: Places, values: Tensor) -> None:
+def add_by_neuron(total: Tensor, place: IndexMap, values: Tensor) -> None:
     """Add up what stands at each place, per neuron."""
     owner = torch.from_numpy(place.owner)
     own = owner >= 0

@@ -7,10 +7,10 @@ from numbers import Real
 
 from torch import Tensor, nn
 
-from hope.anatomy.anatomy import Anatomy
 from hope.deft.separable import find_units, matches
 from hope.errors import CheckpointMismatch, InvalidPartition
 from hope.storage.run import fingerprint
+from hope.structure.anatomy import Anatomy
 
 BY = ("prune-cost", "capacity")
 SEVER = ("mask", "absorb")

@@ -24,8 +24,8 @@ import torch
 from msgspec.structs import replace
 from torch import Tensor
 
-from hope.anatomy.steps import Merge, Step
 from hope.methods.pairs import PairPath, PaperState
+from hope.structure.steps import Merge, Step
 
 EPSILON = 1e-12
 
@@ -71,7 +71,7 @@ def prune_costs(steps: Sequence[Step]) -> list[float]:
 
 
 @dataclass(frozen=True)
-class Fate:
+class UnitPartition:
     """What became of one unit.
 
     Attributes:
@@ -96,7 +96,7 @@ def _part(state: PaperState, at: Tensor) -> PaperState:
     )
 
 
-def by_prune_cost(state: PaperState, steps: Sequence[Step], lock: float, merge: str | None) -> Fate:
+def by_prune_cost(state: PaperState, steps: Sequence[Step], lock: float, merge: str | None) -> UnitPartition:
     """Slack: J_prune < J_lock; and what merging within the rest releases.
 
     Args:
@@ -117,7 +117,7 @@ def by_prune_cost(state: PaperState, steps: Sequence[Step], lock: float, merge: 
                 break
             merges.append(replace(step, keep=int(at[step.keep]), drop=int(at[step.drop])))
             core[merges[-1].drop] = False
-    return Fate(core, tuple(merges), tuple(sorted(one.drop for one in merges)), costs)
+    return UnitPartition(core, tuple(merges), tuple(sorted(one.drop for one in merges)), costs)
 
 
 def by_capacity(

@@ -8,9 +8,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from hope.anatomy.anatomy import Anatomy
-from hope.anatomy.units import Places, Unit
-from hope.graph.labels import Ids
+from hope.structure.anatomy import Anatomy
+from hope.structure.units import IndexMap, Unit
+from hope.trace.labels import Ids
 
 
 def in_head(tensor: str, head: str) -> bool:
@@ -68,7 +68,7 @@ def slack_inputs(units: Sequence[Unit], core: Mapping[str, Tensor]) -> dict[tupl
     return found
 
 
-def owned(place: Places, which: Tensor) -> Tensor:
+def owned(place: IndexMap, which: Tensor) -> Tensor:
     """(places,) True where a neuron stands that is marked."""
     owner = torch.from_numpy(place.owner)
     return torch.where(owner >= 0, which[owner.clamp(min=0)], torch.zeros((), dtype=torch.bool))

@@ -14,26 +14,34 @@ from torch import Tensor, nn
 
 from hope._util.calls import Example, duplicate, unlabelled
 from hope._util.finite import check_finite
-from hope.anatomy.anatomy import Anatomy
-from hope.anatomy.read import read_model
-from hope.anatomy.steps import Merge, Step
-from hope.anatomy.units import Unit
 from hope.deft import masks
-from hope.deft.bounds import Bounds, Split, find_bounds
+from hope.deft.bounds import Bounds, CoreSlackSplit, find_bounds
 from hope.deft.capacities import Energies, unit_state
 from hope.deft.checks import MERGES, check_options, check_same, check_sever
-from hope.deft.elasticity import Fate, Lock, by_capacity, by_prune_cost, lock_threshold, prune_costs, walk
+from hope.deft.elasticity import (
+    Lock,
+    UnitPartition,
+    by_capacity,
+    by_prune_cost,
+    lock_threshold,
+    prune_costs,
+    walk,
+)
+from hope.deft.freed import consolidate
 from hope.deft.separable import find_units
-from hope.deft.subject import find_subject
-from hope.deft.vessels import consolidate
+from hope.deft.targets import find_subject
 from hope.errors import InvalidExample, InvalidPartition
-from hope.judge.fidelity import Judge, images_for
+from hope.evaluate.fidelity import Fidelity, images_for
 from hope.methods.calibration import batches_of
 from hope.methods.pairs import PaperState
 from hope.reasons import Reason
-from hope.signals.bn import Numbers
-from hope.signals.marginals import measured_marginals
+from hope.statistics.checkpoint import Checkpoint
+from hope.statistics.marginals import measured_marginals
 from hope.storage.run import fingerprint
+from hope.structure.analyse import read_model
+from hope.structure.anatomy import Anatomy
+from hope.structure.steps import Merge, Step
+from hope.structure.units import Unit
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -90,9 +98,9 @@ class Partition:
     seed: int = 0
     sever: str = "mask"
     example: Example | None = None
-    _judges: list[Judge] = field(default_factory=list)
+    _judges: list[Fidelity] = field(default_factory=list)
 
-    def judge(self, model: nn.Module) -> Judge | None:
+    def judge(self, model: nn.Module) -> Fidelity | None:
         """What compares networks with the source, on made-up inputs; made once. None without an example, or
         where the network gives no tensor to compare.
 
@@ -102,7 +110,7 @@ class Partition:
         if not self._judges and self.example is not None:
             count = images_for(self.anatomy.size().macs)
             with suppress(InvalidExample):
-                self._judges.append(Judge(model, self.example, self.anatomy.program, count))
+                self._judges.append(Fidelity(model, self.example, self.anatomy.program, count))
         return self._judges[0] if self._judges else None
 
     @cached_property
@@ -163,13 +171,13 @@ class Partition:
         )
 
     def __str__(self) -> str:
-        from hope.deft.table import render
+        from hope.deft.summary import render
 
         return render(self)
 
     def _repr_html_(self) -> str:
         from hope._util.tables import html
-        from hope.deft.table import parts_of
+        from hope.deft.summary import parts_of
 
         return html(*parts_of(self))
 
@@ -249,7 +257,7 @@ def partition(
     mode = MERGES[merge]
     states = [unit_state(unit, known, merges=mode is not None) for unit in subject.free]
     paths = [walk(state) for state in states]
-    original, judges = fingerprint(model), list[Judge]()
+    original, judges = fingerprint(model), list[Fidelity]()
 
     def make(percentile: float) -> Partition:
         lock, fates = _fates(states, paths, percentile, mode)
@@ -264,7 +272,7 @@ def partition(
         if by == "capacity":
             threshold, locks = by_capacity(after, freed, percentile)
         masks = subject.masks(locks)
-        split = Split(anatomy, subject.head, subject.units, masks, merges, freed, energies, left)
+        split = CoreSlackSplit(anatomy, subject.head, subject.units, masks, merges, freed, energies, left)
         return Partition(
             anatomy=anatomy,
             head=subject.head,
@@ -309,7 +317,7 @@ def _read(
 
 def _fates(
     states: Sequence[PaperState], paths: Sequence[Sequence[Step]], percentile: float, merge: str | None
-) -> tuple[Lock, dict[str, Fate]]:
+) -> tuple[Lock, dict[str, UnitPartition]]:
     """J_lock over the paths of all units, and what becomes of each by it."""
     lock = lock_threshold([cost for steps in paths for cost in prune_costs(steps)], percentile)
     return lock, {
@@ -337,4 +345,4 @@ def _energies(
 ) -> Energies:
     """Second moments of a network's signals, as BNs or inputs tell them."""
     measured = None if batches is None else measured_marginals(model, anatomy, batches, progress=progress)
-    return Energies(anatomy, Numbers.of(model, anatomy, measured=measured))
+    return Energies(anatomy, Checkpoint.of(model, anatomy, measured=measured))

@@ -15,7 +15,7 @@ from hope.deft.heads import new_head
 from hope.deft.partition import Partition
 from hope.deft.tuning import Tuning
 from hope.errors import InvalidPartition
-from hope.surgery.resize import get
+from hope.rewrite.resize import get
 
 
 def prepare(

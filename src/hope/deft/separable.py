@@ -10,11 +10,11 @@ from collections.abc import Sequence
 from fnmatch import fnmatchcase
 
 from hope import ops
-from hope.anatomy.anatomy import Anatomy
-from hope.anatomy.units import Skipped, Unit
 from hope.errors import NotSeparable
 from hope.ops.weight import is_weight
 from hope.reasons import Cause
+from hope.structure.anatomy import Anatomy
+from hope.structure.units import Skipped, Unit
 
 HARMLESS = (Cause.OUTPUT, Cause.SINGLE, Cause.UNREAD)
 

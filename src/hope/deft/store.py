@@ -24,10 +24,10 @@ from hope.deft.heads import PLAIN, build, new_head, recipe
 from hope.deft.masks import in_head
 from hope.deft.tuning import Penalty, Tuning
 from hope.errors import CheckpointMismatch, InvalidHead
+from hope.rewrite.resize import get
 from hope.storage.adapter import ADAPTER, PLAN, AdapterRecord, Head, read_adapter, write_adapter
 from hope.storage.arrays import fingerprint, read_arrays
 from hope.storage.codec import not_as_it_should
-from hope.surgery.resize import get
 
 __all__ = ["PLAN", "load", "save"]
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from hope.geometry.hermite import TERMS, Bent, covariance
+from hope.geometry.hermite import TERMS, KinkedFunction, covariance
 from hope.geometry.pairwise import warp
 from hope.geometry.parent import Side
 
@@ -20,7 +20,7 @@ ROUNDING = 1e-9  # of ‖f_i‖² + ‖f_j‖²: more than integrals and sums of
 
 
 def bracket(
-    i: Side, j: Side, inner: Tensor, outer: Tensor, bent_i: Bent, bent_j: Bent
+    i: Side, j: Side, inner: Tensor, outer: Tensor, bent_i: KinkedFunction, bent_j: KinkedFunction
 ) -> tuple[Tensor, Tensor]:
     """At least σ₁² and at most σ₂² of all pairs, rounding included.
 

@@ -27,7 +27,7 @@ ROWS = 64  # at a time: what a processor keeps at hand
 
 
 @dataclass(frozen=True)
-class Bent:
+class KinkedFunction:
     """Gaussian signals behind an activation.
 
     Attributes:
@@ -45,7 +45,7 @@ class Bent:
     rest: Tensor
 
 
-def bend(mean: Tensor, spread: Tensor, slopes: Tensor) -> Bent:
+def bend(mean: Tensor, spread: Tensor, slopes: Tensor) -> KinkedFunction:
     """Signals N(mean, spread²) behind PH-1 activations of these slopes below zero."""
     still = spread <= 0
     safe = torch.where(still, torch.ones_like(spread), spread)
@@ -63,7 +63,7 @@ def bend(mean: Tensor, spread: Tensor, slopes: Tensor) -> Bent:
 
 def bend_with(
     activation: Callable[[Tensor], Tensor], mean: Tensor, spread: Tensor, cuts: moments.Cuts = ()
-) -> Bent:
+) -> KinkedFunction:
     """The same for any activation, by quadrature in pieces between `cuts`."""
     nodes, weights = moments.rule(mean, spread, cuts)  # (nodes, N), or (nodes, 1) for all
     values = activation(mean + spread * nodes)
@@ -79,9 +79,9 @@ def bend_with(
     return _bent(average, variance, terms[0] / safe, terms)
 
 
-def _bent(mean: Tensor, variance: Tensor, slope: Tensor, terms: Tensor) -> Bent:
+def _bent(mean: Tensor, variance: Tensor, slope: Tensor, terms: Tensor) -> KinkedFunction:
     rest = (variance - terms.square().sum(dim=0)).clamp(min=0)
-    return Bent(mean, variance, slope, terms, torch.sqrt(rest))
+    return KinkedFunction(mean, variance, slope, terms, torch.sqrt(rest))
 
 
 def _polynomials(x: Array, count: int) -> Iterator[Array]:
@@ -93,7 +93,7 @@ def _polynomials(x: Array, count: int) -> Iterator[Array]:
         yield now
 
 
-def covariance(left: Bent, right: Bent, rho: Tensor) -> Tensor:
+def covariance(left: KinkedFunction, right: KinkedFunction, rho: Tensor) -> Tensor:
     """Cov(Ψ_i, Ψ_j) for all pairs of two sets of signals whose correlations before the activation are ρ."""
     total = torch.empty_like(rho)
     for start in range(0, len(rho), ROWS):

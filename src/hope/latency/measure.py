@@ -10,17 +10,17 @@ from torch.utils import _pytree as pytree
 
 from hope._util.calls import Example, as_call, duplicate
 from hope._util.progress import busy
-from hope.anatomy.anatomy import Anatomy
-from hope.anatomy.steps import Evict, Prune, Step
 from hope.errors import UnknownMethod
-from hope.latency.clock import Clock, Cut
-from hope.latency.mesh import ALIGNED, FRACTIONS, Curve
+from hope.latency.cache import Table
+from hope.latency.latency_model import Cut, LatencyModel
 from hope.latency.operators import movable, read_layout
 from hope.latency.runtime import Runtime, block_of, check_device, runtime_of
 from hope.latency.stopwatch import Stopwatch
-from hope.latency.table import Table
-from hope.run.budget import Budget
-from hope.surgery.apply import operate
+from hope.latency.surface import ALIGNED, FRACTIONS, LatencyCurve
+from hope.rewrite.apply import operate
+from hope.schedule.budget import Budget
+from hope.structure.anatomy import Anatomy
+from hope.structure.steps import Evict, Prune, Step
 
 ODD = (1.0, 0.5, 0.25)  # of the widths, where networks of uneven widths are measured
 
@@ -50,7 +50,7 @@ def clock_of(
     runtime: Runtime,
     *,
     progress: bool | None = None,
-) -> Clock:
+) -> LatencyModel:
     """The clock of a network: whole networks first, so that what cannot be run is told first.
 
     Args:
@@ -67,12 +67,12 @@ def clock_of(
 
     measured = table.networks(_digest(anatomy, runtime, cuts), networks)
     layout, moves = read_layout(anatomy, runtime.batch, runtime.engine), set(movable(anatomy))
-    curves = [Curve(site, moves, block_of(runtime)) for site in layout.sites]
+    curves = [LatencyCurve(site, moves, block_of(runtime)) for site in layout.sites]
     points = [(curve.site.operator, width) for curve in curves for width in curve.points()]
     table.fill(points, stopwatch.operators, progress=progress)
     for curve in curves:
         curve.settle(table.look)
-    clock = Clock(anatomy, layout, curves)
+    clock = LatencyModel(anatomy, layout, curves)
     clock.fit(cuts, measured)
     return clock
 

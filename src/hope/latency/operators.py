@@ -10,22 +10,22 @@ from dataclasses import dataclass
 from math import prod
 from typing import Any, TypeAlias
 
-from hope.anatomy.anatomy import Anatomy
-from hope.graph.program import Operation, Ref, references
-from hope.ops.elementwise import Nothing
+from hope.ops.elementwise import Identity
 from hope.ops.join import Item, Split
 from hope.ops.norm import BatchNorm
 from hope.ops.registry import find
 from hope.ops.shape import Cut, Expand, Permute, Select, View
 from hope.ops.weight import Convolution, Linear, Transposed, Transposing, Weighted
+from hope.structure.anatomy import Anatomy
+from hope.trace.program import Operation, Ref, references
 
 Key: TypeAlias = tuple[str, int]  # a tensor and one of its dimensions
-FREE = (Cut, Expand, Item, Nothing, Permute, Select, Split, View)  # they hand their input on
-MELTED = ("relu", "hardtanh", "clamp", "sigmoid", "tanh", "leaky_relu")  # into a convolution in front
+FREE = (Cut, Expand, Item, Identity, Permute, Select, Split, View)  # they hand their input on
+FUSED = ("relu", "hardtanh", "clamp", "sigmoid", "tanh", "leaky_relu")  # into a convolution in front
 
 
 @dataclass(frozen=True)
-class Operator:
+class TimedOperator:
     """What is done, but for its widths: what a measured time is filed under.
 
     Attributes:
@@ -86,7 +86,7 @@ class Site:
         places: how many entries of what it reads and of what it writes stand for each channel.
     """
 
-    operator: Operator
+    operator: TimedOperator
     weight: str
     reads: int
     writes: int
@@ -95,7 +95,7 @@ class Site:
 
 
 @dataclass(frozen=True)
-class Rest:
+class WeightlessOps:
     """Operations without weights of one width: how many there are, and how many entries they write.
 
     Attributes:
@@ -110,14 +110,14 @@ class Rest:
 
 
 @dataclass(frozen=True)
-class Layout:
+class TimedNetwork:
     """All that takes time in a network."""
 
     sites: tuple[Site, ...]
-    rests: tuple[Rest, ...]
+    rests: tuple[WeightlessOps, ...]
 
 
-def read_layout(anatomy: Anatomy, batch: int, engine: str) -> Layout:
+def read_layout(anatomy: Anatomy, batch: int, engine: str) -> TimedNetwork:
     """What takes time in a network, for a batch of another size than the example's."""
     program = anatomy.program
     given = next((op.output[0] for op in program if op.operator == "input" and op.output), 1)
@@ -150,8 +150,8 @@ def read_layout(anatomy: Anatomy, batch: int, engine: str) -> Layout:
                 slot[0] += 1
                 slot[1] += sum(prod(scaled(shape)) for shape in operation.shapes if shape)
         sources.append(own)
-    rests = (Rest(own, blocks, *some) for (own, blocks), some in counts.items())
-    return Layout(tuple(sites), tuple(rests))
+    rests = (WeightlessOps(own, blocks, *some) for (own, blocks), some in counts.items())
+    return TimedNetwork(tuple(sites), tuple(rests))
 
 
 def _takes_time(operation: Operation) -> bool:
@@ -161,7 +161,7 @@ def _takes_time(operation: Operation) -> bool:
 
 def _melts(operation: Operation, melting: set[int]) -> bool:
     reads = next(references(operation.first), None) if isinstance(operation.first, Ref) else None
-    return reads in melting and (isinstance(find(operation), BatchNorm) or operation.operator in MELTED)
+    return reads in melting and (isinstance(find(operation), BatchNorm) or operation.operator in FUSED)
 
 
 def _site(operation: Operation, anatomy: Anatomy, scaled: Any) -> Site | None:
@@ -179,7 +179,7 @@ def _site(operation: Operation, anatomy: Anatomy, scaled: Any) -> Site | None:
     if isinstance(entry, Linear) and len(shape) == 2:
         sides = (0, 1) if isinstance(entry, Transposing) else (1, 0)
         rows, full = prod(writes[:-1]), (shape[sides[0]], shape[sides[1]])
-        return Site(Operator("linear", (rows,), bias=bias), weight, *sides, full, (rows, rows))
+        return Site(TimedOperator("linear", (rows,), bias=bias), weight, *sides, full, (rows, rows))
     if not isinstance(entry, Convolution):
         return None
     arguments, space = operation.arguments, len(shape) - 2
@@ -200,7 +200,7 @@ def _site(operation: Operation, anatomy: Anatomy, scaled: Any) -> Site | None:
     if groups > 1:
         group = (shape[0] // groups, shape[1]) if transposed else (shape[1], shape[0] // groups)
         sides, full = (0, 0), (shape[0], shape[0])
-    operator = Operator(
+    operator = TimedOperator(
         "transposed" if transposed else "conv",
         (reads[0], *reads[2:]),
         tuple(shape[2:]),

@@ -24,13 +24,13 @@ from torch.utils import _pytree as pytree
 
 from hope._util.calls import Example, as_call
 from hope.errors import CannotExport, InvalidExample, first_line
-from hope.latency.mesh import Width
-from hope.latency.operators import Operator
+from hope.latency.operators import TimedOperator
 from hope.latency.runtime import Runtime, threads
-from hope.surgery.export import export_onnx
+from hope.latency.surface import Width
+from hope.rewrite.export import export_onnx
 
 Runner: TypeAlias = Callable[[], Any]
-Point: TypeAlias = tuple[Operator, Width]
+Point: TypeAlias = tuple[TimedOperator, Width]
 ROUNDS = (8, 150)  # at least, at most
 SECONDS = 1.5  # that some rounds may take together
 
@@ -158,7 +158,7 @@ class _Store:
         return self._noise[: prod(shape)].view(*shape)
 
 
-def _input(operator: Operator, width: Width) -> tuple[int, ...]:
+def _input(operator: TimedOperator, width: Width) -> tuple[int, ...]:
     reads, _, _ = operator.channels(width)
     return (
         (*operator.over, reads)
@@ -167,7 +167,7 @@ def _input(operator: Operator, width: Width) -> tuple[int, ...]:
     )
 
 
-def _weight(operator: Operator, width: Width) -> tuple[int, ...]:
+def _weight(operator: TimedOperator, width: Width) -> tuple[int, ...]:
     reads, writes, groups = operator.channels(width)
     if operator.kind == "transposed":
         return (reads, writes // groups, *operator.kernel)
@@ -177,7 +177,7 @@ def _weight(operator: Operator, width: Width) -> tuple[int, ...]:
 def _in_torch(points: Sequence[Point], _: int) -> list[float]:
     store = _Store(points)
 
-    def runner(operator: Operator, width: Width) -> Runner:
+    def runner(operator: TimedOperator, width: Width) -> Runner:
         x, weight = store(_input(operator, width)), store(_weight(operator, width)).clone()
         _, writes, groups = operator.channels(width)
         bias = torch.zeros(writes) if operator.bias else None

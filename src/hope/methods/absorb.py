@@ -14,25 +14,25 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from hope._util.calls import Example, unlabelled
+from hope._util.hashing import told_inputs
 from hope._util.numbers import rounded
 from hope._util.progress import busy
-from hope._util.told import told_inputs
-from hope.anatomy.anatomy import Anatomy
-from hope.anatomy.sizes import Releases
-from hope.anatomy.units import Unit
 from hope.errors import UnknownMethod, first_line
 from hope.geometry.projection import outgoing, ridged, unexplained
-from hope.graph.blocks import Block
-from hope.methods.absorption import AbsorbPath, AbsorbState, Late
-from hope.methods.base import Branch, Known, Method, Rewrite, State, listed
+from hope.methods.absorption import AbsorbPath, AbsorbState, LazyMatrices
+from hope.methods.base import Branch, Method, NetworkStatistics, Rewrite, State, listed
 from hope.methods.calibration import Calibration, batches_of, check_calibration
 from hope.ops.uses import uses_of_weights
 from hope.reasons import Cause, Reason
-from hope.signals.bn import Numbers
-from hope.signals.energy import capacities
-from hope.signals.intake import Intake, beside, channels_of, propagated_intakes
-from hope.signals.measure import many_moments, measured_intakes
-from hope.signals.settle import stand_in
+from hope.statistics.bn_recalibration import stand_in
+from hope.statistics.checkpoint import Checkpoint
+from hope.statistics.energy import capacities
+from hope.statistics.input_statistics import InputStatistics, beside, channels_of, propagated_intakes
+from hope.statistics.measured import many_moments, measured_intakes
+from hope.structure.anatomy import Anatomy
+from hope.structure.sizes import ParameterSavings
+from hope.structure.units import Unit
+from hope.trace.blocks import Block
 
 Matrix: TypeAlias = Callable[[], Tensor]  # how it is made
 AUTOMATIC = ("look", "refit")  # options that the network decides about, unless they are given
@@ -101,9 +101,9 @@ class Absorb(Method):
 
     def study(
         self, model: nn.Module, example: Example | None, anatomy: Anatomy, *, progress: bool | None = None
-    ) -> Known:
+    ) -> NetworkStatistics:
         """Moments of what weights read: propagated, and measured where there are inputs."""
-        numbers = Numbers.of(model, anatomy)
+        numbers = Checkpoint.of(model, anatomy)
         options: dict[str, Any] = {"crosses": self.crosses, "isotropic": self.surrogate == "pairwise"}
         if self.decay is not None:
             options["decays"] = (self.decay,)
@@ -122,16 +122,16 @@ class Absorb(Method):
             some = listed(surrogate.fallbacks)
             notes += (f"not propagated, taken pair by pair instead: the inputs of {some}",)
         many = bool(inputs) and many_moments(anatomy)
-        return Known(anatomy, numbers, intakes, surrogate, notes, tuple(inputs), many)
+        return NetworkStatistics(anatomy, numbers, intakes, surrogate, notes, tuple(inputs), many)
 
     def _measured(
         self,
         model: nn.Module,
         example: Example | None,
         anatomy: Anatomy,
-        intakes: Mapping[str, Intake],
+        intakes: Mapping[str, InputStatistics],
         progress: bool | None,
-    ) -> tuple[dict[str, Intake], list[Any], tuple[str, ...]]:
+    ) -> tuple[dict[str, InputStatistics], list[Any], tuple[str, ...]]:
         """Moments as inputs show them, in the inputs' own statistics; the inputs that weights are fitted on,
         and what there is to say.
         """
@@ -147,7 +147,7 @@ class Absorb(Method):
         found = measured_intakes(stand, anatomy, heard, intakes, **how)
         return found, inputs, notes + _unheard(anatomy, found)
 
-    def state(self, unit: Unit, known: Known) -> AbsorbState | Reason:
+    def state(self, unit: Unit, known: NetworkStatistics) -> AbsorbState | Reason:
         """Covariances of what the unit's readers read, and their weights."""
         share = branch_share(unit.block, known) if self.share and unit.block is not None else 1.0
         moments, outer, parts = list[Matrix](), list[Matrix](), list[float]()
@@ -170,8 +170,8 @@ class Absorb(Method):
             outer.append(partial(_outer, intake, flat, known))
             home = known.anatomy.home(reader.weight) if stream and self.share else None
             parts.append(branch_share(home, known) if home is not None else 1.0)
-        made = Late if known.many else _made
-        release = Releases(known.anatomy).unit(unit.name)
+        made = LazyMatrices if known.many else _made
+        release = ParameterSavings(known.anatomy).unit(unit.name)
         return AbsorbState(unit.name, unit.neurons, release, share, made(moments), made(outer), parts)
 
     @property
@@ -179,7 +179,7 @@ class Absorb(Method):
         """By what losses do to the answers."""
         return bool(self.look)
 
-    def settled(self, known: Known) -> Absorb:
+    def settled(self, known: NetworkStatistics) -> Absorb:
         """With what is decided by the network: whether layers are looked at, and weights fitted."""
         leaves = pytree.tree_leaves_with_path(list(known.inputs[:1]))
         given = [one for path, one in leaves if isinstance(one, Tensor) and "mask" not in pytree.keystr(path)]
@@ -199,7 +199,7 @@ class Absorb(Method):
         """Absorptions."""
         return partial(AbsorbPath, linear=self.cost == "linear")
 
-    def branch(self, block: Block, known: Known, states: Sequence[State]) -> Branch | Reason:
+    def branch(self, block: Block, known: NetworkStatistics, states: Sequence[State]) -> Branch | Reason:
         """A block with what its branch writes into the stream; its mean can stay behind."""
         if not block.residual:
             return Cause.NO_SKIP.at()
@@ -217,7 +217,7 @@ class Absorb(Method):
         """J/ΔP, or J."""
         return rounded(cost / release) if self.per_parameter else rounded(cost)
 
-    def measures(self, known: Known, states: Sequence[State]) -> dict[str, list[float]]:
+    def measures(self, known: NetworkStatistics, states: Sequence[State]) -> dict[str, list[float]]:
         """Capacities ‖f_i‖, where BNs tell them."""
         found = {layer.name: capacities(layer, known.numbers) for layer in known.anatomy.layers}
         return {name: some.tolist() for name, some in found.items() if isinstance(some, Tensor)}
@@ -227,7 +227,7 @@ class Absorb(Method):
         return {**super().told(), "calibration": told_inputs(self.calibration)}
 
 
-def _unheard(anatomy: Anatomy, found: Mapping[str, Intake]) -> tuple[str, ...]:
+def _unheard(anatomy: Anatomy, found: Mapping[str, InputStatistics]) -> tuple[str, ...]:
     """What to say of weights that read nothing but zeros: an expert that was sent no token."""
     readers = {reader.weight: reader.module for layer in anatomy.layers for reader in layer.readers}
     some = [(module, found[weight]) for weight, module in readers.items() if weight in found]
@@ -242,12 +242,12 @@ def _made(make: Sequence[Matrix]) -> list[Tensor]:
     return [each() for each in make]
 
 
-def _moments(intake: Intake, channels: Tensor, own: int) -> Tensor:
+def _moments(intake: InputStatistics, channels: Tensor, own: int) -> Tensor:
     """Ridged covariances of the first of these channels, as far as the others do not explain them."""
     return unexplained(ridged(intake.moments[channels][:, channels]), own)
 
 
-def _outer(intake: Intake, channels: Tensor, known: Known) -> Tensor:
+def _outer(intake: InputStatistics, channels: Tensor, known: NetworkStatistics) -> Tensor:
     """The Gram matrix of what a weight does with these channels."""
     weight = intake.laid(known.numbers[intake.weight])[:, :, channels]
     return outgoing(weight, intake.taps, metric(intake, known))
@@ -292,7 +292,7 @@ class SharedBranch(Branch):
         return self.share
 
 
-def branch_share(name: str, known: Known) -> float:
+def branch_share(name: str, known: NetworkStatistics) -> float:
     """Of the stream's variance behind a block, what its branch writes."""
     block = next((block for block in known.anatomy.blocks if block.name == name), None)
     at = {op.name: position for position, op in enumerate(known.anatomy.program)}
@@ -301,7 +301,7 @@ def branch_share(name: str, known: Known) -> float:
     return known.surrogate.share(at[block.branch_output])
 
 
-def branch_mean(block: Block, known: Known) -> tuple[float, ...] | None:
+def branch_mean(block: Block, known: NetworkStatistics) -> tuple[float, ...] | None:
     """What a branch writes on average: its last BN's shift."""
     if not block.bias or block.last_bn is None:
         return None
@@ -309,7 +309,7 @@ def branch_mean(block: Block, known: Known) -> tuple[float, ...] | None:
     return tuple(bn.shift.tolist()) if bn is not None and len(bn.shift) == block.channels else None
 
 
-def metric(intake: Intake, known: Known) -> Tensor:
+def metric(intake: InputStatistics, known: NetworkStatistics) -> Tensor:
     """What a unit of variance in each output counts: γ²/Var behind a BN; all outputs together count 1."""
     alive = intake.variance > 1e-12 * intake.variance.mean()
     bn = known.numbers.bn(intake.bn) if intake.bn else None

@@ -19,7 +19,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from hope.anatomy.steps import Absorption, Step
+from hope.structure.steps import Absorption, Step
 
 Array = NDArray[np.float64]
 LEFT = 1e-6  # the least fraction of signal that a logarithm is taken of
@@ -28,7 +28,7 @@ WIDE = 1536  # channels from which removals are gathered: there it is five times
 GATHERED = 64  # removals that are carried out on the whole matrices at once
 
 
-class Late(Sequence[Tensor]):
+class LazyMatrices(Sequence[Tensor]):
     """Matrices that are made whenever they are asked for, and not kept."""
 
     def __init__(self, make: Sequence[Callable[[], Tensor]]) -> None:

@@ -16,15 +16,15 @@ from torch import nn
 
 from hope._util.calls import Example
 from hope._util.numbers import rounded
-from hope.anatomy.anatomy import Anatomy
-from hope.anatomy.steps import Step
-from hope.anatomy.units import Unit
 from hope.errors import UnknownMethod
-from hope.graph.blocks import Block
 from hope.reasons import Cause, Reason
-from hope.signals.bn import Numbers
-from hope.signals.intake import Intake
-from hope.signals.propagate import Propagated
+from hope.statistics.checkpoint import Checkpoint
+from hope.statistics.input_statistics import InputStatistics
+from hope.statistics.propagated import Propagated
+from hope.structure.anatomy import Anatomy
+from hope.structure.steps import Step
+from hope.structure.units import Unit
+from hope.trace.blocks import Block
 
 
 def listed(names: Sequence[str]) -> str:
@@ -128,7 +128,7 @@ class Rewrite:
 
 
 @dataclass(frozen=True)
-class Known:
+class NetworkStatistics:
     """What a method knows of a network before it looks at units.
 
     Attributes:
@@ -142,8 +142,8 @@ class Known:
     """
 
     anatomy: Anatomy
-    numbers: Numbers
-    intakes: Mapping[str, Intake] = field(default_factory=dict)
+    numbers: Checkpoint
+    intakes: Mapping[str, InputStatistics] = field(default_factory=dict)
     surrogate: Propagated | None = None
     notes: tuple[str, ...] = ()
     inputs: Sequence[Any] = ()
@@ -169,12 +169,12 @@ class Method(ABC):
 
     def study(
         self, model: nn.Module, example: Example | None, anatomy: Anatomy, *, progress: bool | None = None
-    ) -> Known:
+    ) -> NetworkStatistics:
         """Look at the network as a whole."""
-        return Known(anatomy, Numbers.of(model, anatomy))
+        return NetworkStatistics(anatomy, Checkpoint.of(model, anatomy))
 
     @abstractmethod
-    def state(self, unit: Unit, known: Known) -> State | Reason:
+    def state(self, unit: Unit, known: NetworkStatistics) -> State | Reason:
         """A unit's state, or the reason why it has none."""
 
     @property
@@ -182,12 +182,12 @@ class Method(ABC):
     def path(self) -> Callable[[Any], Path]:
         """A state -> its path; something that can be sent to another process."""
 
-    def branch(self, block: Block, known: Known, states: Sequence[State]) -> Branch | Reason:
+    def branch(self, block: Block, known: NetworkStatistics, states: Sequence[State]) -> Branch | Reason:
         """A block with its price, or the reason why it has none; here that of methods that evict nothing."""
         return Cause.EXCLUDED.at(self.name)
 
     @abstractmethod
-    def measures(self, known: Known, states: Sequence[State]) -> dict[str, list[float]]:
+    def measures(self, known: NetworkStatistics, states: Sequence[State]) -> dict[str, list[float]]:
         """Unit -> what each of its neurons counts in the original network, where that is known."""
 
     @property
@@ -195,7 +195,7 @@ class Method(ABC):
         """Whether costs count by what the judge sees of each unit."""
         return False
 
-    def settled(self, known: Known) -> Method:
+    def settled(self, known: NetworkStatistics) -> Method:
         """The method with options that the network decides about."""
         return self
 

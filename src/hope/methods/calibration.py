@@ -8,10 +8,10 @@ from typing import Any, TypeAlias
 from torch import nn
 
 from hope._util.calls import Example, as_call
-from hope.anatomy.anatomy import Anatomy
 from hope.errors import UnknownMethod
-from hope.signals.dream import PASSES, dream
-from hope.signals.sample import speaks
+from hope.statistics.dreams import PASSES, dream
+from hope.statistics.sample import speaks
+from hope.structure.anatomy import Anatomy
 
 Calibration: TypeAlias = "Iterable[Any] | str | None"
 

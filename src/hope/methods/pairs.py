@@ -19,10 +19,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from hope.anatomy.steps import Merge, Prune, Step
 from hope.geometry import costs, gaussian
+from hope.geometry.pair_table import Indices, Layer, PairTable
 from hope.geometry.parent import Recipe, Side, parents, recipe
-from hope.geometry.table import Indices, Layer, PairTable
+from hope.structure.steps import Merge, Prune, Step
 
 Array = NDArray[np.float64]
 TIE = 1e-12

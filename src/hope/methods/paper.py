@@ -11,21 +11,21 @@ import torch
 from torch import nn
 
 from hope._util.calls import Example
-from hope._util.told import told_inputs
-from hope.anatomy.anatomy import Anatomy
-from hope.anatomy.sizes import Releases
-from hope.anatomy.taps import Tap, Taps
-from hope.anatomy.units import Unit
+from hope._util.hashing import told_inputs
 from hope.geometry import costs, gaussian
-from hope.graph.blocks import Block
-from hope.methods.base import Branch, Known, Method, Rewrite, State, listed
+from hope.methods.base import Branch, Method, NetworkStatistics, Rewrite, State, listed
 from hope.methods.calibration import Calibration, batches_of, check_calibration
 from hope.methods.pairs import PairPath, PaperState
 from hope.ops import activation
 from hope.reasons import Cause, Reason
-from hope.signals.bn import Numbers
-from hope.signals.energy import Seen, capacities, outgoing, seen, slopes_of
-from hope.signals.marginals import Marginals, measured_marginals
+from hope.statistics.checkpoint import Checkpoint
+from hope.statistics.energy import SignalStatistics, capacities, outgoing, seen, slopes_of
+from hope.statistics.marginals import Marginals, measured_marginals
+from hope.structure.anatomy import Anatomy
+from hope.structure.observation_points import ObservationPoint, Taps
+from hope.structure.sizes import ParameterSavings
+from hope.structure.units import Unit
+from hope.trace.blocks import Block
 
 READINGS = ("mended", "literal", "literal kernel", "literal deviation", "literal parent")
 
@@ -99,22 +99,22 @@ class Paper(Method):
 
     def study(
         self, model: nn.Module, example: Example | None, anatomy: Anatomy, *, progress: bool | None = None
-    ) -> Known:
+    ) -> NetworkStatistics:
         """The checkpoint's numbers, read as asked, and signals as the inputs showed them."""
         literal = self.literal("deviation")
         if self.calibration is None:
-            return Known(anatomy, Numbers.of(model, anatomy, literal=literal))
+            return NetworkStatistics(anatomy, Checkpoint.of(model, anatomy, literal=literal))
         batches, notes = batches_of(self.calibration, model, example, anatomy, progress=progress)
         made_up = isinstance(self.calibration, str)
         measured = measured_marginals(model, anatomy, batches, made_up=made_up, progress=progress)
-        numbers = Numbers.of(model, anatomy, literal=literal, measured=measured)
+        numbers = Checkpoint.of(model, anatomy, literal=literal, measured=measured)
         if self.merge is not None:
             notes += _pruned_only(anatomy)
-        return Known(anatomy, numbers, notes=notes)
+        return NetworkStatistics(anatomy, numbers, notes=notes)
 
-    def state(self, unit: Unit, known: Known) -> PaperState | Reason:
+    def state(self, unit: Unit, known: NetworkStatistics) -> PaperState | Reason:
         """Capacities, and where pairs can be merged their geometry."""
-        release = Releases(known.anatomy).unit(unit.name)
+        release = ParameterSavings(known.anatomy).unit(unit.name)
         return paper_state(unit, known.numbers, release, pairs=self.merge is not None)
 
     @property
@@ -123,7 +123,7 @@ class Paper(Method):
         kernel = "printed" if self.literal("kernel") and self.kernel == "zero-bias" else self.kernel
         return partial(PairPath, merge=self.merge, kernel=kernel)
 
-    def branch(self, block: Block, known: Known, states: Sequence[State]) -> Branch | Reason:
+    def branch(self, block: Block, known: NetworkStatistics, states: Sequence[State]) -> Branch | Reason:
         """A block held against E_identity, what its skip carries if that is an identity, or without a skip
         against what its layers had at first, E_init.
 
@@ -143,10 +143,10 @@ class Paper(Method):
             anchors = (carried,) * len(block.layers)
         else:
             anchors = tuple(capacity[name] for name in block.layers)
-        release = Releases(known.anatomy).block(block.name)
+        release = ParameterSavings(known.anatomy).block(block.name)
         return AnchoredBranch(block.name, block.layers, release, None, anchors)
 
-    def measures(self, known: Known, states: Sequence[State]) -> dict[str, list[float]]:
+    def measures(self, known: NetworkStatistics, states: Sequence[State]) -> dict[str, list[float]]:
         """Capacities ‖f_i‖."""
         return {s.name: s.capacities.tolist() for s in states if isinstance(s, PaperState)}
 
@@ -171,7 +171,7 @@ class AnchoredBranch(Branch):
         return costs.evict(neurons, capacities, self.anchors)
 
 
-def _carried(block: Block, numbers: Numbers) -> float | None:
+def _carried(block: Block, numbers: Checkpoint) -> float | None:
     """E_identity of what a block's skip carries, as inputs showed it or a BN that wrote or reads it tells."""
     if numbers.measured is not None:
         heard = numbers.measured.get((block.name, ""))
@@ -197,7 +197,7 @@ def _pruned_only(anatomy: Anatomy) -> tuple[str, ...]:
 
 
 def paper_state(
-    unit: Unit, numbers: Numbers, release: int, *, pairs: bool = True, outer: bool = True
+    unit: Unit, numbers: Checkpoint, release: int, *, pairs: bool = True, outer: bool = True
 ) -> PaperState | Reason:
     """A unit's state, with the geometry of its pairs if that is wanted (without their outgoing weights if
     those are not), or the reason why it has none.
@@ -211,7 +211,7 @@ def paper_state(
     return state
 
 
-def _mergeable(layer: Unit, numbers: Numbers) -> bool:
+def _mergeable(layer: Unit, numbers: Checkpoint) -> bool:
     """One filter, one PH-1 activation, and directly behind the filter a BN, or with measured signals nothing:
     what the paper's geometry of pairs is about.
     """
@@ -240,12 +240,12 @@ def _at_filter(layer: Unit, measured: Marginals) -> bool:
     return len(taps) == 1
 
 
-def _taps(layer: Unit, taps: Taps) -> list[Tap]:
+def _taps(layer: Unit, taps: Taps) -> list[ObservationPoint]:
     found = (taps.get((layer.name, reader.weight)) for reader in layer.readers)
     return [tap for tap in found if tap is not None]
 
 
-def _add_pairs(state: PaperState, layer: Unit, numbers: Numbers, outer: bool) -> None:
+def _add_pairs(state: PaperState, layer: Unit, numbers: Checkpoint, outer: bool) -> None:
     """Effective filters, signals and the two Gram matrices."""
     own = next(part for part in layer.places if part.role == "out")
     rows = torch.from_numpy(own.index[:, 0])
@@ -265,7 +265,7 @@ def _add_pairs(state: PaperState, layer: Unit, numbers: Numbers, outer: bool) ->
         filters = gain[:, None] * raw
         bias = bn.shift[index] - gain * (bn.mean[index] - shift)
     signal = seen(layer, layer.readers[0], numbers)
-    assert isinstance(signal, Seen)
+    assert isinstance(signal, SignalStatistics)
     state.bias, state.mean, state.spread = bias, signal.mean[:, 0], signal.spread[:, 0]
     link = next((link for link in layer.readers[0].path if link.kind == "activation"), None)
     slopes = slopes_of(layer, link, numbers)

@@ -8,13 +8,13 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from hope.anatomy.sizes import Releases
-from hope.anatomy.steps import Prune, Step
-from hope.anatomy.units import Unit
 from hope.errors import UnknownMethod
-from hope.methods.base import Known, Method, State
+from hope.methods.base import Method, NetworkStatistics, State
 from hope.reasons import Cause, Reason
-from hope.signals.bn import Numbers
+from hope.statistics.checkpoint import Checkpoint
+from hope.structure.sizes import ParameterSavings
+from hope.structure.steps import Prune, Step
+from hope.structure.units import Unit
 
 
 @dataclass(frozen=True)
@@ -93,12 +93,12 @@ class Score(Method):
         """The score's name."""
         return self.by
 
-    def state(self, unit: Unit, known: Known) -> ScoreState | Reason:
+    def state(self, unit: Unit, known: NetworkStatistics) -> ScoreState | Reason:
         """The scores of a unit's neurons."""
         scores = SCORES[self.by](unit, known.numbers)
         if scores is None:
             return Cause.NO_BN.at()
-        return ScoreState(unit.name, scores, Releases(known.anatomy).unit(unit.name))
+        return ScoreState(unit.name, scores, ParameterSavings(known.anatomy).unit(unit.name))
 
     @property
     def path(self) -> Callable[[ScoreState], ScorePath]:
@@ -109,12 +109,12 @@ class Score(Method):
         """Raw scores over the whole network."""
         return cost
 
-    def measures(self, known: Known, states: Sequence[State]) -> dict[str, list[float]]:
+    def measures(self, known: NetworkStatistics, states: Sequence[State]) -> dict[str, list[float]]:
         """The scores."""
         return {s.name: s.scores.tolist() for s in states if isinstance(s, ScoreState)}
 
 
-def _sums(layer: Unit, numbers: Numbers, role: str) -> Tensor:
+def _sums(layer: Unit, numbers: Checkpoint, role: str) -> Tensor:
     """Sums of absolute weights per neuron over all its places of one role."""
     total = torch.zeros(layer.neurons, dtype=torch.float64)
     for part in layer.places:
@@ -124,17 +124,17 @@ def _sums(layer: Unit, numbers: Numbers, role: str) -> Tensor:
     return total
 
 
-def l1_in(layer: Unit, numbers: Numbers) -> Tensor | None:
+def l1_in(layer: Unit, numbers: Checkpoint) -> Tensor | None:
     """L1 norm of the incoming weights."""
     return _sums(layer, numbers, "out")
 
 
-def l1_joint(layer: Unit, numbers: Numbers) -> Tensor | None:
+def l1_joint(layer: Unit, numbers: Checkpoint) -> Tensor | None:
     """L1 norm of incoming and outgoing weights."""
     return _sums(layer, numbers, "out") + _sums(layer, numbers, "in")
 
 
-def bn_scale(layer: Unit, numbers: Numbers) -> Tensor | None:
+def bn_scale(layer: Unit, numbers: Checkpoint) -> Tensor | None:
     """|γ| of the BN that the readers see; None for layers without one. Of a stream, the sum over all BNs."""
     ends = ".running_var"
     every = {part.tensor.removesuffix(ends) for part in layer.places if part.tensor.endswith(ends)}
@@ -147,13 +147,13 @@ def bn_scale(layer: Unit, numbers: Numbers) -> Tensor | None:
     return torch.stack(scales).sum(dim=0) if scales else None
 
 
-def random(layer: Unit, numbers: Numbers) -> Tensor | None:
+def random(layer: Unit, numbers: Checkpoint) -> Tensor | None:
     """Uniform random numbers, the same for the same layer name and size."""
     seed = int.from_bytes(layer.name.encode()[-6:].rjust(6, b"\0"), "big") ^ layer.neurons
     return torch.rand(layer.neurons, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
 
 
-SCORES: dict[str, Callable[[Unit, Numbers], Tensor | None]] = {
+SCORES: dict[str, Callable[[Unit, Checkpoint], Tensor | None]] = {
     "l1-in": l1_in,
     "l1-joint": l1_joint,
     "bn-scale": bn_scale,

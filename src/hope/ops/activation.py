@@ -11,16 +11,16 @@ from torch.nn import functional
 
 from hope.errors import UnknownMethod
 from hope.geometry.gaussian import Cuts
-from hope.geometry.hermite import Bent, bend, bend_with, covariance
+from hope.geometry.hermite import KinkedFunction, bend, bend_with, covariance
 from hope.geometry.matrices import interleaved
-from hope.graph.program import Operation, Shape, numbers
-from hope.graph.values import Link, Value
 from hope.ops.elementwise import Elementwise, per_channel
 from hope.ops.registry import TABLE, Form, Inputs, Reads, Signal
+from hope.trace.program import Operation, Shape, numbers
+from hope.trace.values import Link, Value
 
 if TYPE_CHECKING:
-    from hope.anatomy.flow import Flow
-    from hope.signals.propagate import Propagated
+    from hope.statistics.propagated import Propagated
+    from hope.structure.channel_tracer import ChannelTracer
 
 Function = Callable[..., Tensor]
 SAME = 20.0  # from there on a softplus is its argument to all digits that count
@@ -90,7 +90,7 @@ class Activation(Elementwise):
         rho = (x.covariance / torch.outer(safe, safe)).clamp(-1, 1)
         return Signal(bent.mean, covariance(bent, bent, rho), gain=bent.slope)
 
-    def _bend(self, link: Link, at: Propagated, mean: Tensor, spread: Tensor) -> Bent | None:
+    def _bend(self, link: Link, at: Propagated, mean: Tensor, spread: Tensor) -> KinkedFunction | None:
         below, smooth = [slopes(link, tensors) for tensors in at.networks], function(link)
         known = [one.expand(len(mean) // at.ways) for one in below if one is not None]
         if len(known) == at.ways:
@@ -109,7 +109,7 @@ class Leaky(Activation):
 class Told(Activation):
     """An activation whose link says more than its numbers do."""
 
-    def channels(self, flow: Flow, operation: Operation) -> Value | None:
+    def channels(self, flow: ChannelTracer, operation: Operation) -> Value | None:
         """Every channel by itself."""
         x = flow.value(operation.first)
         return None if x is None else x.moved(x.shape, x.labels).then(*self.link(operation))
@@ -137,7 +137,7 @@ class Parametric(Activation):
         super().__init__()
         self.homogeneous = True
 
-    def channels(self, flow: Flow, operation: Operation) -> Value | None:
+    def channels(self, flow: ChannelTracer, operation: Operation) -> Value | None:
         """Every channel by itself, with its slope."""
         found = per_channel(flow, operation)
         return None if found is None else found[0].then("activation", "prelu", (), found[1][0].tensor or "")

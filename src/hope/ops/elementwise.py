@@ -11,14 +11,14 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from hope.graph.labels import along
-from hope.graph.program import Operation, Ref, module_of, numbers
-from hope.graph.values import Value
-from hope.ops.registry import POINTWISE, TABLE, Form, Inputs, Operator, Parts, Passing, Reads, Signal
+from hope.ops.registry import POINTWISE, TABLE, Form, Inputs, MomentPreserving, Operator, Parts, Reads, Signal
+from hope.trace.labels import along
+from hope.trace.program import Operation, Ref, module_of, numbers
+from hope.trace.values import Value
 
 if TYPE_CHECKING:
-    from hope.anatomy.flow import Flow
-    from hope.signals.propagate import Propagated
+    from hope.statistics.propagated import Propagated
+    from hope.structure.channel_tracer import ChannelTracer
 
 
 class Elementwise(Operator):
@@ -26,7 +26,7 @@ class Elementwise(Operator):
 
     product = False  # whether zero stays zero whatever it is combined with
 
-    def channels(self, flow: Flow, operation: Operation) -> Value | None:
+    def channels(self, flow: ChannelTracer, operation: Operation) -> Value | None:
         """Channels at the same place are tied."""
         values, shape = flow.values(operation.arguments), operation.output
         if not values or len(shape) < max(len(value.shape) for value in values):
@@ -82,7 +82,7 @@ class Add(Elementwise):
         return torch.stack(there).sum(dim=0) if there else None
 
 
-class Product(Elementwise):
+class ElementwiseProduct(Elementwise):
     """A product or quotient. One signal times another is taken as a gate: its mean counts, not its motion."""
 
     product = True
@@ -105,16 +105,16 @@ class Product(Elementwise):
         return Signal(wide.mean * gate.mean, wide.covariance * outer, gain=gate.mean)
 
 
-class Nothing(Passing):
+class Identity(MomentPreserving):
     """What only looks like an operation, at least when the model is evaluated."""
 
-    def channels(self, flow: Flow, operation: Operation) -> Value | None:
+    def channels(self, flow: ChannelTracer, operation: Operation) -> Value | None:
         """The same channels."""
         x = flow.value(operation.first)
         return None if x is None else replace(x, tensor=None)
 
 
-def per_channel(flow: Flow, operation: Operation) -> tuple[Value, list[Value]] | None:
+def per_channel(flow: ChannelTracer, operation: Operation) -> tuple[Value, list[Value]] | None:
     """One number per channel in dimension 1: element-wise, with the parameters laid along it.
 
     Returns:
@@ -141,5 +141,7 @@ NOTHING = (
     "detach", "lift_fresh_copy", "to", "_to_copy", "type_as", "_assert_tensor_metadata",
 )  # fmt: skip
 
-TABLE.update({POINTWISE: Elementwise(), "add": Add(), "mul": Product(), "div": Product()})
-TABLE.update(dict.fromkeys(NOTHING, Nothing()))
+TABLE.update(
+    {POINTWISE: Elementwise(), "add": Add(), "mul": ElementwiseProduct(), "div": ElementwiseProduct()}
+)
+TABLE.update(dict.fromkeys(NOTHING, Identity()))

@@ -9,21 +9,21 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from hope.graph.labels import FIXED, along, dims
-from hope.graph.program import Operation, Ref, Shape, references
-from hope.graph.values import Value
-from hope.ops.registry import TABLE, Form, Inputs, Operator, Parts, Passing, Reads, Signal
+from hope.ops.registry import TABLE, Form, Inputs, MomentPreserving, Operator, Parts, Reads, Signal
 from hope.reasons import Cause
+from hope.trace.labels import FIXED, along, dims
+from hope.trace.program import Operation, Ref, Shape, references
+from hope.trace.values import Value
 
 if TYPE_CHECKING:
-    from hope.anatomy.flow import Flow
-    from hope.signals.propagate import Propagated
+    from hope.statistics.propagated import Propagated
+    from hope.structure.channel_tracer import ChannelTracer
 
 
 class Split(Operator):
     """A dimension in several parts."""
 
-    def channels(self, flow: Flow, operation: Operation) -> Any:
+    def channels(self, flow: ChannelTracer, operation: Operation) -> Any:
         """Channels that are split by position are held fast, except where every part loses the same ones."""
         x = flow.value(operation.first)
         if x is None or not operation.several:
@@ -52,10 +52,10 @@ class Split(Operator):
         return values
 
 
-class Item(Passing):
+class Item(MomentPreserving):
     """One of several results."""
 
-    def channels(self, flow: Flow, operation: Operation) -> Any:
+    def channels(self, flow: ChannelTracer, operation: Operation) -> Any:
         """The channels of that result."""
         base, index = operation.arguments.values()
         held = flow.raw(base)
@@ -71,7 +71,7 @@ class Item(Passing):
 class Concatenation(Operator):
     """Several values side by side."""
 
-    def channels(self, flow: Flow, operation: Operation) -> Value | None:
+    def channels(self, flow: ChannelTracer, operation: Operation) -> Value | None:
         """Ids stand side by side along the joined dimension, and must agree in the others."""
         parts = flow.values(operation.first)
         shape = operation.output
@@ -145,10 +145,10 @@ def _zeros(a: Signal, b: Signal) -> Tensor:
     return torch.zeros(len(a.mean), len(b.mean), dtype=torch.float64)
 
 
-class Pad(Passing):
+class Pad(MomentPreserving):
     """Places added around."""
 
-    def channels(self, flow: Flow, operation: Operation) -> Value | None:
+    def channels(self, flow: ChannelTracer, operation: Operation) -> Value | None:
         """Zeros beside the channels belong to nobody; anything else along them holds them fast."""
         x, args = flow.value(operation.first), operation.arguments
         amounts = list(args.get("pad") or args.get("padding") or [])

@@ -12,16 +12,16 @@ from torch import Tensor, nn
 
 from hope.geometry.matrices import interleaved, semidefinite
 from hope.geometry.pairwise import warped_correlation
-from hope.graph.labels import dims
-from hope.graph.program import Operation, Program, Ref, Shape, module_of
-from hope.graph.values import Value
-from hope.ops.elementwise import Nothing, per_channel
+from hope.ops.elementwise import Identity, per_channel
 from hope.ops.registry import TABLE, Form, Inputs, Operator, Reads, Signal, find, forms
 from hope.reasons import Cause
+from hope.trace.labels import dims
+from hope.trace.program import Operation, Program, Ref, Shape, module_of
+from hope.trace.values import Value
 
 if TYPE_CHECKING:
-    from hope.anatomy.flow import Flow
-    from hope.signals.propagate import Propagated
+    from hope.statistics.propagated import Propagated
+    from hope.structure.channel_tracer import ChannelTracer
 
 
 @dataclass(frozen=True)
@@ -70,7 +70,7 @@ class PerChannel(Operator):
     kind = "norm"
     modules = (nn.modules.batchnorm._NormBase,)
 
-    def channels(self, flow: Flow, operation: Operation) -> Any:
+    def channels(self, flow: ChannelTracer, operation: Operation) -> Any:
         """Channels are tied to their numbers."""
         found = per_channel(flow, operation)
         if found is None:
@@ -138,10 +138,10 @@ def _both(x: Signal, bn: Bn, other: Bn) -> Signal:
     return Signal(mean, found, gain=gain)
 
 
-class Together(Operator):
+class CrossChannelNorm(Operator):
     """Channels normalised together depend on one another; the labels stay, so that streams remain visible."""
 
-    def channels(self, flow: Flow, operation: Operation) -> Value | None:
+    def channels(self, flow: ChannelTracer, operation: Operation) -> Value | None:
         """Channels along a normalised dimension are held fast; rows that are normalised by themselves stay
         whole.
         """
@@ -168,7 +168,7 @@ class Together(Operator):
         return range(1, ndim)
 
 
-class LayerNorm(Together):
+class LayerNorm(CrossChannelNorm):
     """Layer normalisation, or that by the root of the mean square: the last dimensions."""
 
     def weight(self, operation: Operation) -> str:
@@ -190,7 +190,7 @@ class LayerNorm(Together):
         return range(ndim - len(operation.arguments["normalized_shape"]), ndim)
 
 
-class Softmax(Together):
+class Softmax(CrossChannelNorm):
     """Softmax: one dimension."""
 
     def over(self, operation: Operation, ndim: int) -> Iterable[int]:
@@ -199,7 +199,7 @@ class Softmax(Together):
 
 
 TABLE.update(dict.fromkeys(("batch_norm", "_native_batch_norm_legit_no_training"), BatchNorm()))
-TABLE.update({"instance_norm": PerChannel(), "group_norm": Together()})
+TABLE.update({"instance_norm": PerChannel(), "group_norm": CrossChannelNorm()})
 TABLE.update(dict.fromkeys(("layer_norm", "rms_norm"), LayerNorm()))
 TABLE.update(dict.fromkeys(("softmax", "log_softmax", "_softmax", "_log_softmax"), Softmax()))
 
@@ -217,7 +217,7 @@ def mean_squares(program: Program) -> dict[int, str]:
     """
     readers: dict[int, list[Operation]] = {}
     for operation in reversed(program):
-        if operation.position in readers or not isinstance(find(operation), Nothing):  # else nobody reads it
+        if operation.position in readers or not isinstance(find(operation), Identity):  # else nobody reads it
             for other in operation.inputs:
                 readers.setdefault(other, []).append(operation)
     found: dict[int, str] = {}
@@ -230,7 +230,7 @@ def mean_squares(program: Program) -> dict[int, str]:
         way = _way(mean, readers)
         plain = [one.operator for one in way[:3]] in (["add", "rsqrt", "mul"], ["add", "sqrt", "div"])
         if is_square(squares) and last and plain and way[2].inputs == (whole.position, way[1].position):
-            scaled = next((one for one in way[3:] if not isinstance(find(one), Nothing)), None)
+            scaled = next((one for one in way[3:] if not isinstance(find(one), Identity)), None)
             if scaled is not None and scaled.operator == "mul" and scaled.tensors:
                 found[mean.position] = next(iter(scaled.tensors.values()))
     return found

@@ -5,17 +5,17 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from hope.graph.labels import dims
-from hope.graph.program import Operation, Ref
-from hope.graph.values import Value
-from hope.ops.registry import POINTWISE, TABLE, Form, Operator, Passing, Reads
+from hope.ops.registry import POINTWISE, TABLE, Form, MomentPreserving, Operator, Reads
 from hope.reasons import Cause
+from hope.trace.labels import dims
+from hope.trace.program import Operation, Ref
+from hope.trace.values import Value
 
 if TYPE_CHECKING:
-    from hope.anatomy.flow import Flow
+    from hope.structure.channel_tracer import ChannelTracer
 
 
-class Pool(Passing):
+class Pool(MomentPreserving):
     """A pool over the last dimensions. Moments are taken to be those at one place.
 
     Args:
@@ -26,7 +26,7 @@ class Pool(Passing):
     def __init__(self, kind: str, spatial: int) -> None:
         self.kind, self.spatial = kind, spatial
 
-    def channels(self, flow: Flow, operation: Operation) -> Any:
+    def channels(self, flow: ChannelTracer, operation: Operation) -> Any:
         """Channels along a pooled dimension are held fast."""
         x = flow.value(operation.first)
         if x is None:
@@ -42,10 +42,10 @@ class Pool(Passing):
         return super().form(operation, reads) if self.kind in ("max", "average") else None
 
 
-class Reduction(Passing):
+class Reduction(MomentPreserving):
     """A mean, sum, extreme or norm over some dimensions."""
 
-    def channels(self, flow: Flow, operation: Operation) -> Any:
+    def channels(self, flow: ChannelTracer, operation: Operation) -> Any:
         """Channels along a reduced dimension are held fast."""
         x, over = flow.value(operation.first), operation.arguments.get("dim")
         if x is None or "dim" not in operation.arguments or isinstance(over, Ref):
@@ -82,7 +82,7 @@ class Reduction(Passing):
 class Resize(Operator):
     """Interpolation in space."""
 
-    def channels(self, flow: Flow, operation: Operation) -> Value | None:
+    def channels(self, flow: ChannelTracer, operation: Operation) -> Value | None:
         """Channels along a resized dimension are held fast."""
         x = flow.value(operation.first)
         if x is None:

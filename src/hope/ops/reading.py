@@ -20,7 +20,7 @@ from hope.ops.norm import Bn
 from hope.ops.registry import Form, Signal
 
 if TYPE_CHECKING:
-    from hope.signals.propagate import Propagated
+    from hope.statistics.propagated import Propagated
 
 DECAYS = tuple(k / 20 for k in range(20))
 DEFAULT_DECAY = 0.5

@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from torch import Tensor, nn
 
-from hope.graph.program import Operation, Program, Shape
-from hope.graph.values import Value, origins_of
 from hope.reasons import Cause
+from hope.trace.program import Operation, Program, Shape
+from hope.trace.values import Value, origins_of
 
 if TYPE_CHECKING:
-    from hope.anatomy.flow import Flow
-    from hope.signals.propagate import Propagated
+    from hope.statistics.propagated import Propagated
+    from hope.structure.channel_tracer import ChannelTracer
 
 
 @dataclass(frozen=True)
@@ -83,7 +83,7 @@ class Operator:
     alone = False
     modules: tuple[type[nn.Module], ...] = ()
 
-    def channels(self, flow: Flow, operation: Operation) -> Any:
+    def channels(self, flow: ChannelTracer, operation: Operation) -> Any:
         """How channels pass: the operation's value, or a list of values. None means "not this case"."""
         return None
 
@@ -127,7 +127,7 @@ class Operator:
         """
 
 
-class Passing(Operator):
+class MomentPreserving(Operator):
     """An operator behind which a signal is taken to have the moments it had before."""
 
     def form(self, operation: Operation, reads: Reads) -> Form | None:
@@ -178,7 +178,7 @@ def register(*names: str, operator: Operator) -> Registration:
         names: of the operator without the underscore of in-place ones: "relu" for one of torch's own,
             "library::name" for any other.
         operator: what it does: an `Elementwise` (every channel by itself, moments not known), an `Activation`
-            with its function, a `Nothing`, or an object of your own subclass of `Operator`.
+            with its function, a `Identity`, or an object of your own subclass of `Operator`.
 
     Returns:
         What undoes it, by its `undo()` or as a context manager.
@@ -209,7 +209,7 @@ def find(operation: Operation) -> Operator | None:
     return TABLE.get(operation.operator) or (TABLE[POINTWISE] if operation.pointwise else None)
 
 
-def channels(flow: Flow, operation: Operation) -> Any:
+def channels(flow: ChannelTracer, operation: Operation) -> Any:
     """The value of an operation under the entry of its operator; without one, what it reads is held fast."""
     entry, values = find(operation), flow.values(operation.arguments)
     if entry is not None and all(0 not in value.shape or value.shape == (0,) for value in values):

@@ -6,13 +6,13 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from hope.graph.program import Operation
-from hope.graph.values import Value
 from hope.ops.registry import TABLE, Form, Inputs, Operator, Reads, Signal
+from hope.trace.program import Operation
+from hope.trace.values import Value
 
 if TYPE_CHECKING:
-    from hope.anatomy.flow import Flow
-    from hope.signals.propagate import Propagated
+    from hope.statistics.propagated import Propagated
+    from hope.structure.channel_tracer import ChannelTracer
 
 COLOURS = 0.95  # correlation between the channels of natural images
 
@@ -37,7 +37,7 @@ class Input(Operator):
 class Constant(Operator):
     """A new tensor without any channels in it."""
 
-    def channels(self, flow: Flow, operation: Operation) -> Value | None:
+    def channels(self, flow: ChannelTracer, operation: Operation) -> Value | None:
         """No channels."""
         return Value(operation.output, static=True)
 
@@ -45,7 +45,7 @@ class Constant(Operator):
 class Like(Operator):
     """A new tensor of the same shape."""
 
-    def channels(self, flow: Flow, operation: Operation) -> Value | None:
+    def channels(self, flow: ChannelTracer, operation: Operation) -> Value | None:
         """The same channels, since it must be cut with them."""
         x = flow.value(operation.first)
         return None if x is None else Value(x.shape, x.labels)
@@ -54,7 +54,7 @@ class Like(Operator):
 class Filled(Operator):
     """A tensor whose elements are replaced."""
 
-    def channels(self, flow: Flow, operation: Operation) -> Value | None:
+    def channels(self, flow: ChannelTracer, operation: Operation) -> Value | None:
         """No channels any more."""
         x = flow.value(operation.first)
         return None if x is None else Value(x.shape, (), x.static)

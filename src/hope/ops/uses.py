@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping
 
-from hope.graph.program import Operation, Program, readers_of
 from hope.ops.registry import forms
 from hope.ops.weight import Convolution, is_weight
+from hope.trace.program import Operation, Program, readers_of
 
 
 def uses_of_weights(program: Program) -> Counter[str]:

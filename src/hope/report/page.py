@@ -17,12 +17,12 @@ from typing import Any
 
 from hope._util.files import write_file
 from hope._version import __version__
-from hope.anatomy.anatomy import Anatomy
-from hope.anatomy.gone import Gone
-from hope.anatomy.steps import Absorption, Evict, Merge, Step
 from hope.methods.scores import SCORES
-from hope.report.takers import takers
+from hope.report.absorbers import takers
 from hope.storage.run import BY_HAND, Run
+from hope.structure.anatomy import Anatomy
+from hope.structure.removed import Removed
+from hope.structure.steps import Absorption, Evict, Merge, Step
 
 SCRIPTS = ("run.js", "charts.js", "works.js", "page.js")  # in one scope, in this order
 KINDS = {"prune": "p", "merge": "m", "absorb": "a", "evict": "e"}
@@ -282,7 +282,7 @@ def _neurons(steps: Sequence[Step]) -> dict[str, Any]:
 def _along(anatomy: Anatomy, steps: Sequence[Step]) -> dict[str, dict[int, list[int]]]:
     """Eviction of a segment of a chain -> layer -> its neurons that go along: those without a counterpart."""
     layers, _ = _numbers(anatomy)
-    account = Gone(anatomy)
+    account = Removed(anatomy)
     found: dict[str, dict[int, list[int]]] = {}
     for t, step in enumerate(steps):
         going = account.take(step)

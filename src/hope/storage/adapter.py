@@ -10,7 +10,7 @@ import msgspec
 from torch import Tensor
 
 from hope.storage.arrays import Arrays, remove_stale, write_arrays
-from hope.storage.codec import Form, read_record, write_record
+from hope.storage.codec import Format, read_record, write_record
 from hope.storage.migrations import adapter_to_2
 
 PLAN = "adapter.json"
@@ -98,7 +98,7 @@ class AdapterRecord(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     cost: Cost | None = None
 
 
-ADAPTER = Form("hope-deft", "tuning", AdapterRecord, (adapter_to_2,))
+ADAPTER = Format("hope-deft", "tuning", AdapterRecord, (adapter_to_2,))
 
 
 def write_adapter(folder: Path, tensors: Mapping[str, Tensor], **told: Any) -> None:

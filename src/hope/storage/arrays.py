@@ -13,8 +13,8 @@ from safetensors.torch import load_file, save
 from torch import Tensor, nn
 
 from hope._util.files import write_file
-from hope.anatomy.anatomy import Anatomy
 from hope.errors import CheckpointMismatch, DamagedFolder
+from hope.structure.anatomy import Anatomy
 
 
 class Arrays(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -19,14 +19,14 @@ import numpy as np
 
 from hope._util.files import write_file
 from hope.errors import DamagedFolder, first_line
-from hope.graph.labels import Ids
+from hope.trace.labels import Ids
 
 Plain = dict[str, Any]  # a JSON object
 T = TypeVar("T")
 
 
 @dataclass(frozen=True)
-class Form(Generic[T]):
+class Format(Generic[T]):
     """A kind of file.
 
     Attributes:
@@ -71,14 +71,14 @@ def decode(data: Any, kind: type[T]) -> T:
     return msgspec.convert(data, kind, dec_hook=_decode)
 
 
-def write_record(path: Path, form: Form[T], record: T) -> None:
+def write_record(path: Path, form: Format[T], record: T) -> None:
     """Write a record, all or nothing."""
     plan = {"format": form.name, "version": form.version, "schema": form.schema, **encode(record)}
     plan["sha256"] = digest_of(plan)
     write_file(path, json.dumps(plan, separators=(",", ":")).encode())
 
 
-def read_record(path: Path, form: Form[T]) -> T:
+def read_record(path: Path, form: Format[T]) -> T:
     """Read a record that this package wrote, in whatever version, and check it.
 
     Raises:
@@ -100,7 +100,7 @@ def read_record(path: Path, form: Form[T]) -> T:
 _ENVELOPE = ("format", "version", "schema", "sha256")
 
 
-def _read(path: Path, form: Form[Any]) -> Plain:
+def _read(path: Path, form: Format[Any]) -> Plain:
     """The JSON object of a file, if it is of this kind and not newer than this package."""
     if not path.is_file():
         raise DamagedFolder(f"{path.parent} is not a saved {form.what}: it has no {path.name}")
@@ -120,14 +120,14 @@ def _read(path: Path, form: Form[Any]) -> Plain:
     return plan
 
 
-def brought_up(plan: Plain, form: Form[Any]) -> Plain:
+def brought_up(plan: Plain, form: Format[Any]) -> Plain:
     """A file's content in the version that is written now."""
     for migrate in form.migrations[plan["version"] - 1 :]:
         plan = {**migrate(plan), "version": plan["version"] + 1}
     return plan
 
 
-def not_as_it_should(path: Path, form: Form[Any], error: Exception) -> DamagedFolder:
+def not_as_it_should(path: Path, form: Format[Any], error: Exception) -> DamagedFolder:
     """What to say of a file that is whole and yet makes no sense."""
     said = first_line(error) if isinstance(error, msgspec.ValidationError) else repr(error)
     return DamagedFolder(f"{path} does not say what it should ({said}): save the {form.what} again")
@@ -139,7 +139,7 @@ def digest_of(plan: Plain) -> str:
     return hashlib.sha256(json.dumps(body, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
 
 
-def json_schema(form: Form[Any]) -> Plain:
+def json_schema(form: Format[Any]) -> Plain:
     """The JSON Schema of a kind of file."""
     packed = {"type": "array", "description": "[size, neurons, places, start, step, step], or [owners]"}
     schema = msgspec.json.schema(form.record, schema_hook=lambda _: packed)

@@ -7,14 +7,14 @@ from pathlib import Path
 
 from torch import Tensor, nn
 
-from hope.anatomy.anatomy import Anatomy
-from hope.anatomy.steps import Step
 from hope.errors import CannotWrite, CheckpointMismatch
-from hope.graph.blocks import Block, Replace
+from hope.rewrite.apply import outcome, shapes_after
 from hope.storage.arrays import state
 from hope.storage.record import PLAN
 from hope.storage.run import Run, read_run, write_run
-from hope.surgery.apply import outcome, shapes_after
+from hope.structure.anatomy import Anatomy
+from hope.structure.steps import Step
+from hope.trace.blocks import Block, Replace
 
 WRAPPERS = ("module.", "_orig_mod.")  # what DataParallel and torch.compile put in front of every name
 

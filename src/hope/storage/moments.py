@@ -5,24 +5,26 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
-from hope.signals.intake import Intake
+from hope.statistics.input_statistics import InputStatistics
 from hope.storage.arrays import read_arrays, write_arrays
-from hope.storage.record import Heard, Moments
+from hope.storage.record import Moments, StoredStatistics
 
 NAMES = ("mean", "covariance", "taps", "variance")  # of an intake, in its order
 
 
-def write_moments(folder: Path, intakes: Mapping[str, Intake] | None) -> Moments | None:
+def write_moments(folder: Path, intakes: Mapping[str, InputStatistics] | None) -> Moments | None:
     """Moments as float32, which is what they were rounded to when they were made; None if there are none."""
     if not intakes:
         return None
     every = [(f"{one.weight}/{name}", getattr(one, name)) for one in intakes.values() for name in NAMES]
     arrays = write_arrays(folder, "moments", {key: tensor.float() for key, tensor in every})
-    heard = tuple(Heard(one.weight, one.dim, one.repeat, one.bn, one.bias) for one in intakes.values())
+    heard = tuple(
+        StoredStatistics(one.weight, one.dim, one.repeat, one.bn, one.bias) for one in intakes.values()
+    )
     return Moments(file=arrays.file, sha256=arrays.sha256, intakes=heard)
 
 
-def read_moments(folder: Path, saved: Moments | None) -> dict[str, Intake]:
+def read_moments(folder: Path, saved: Moments | None) -> dict[str, InputStatistics]:
     """The moments by the weight that reads them; none if none were saved."""
     if saved is None:
         return {}
@@ -31,5 +33,5 @@ def read_moments(folder: Path, saved: Moments | None) -> dict[str, Intake]:
     for one in saved.intakes:
         mean, covariance, taps, variance = (tensors[f"{one.weight}/{name}"] for name in NAMES)
         rest = (one.repeat, one.bn, one.bias)
-        found[one.weight] = Intake(one.weight, one.dim, mean, covariance, taps, variance, *rest)
+        found[one.weight] = InputStatistics(one.weight, one.dim, mean, covariance, taps, variance, *rest)
     return found

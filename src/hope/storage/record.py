@@ -8,15 +8,15 @@ from typing import Any
 
 import msgspec
 
-from hope.anatomy.anatomy import Anatomy
-from hope.anatomy.steps import AnyStep
-from hope.anatomy.units import Skipped, Unit
-from hope.graph.blocks import Block
 from hope.latency.timing import Timing
 from hope.reasons import Reason
 from hope.storage.arrays import Arrays
-from hope.storage.codec import Form
+from hope.storage.codec import Format
 from hope.storage.migrations import run_to_2, run_to_3
+from hope.structure.anatomy import Anatomy
+from hope.structure.steps import AnyStep
+from hope.structure.units import Skipped, Unit
+from hope.trace.blocks import Block
 
 PLAN = "trajectory.json"
 
@@ -30,7 +30,7 @@ class Details:
         left_alone: layers and blocks that the method could not price, with the reason.
         source: "model", "weights" and "input" as they were named on the command line.
         fidelities: (steps, predicted fidelity) where it was looked at.
-        settings: the options that the run was made with (see `run.checkpoint`).
+        settings: the options that the run was made with (see `schedule.resume`).
     """
 
     measures: Mapping[str, Sequence[float]] = field(default_factory=dict)
@@ -57,8 +57,8 @@ def _short(value: float) -> float:
     return float(f"{value:.6g}")
 
 
-class Heard(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
-    """An `Intake` without its moments."""
+class StoredStatistics(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    """An `InputStatistics` without its moments."""
 
     weight: str
     dim: int
@@ -70,7 +70,7 @@ class Heard(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=
 class Moments(Arrays, frozen=True, kw_only=True):
     """The file of the moments, and whose they are."""
 
-    intakes: tuple[Heard, ...]
+    intakes: tuple[StoredStatistics, ...]
 
 
 class StoredAnatomy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -139,4 +139,4 @@ class RunRecord(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
             raise ValueError("the method has no name")
 
 
-RUN = Form("hope-run", "run", RunRecord, (run_to_2, run_to_3))
+RUN = Format("hope-run", "run", RunRecord, (run_to_2, run_to_3))

@@ -19,16 +19,16 @@ from torch import Tensor, nn
 from hope._util.calls import duplicate, unlabelled
 from hope._util.files import make_folder
 from hope._util.notes import note
-from hope.anatomy.anatomy import Anatomy
-from hope.anatomy.sizes import sizes, stored
-from hope.anatomy.steps import AnyStep, Step
 from hope.errors import CheckpointMismatch, InfeasibleBudget, InvalidAction, first_line
 from hope.latency.timing import Timing
 from hope.methods import recalled
 from hope.methods.base import Rewrite
-from hope.run.budget import one_budget
-from hope.run.trajectory import Trajectory
-from hope.signals.intake import Intake
+from hope.rewrite.apply import cut, operate
+from hope.rewrite.config import rewrite
+from hope.rewrite.refit import compressed
+from hope.schedule.budget import one_budget
+from hope.schedule.trajectory import Trajectory
+from hope.statistics.input_statistics import InputStatistics
 from hope.storage.arrays import (
     Arrays,
     check_architecture,
@@ -43,9 +43,9 @@ from hope.storage.codec import digest_of, not_as_it_should, read_record, write_r
 from hope.storage.inputs import read_inputs, write_inputs
 from hope.storage.moments import read_moments, write_moments
 from hope.storage.record import PLAN, RUN, Details, Moments, RunRecord, StoredAnatomy
-from hope.surgery.apply import cut, operate
-from hope.surgery.config import rewrite
-from hope.surgery.refit import compressed
+from hope.structure.anatomy import Anatomy
+from hope.structure.sizes import sizes, stored
+from hope.structure.steps import AnyStep, Step
 
 __all__ = [
     "BY_HAND", "PLAN", "RUN", "Details", "Run", "digest_of", "fingerprint", "load", "read_run", "save_run",
@@ -92,7 +92,7 @@ def save_trajectory(
     trajectory: Trajectory,
     steps: int,
     method: Mapping[str, Any],
-    intakes: Mapping[str, Intake] | None = None,
+    intakes: Mapping[str, InputStatistics] | None = None,
     details: Details | None = None,
     inputs: Sequence[Any] = (),
     timing: Timing | None = None,
@@ -129,7 +129,7 @@ def write_run(
     trajectory: Trajectory,
     steps: int,
     method: Mapping[str, Any],
-    intakes: Mapping[str, Intake] | None = None,
+    intakes: Mapping[str, InputStatistics] | None = None,
     details: Details | None = None,
     trained: bool = False,
     inputs: Sequence[Any] = (),
@@ -185,7 +185,7 @@ class Run:
     arrays: Arrays
     moments: Moments | None = None
     details: Details = field(default_factory=Details)
-    held: Mapping[str, Intake] | None = None
+    held: Mapping[str, InputStatistics] | None = None
     trained: bool = False
     fitted: Arrays | None = None
     timing: Timing | None = None
@@ -210,7 +210,7 @@ class Run:
         """The saved inputs that weights were fitted on, batch by batch."""
         return read_inputs(self.folder, self.fitted)
 
-    def intakes(self) -> dict[str, Intake]:
+    def intakes(self) -> dict[str, InputStatistics]:
         """The moments that absorptions were made with."""
         return read_moments(self.folder, self.moments) if self.held is None else dict(self.held)
 

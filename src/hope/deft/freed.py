@@ -1,0 +1,55 @@
+"""Carry out merges without removing anything: the child that a parent stands for becomes an empty vessel."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch import nn
+
+from hope.rewrite import merge
+from hope.rewrite.resize import get, owner
+from hope.structure.anatomy import Anatomy
+from hope.structure.steps import Merge
+from hope.structure.units import Unit
+
+
+def consolidate(
+    model: nn.Module,
+    anatomy: Anatomy,
+    merges: Sequence[Merge],
+    freed: Mapping[str, Sequence[int]],
+    seed: int | None = 0,
+) -> None:
+    """Merge in place and empty the freed vessels: beyond the merges, the network computes what it did.
+
+    A vessel gets fresh incoming weights, as spread out as its layer's, so that it has something to say, and
+    outgoing weights of zero, so that nobody hears it until training gives it a voice. Without a seed its
+    incoming weights are zero, too: then it does not count among those who hear others.
+    """
+    for action in merges:
+        merge.write_parent(model, anatomy.unit(action.name), action)
+    generator = None if seed is None else torch.Generator().manual_seed(seed)
+    for name, neurons in freed.items():
+        if len(neurons):
+            _empty(model, anatomy.unit(name), neurons, generator)
+
+
+@torch.no_grad()
+def _empty(model: nn.Module, layer: Unit, neurons: Sequence[int], generator: torch.Generator | None) -> None:
+    for part in layer.places:
+        tensor = get(model, part.tensor)
+        index = torch.from_numpy(part.index[list(neurons)].ravel()).to(tensor.device)
+        if part.role == "in" or (part.role == "out" and generator is None):
+            tensor.index_fill_(part.dim, index, 0)
+        elif part.role == "out":
+            rows = tensor.index_select(part.dim, index)
+            fresh = torch.randn(rows.shape, generator=generator, dtype=torch.float64)
+            tensor.index_copy_(part.dim, index, (fresh * float(tensor.double().std())).to(tensor))
+        else:
+            module, attribute = owner(model, part.tensor)
+            norm = isinstance(module, nn.modules.batchnorm._BatchNorm)
+            if norm and attribute in ("weight", "running_var"):
+                tensor.index_fill_(part.dim, index, 1)
+            elif attribute in ("bias", "running_mean"):
+                tensor.index_fill_(part.dim, index, 0)

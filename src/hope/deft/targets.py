@@ -1,0 +1,55 @@
+"""What of a network is to be split into core and slack."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from hope.deft.checks import check_patterns
+from hope.deft.separable import check_separable, find_head, find_units, matches
+from hope.errors import InvalidPartition
+from hope.reasons import Cause, Reason
+from hope.structure.anatomy import Anatomy
+from hope.structure.units import Unit
+
+
+@dataclass(frozen=True, eq=False)
+class Targets:
+    """What is to be split.
+
+    Attributes:
+        head: the module that a new task replaces.
+        units: all that have an elasticity.
+        free: those that may have slack.
+        left_alone: what is core as a whole, with the reason.
+    """
+
+    head: str
+    units: list[Unit]
+    free: list[Unit]
+    left_alone: dict[str, Reason]
+
+    def masks(self, locks: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Unit -> (neurons,) True where core, with those that are core as a whole."""
+        return {
+            unit.name: locks.get(unit.name, torch.ones(unit.neurons, dtype=torch.bool)) for unit in self.units
+        }
+
+
+def find_subject(anatomy: Anatomy, head: str | None, patterns: Sequence[str]) -> Targets:
+    """The units of a network, those that may have slack, and why the others may not."""
+    check_patterns(anatomy, patterns)
+    found = find_head(anatomy, head)
+    units = [unit for unit in find_units(anatomy) if found not in unit.modules]
+    left = check_separable(anatomy, units, found, patterns)
+    locked = {unit.name for unit in units if matches(unit.modules, patterns)}
+    free = [unit for unit in units if unit.name not in locked]
+    if not free:
+        raise InvalidPartition(
+            f"{anatomy.model} has nothing to split into core and slack: print(hope.inspect(...)) says why"
+        )
+    asked = dict.fromkeys(sorted(locked), Cause.ASKED.at())
+    return Targets(found, units, free, {**asked, **{one.name: one.reason for one in left}})

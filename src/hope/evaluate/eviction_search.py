@@ -1,0 +1,269 @@
+"""Which branches go under absorption, and when: whole plans are compared by the judge.
+
+An additive price misleads here: giving up a late branch costs much of a stream's variance and little of what
+the network says. So at each of a few sizes the program tries to evict one more block and looks at the network
+that is left. Going on with absorption instead would pass through all sizes in between, so the eviction must
+be better than what absorption has on average over that gap. What absorption loses is looked at once per
+level and taken to be straight in between; the network at a level is made once, and each block is taken out of
+a copy. Where absorption alone does not come down to a level, the block that is missed least goes, unless
+calibration would let more neurons go. What is decided does not depend on the budget that was asked for: it is
+woven into the one trajectory that answers all budgets.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from concurrent.futures import Executor
+
+from torch import nn
+
+from hope._util.calls import duplicate
+from hope._util.progress import bar
+from hope.rewrite.apply import bias_left, operate
+from hope.rewrite.evict import take_out
+from hope.schedule.plan import Plan, waiting
+from hope.schedule.resume import EvictionProgress, Resume, RunCheckpoint
+from hope.structure.sizes import Counts
+from hope.structure.steps import Evict, Step
+
+# shares of the parameters, or of the time, where plans are compared
+LEVELS = (0.9, 0.8, 0.7, 0.6, 0.5, 0.4, 0.3, 0.2, 0.1)
+NOTED = 64  # steps between two looks at the clock
+TRIED = 3  # blocks that are tried at a level, the most promising first
+
+
+def decide(
+    model: nn.Module,
+    plan: Plan,
+    sequence: Sequence[Step],
+    judge: Callable[[nn.Module], float],
+    *,
+    begun: EvictionProgress | None = None,
+    note: Callable[[EvictionProgress], object] = lambda _: None,
+    progress: bool | None = None,
+) -> list[Step]:
+    """The steps of a run with evictions woven in.
+
+    At most 2 + TRIED networks are looked at per level, and as many more after each eviction.
+
+    Args:
+        sequence: the run's steps in order, without evictions.
+        judge: a network -> its fidelity.
+        begun: what an interrupted run has decided already.
+        note: is told after every level how far it has come.
+    """
+    weaver = _EvictionSearch(plan, sequence, _EvictionTrials(model, plan, judge))
+    begun = begun or EvictionProgress(0)
+    if begun.evicted:
+        weaver.evicted = list(begun.evicted)
+        weaver.woven = weaver.weave(weaver.evicted)
+    floor = plan.bare / max(1, plan.amount({}, ()))
+    levels = [level for level in LEVELS if level > floor]
+    must = not waiting(plan.anatomy, plan.left_alone)  # else calibration helps more
+    last = 0  # where the run has come down to the level before
+    with bar("deciding which blocks to evict", len(levels), progress) as show:
+        for done, level in enumerate(levels, start=1):
+            if done > (begun.levels or 0):
+                show(done - 1)
+                while must and weaver.reach(level) is None and weaver.evict_at(last, must=True):
+                    last += 1
+                reached = weaver.reach(level)
+                while reached is not None and weaver.evict_at(reached):
+                    reached += 1
+                note(EvictionProgress(done, tuple(weaver.evicted)))
+                show(done)
+            met = weaver.reach(level)
+            last = last if met is None else met
+    return weaver.woven
+
+
+def ordered(begun: Resume) -> bool:
+    """Whether an interrupted run had all its steps, and was deciding about evictions."""
+    return begun.deciding is not None and begun.deciding.levels is not None
+
+
+def judged(
+    model: nn.Module,
+    plan: Plan,
+    judge: Callable[[nn.Module], float],
+    executor: Executor | None,
+    file: RunCheckpoint | None,
+    begun: Resume,
+    progress: bool | None,
+) -> list[Step]:
+    """The whole run, with the evictions that the judge decides for: one run answers every budget."""
+    steps, deciding = list(begun.steps), begun.deciding or EvictionProgress()
+    if deciding.levels is None:
+        with bar("encoding", plan.longest, progress) as show:
+            for step in plan.steps(executor=executor, done=tuple(steps)):
+                steps.append(step)
+                if len(steps) % NOTED == 0:
+                    show(len(steps))
+                    if file is not None:
+                        file.write(steps, EvictionProgress())
+        deciding = EvictionProgress(0)
+
+    def note(so_far: EvictionProgress) -> None:
+        if file is not None:  # a level takes long enough
+            file.write(steps, so_far, now=True)
+
+    note(deciding)
+    woven = decide(model, plan, steps, judge, begun=deciding, note=note, progress=progress)
+    if file is not None:
+        file.write(woven, now=True)
+    return woven
+
+
+def network(model: nn.Module, plan: Plan, steps: Sequence[Step]) -> nn.Module:
+    """The network after these steps."""
+    small = duplicate(model)
+    operate(small, plan.anatomy, steps, intakes=plan.known.intakes, rewrite=plan.method.rewrite)
+    return small
+
+
+class _EvictionTrials:
+    """What the judge sees: losses of fidelity. The last network is kept, and so is every loss."""
+
+    def __init__(self, model: nn.Module, plan: Plan, judge: Callable[[nn.Module], float]) -> None:
+        self._model, self._plan, self._judge = model, plan, judge
+        self._kept: tuple[object, nn.Module] | None = None
+        self._losses: dict[object, float] = {}
+
+    def after(self, steps: Sequence[Step]) -> float:
+        """After these steps of the run."""
+        key = _key(steps)
+        if key not in self._losses:
+            self._losses[key] = 1 - self._judge(self._network(steps))
+        return self._losses[key]
+
+    def without(self, steps: Sequence[Step], evict: Evict) -> float:
+        """After these steps and an eviction."""
+        small = duplicate(self._network(steps))
+        block, removed = self._plan.anatomy.block(evict.name), dict[str, list[int]]()
+        for step in steps:
+            removed.setdefault(step.name, []).extend(step.gone)
+        take_out(small, block, bias_left(self._plan.anatomy, block, evict.bias, removed))
+        return 1 - self._judge(small)
+
+    def _network(self, steps: Sequence[Step]) -> nn.Module:
+        key = _key(steps)
+        if self._kept is None or self._kept[0] != key:
+            self._kept = (key, network(self._model, self._plan, steps))
+        return self._kept[1]
+
+
+def _key(steps: Sequence[Step]) -> object:
+    """What tells the beginnings of runs apart that differ in their evictions only."""
+    return len(steps), tuple((k, step.name) for k, step in enumerate(steps) if isinstance(step, Evict))
+
+
+class _EvictionSearch:
+    """Steps and evictions as one sequence.
+
+    Attributes:
+        evicted: (position in the sequence, branch) of what goes.
+        woven: the sequence with these evictions.
+    """
+
+    def __init__(
+        self,
+        plan: Plan,
+        sequence: Sequence[Step],
+        looks: _EvictionTrials | None = None,
+    ) -> None:
+        self.plan, self.sequence, self._looks = plan, sequence, looks
+        self._order = {id(step): position for position, step in enumerate(sequence)}
+        self.evicted: list[tuple[int, int]] = []
+        self.woven = list(sequence)
+        self._known: tuple[int, Counts] | None = None
+
+    def weave(self, evicted: Sequence[tuple[int, int]]) -> list[Step]:
+        """The sequence with blocks evicted at given positions; what they contain is not removed after."""
+        woven: list[Step] = []
+        gone: set[str] = set()
+        waiting = sorted(evicted, key=lambda one: one[0])  # those of one place as they were decided
+        for position, step in enumerate(self.sequence):
+            while waiting and waiting[0][0] <= position:
+                gone |= self._evict(waiting.pop(0)[1], woven)
+            if step.name not in gone:
+                woven.append(step)
+        for _, branch in waiting:
+            gone |= self._evict(branch, woven)
+        return woven
+
+    def _evict(self, number: int, woven: list[Step]) -> set[str]:
+        woven.append(self._step(number))
+        return set(self.plan.branches[number].layers)
+
+    def _step(self, number: int) -> Evict:
+        branch = self.plan.branches[number]
+        return Evict(branch.name, branch.bias, cost=branch.cost((), ()), release=branch.release)
+
+    def evict_at(self, reached: int, *, must: bool = False) -> bool:
+        """Evict the block that is best evicted after so many steps, if one clearly pays, or must go since
+        absorption does not come down to some level.
+        """
+        assert self._looks is not None
+        so_far = self.woven[:reached]
+        here, found, least = self._position(so_far), None, math.inf
+        for branch in self._candidates(so_far)[:TRIED]:
+            trial = [*self.evicted, (here, branch)]
+            same = None if must else self._same_size(so_far, branch)
+            if same is None and not must:
+                continue
+            after = self._looks.without(so_far, self._step(branch))
+            gap = 1.0 if same is None else (self._looks.after(so_far) + self._after(same)) / 2
+            if (must or after < self.plan.method.margin * gap) and after / gap < least:
+                least, found = after / gap, (trial, self.weave(trial))
+        if found is not None:
+            self.evicted, self.woven = found
+        return found is not None
+
+    def _after(self, steps: int) -> float:
+        """What absorption has lost after so many steps, straight between the levels around them."""
+        assert self._looks is not None
+        ends = [0, *(met for level in LEVELS if (met := self.reach(level)) is not None), len(self.woven)]
+        low = max(end for end in ends if end <= steps)
+        high = min(end for end in ends if end >= steps)
+        a, b = (self._looks.after(self.woven[:end]) for end in (low, high))
+        return a if low == high else a + (b - a) * (steps - low) / (high - low)
+
+    def reach(self, level: float) -> int | None:
+        """How many steps come down to a share of the parameters, or the time; None if all do not."""
+        table = self._amounts()
+        met = (table <= level * table[0]).nonzero()[0]
+        return int(met[0]) if len(met) else None
+
+    def _amounts(self) -> Counts:
+        """(steps + 1,) what is left along the run, worked out once after each eviction."""
+        if self._known is None or self._known[0] != len(self.evicted):
+            self._known = (len(self.evicted), self.plan.amounts(self.woven))
+        return self._known[1]
+
+    def _same_size(self, steps: Sequence[Step], branch: int) -> int | None:
+        """How many steps of the run come to the size that an eviction leaves; None if it never gets there."""
+        left = self.plan.amounts([*steps, self._step(branch)])[-1]  # with the bias that stays
+        met = (self._amounts() <= left).nonzero()[0]
+        return int(met[0]) if len(met) else None
+
+    def _position(self, woven: Sequence[Step]) -> int:
+        """Where in the sequence without evictions a woven run has come to."""
+        return max((self._order[id(step)] + 1 for step in woven if not isinstance(step, Evict)), default=0)
+
+    def _candidates(self, woven: Sequence[Step]) -> list[int]:
+        """Branches that are still there, by what they are worth per parameter that they hold now."""
+        gone = {branch for _, branch in self.evicted}
+        removed: dict[str, int] = {}
+        for step in woven:
+            if not isinstance(step, Evict):
+                removed[step.name] = removed.get(step.name, 0) + len(step.gone)
+        names = [self.plan.branches[number].name for number in gone]
+        now = self.plan.amount(removed, names)
+        ranked = []
+        for number, branch in enumerate(self.plan.branches):
+            if number not in gone:
+                freed = now - self.plan.amount(removed, [*names, branch.name])
+                if freed > 0:
+                    ranked.append((branch.worth / freed, number))
+        return [number for _, number in sorted(ranked)]

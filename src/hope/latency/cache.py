@@ -1,0 +1,144 @@
+"""Times that were measured on this machine, kept on disk: each is measured once.
+
+`$HOPE_CACHE/latency/` (by default `~/.cache/hope/latency/`) holds a file per engine and number of threads,
+with a description of the machine. It is written after every few measurements, whole or not at all: what was
+interrupted goes on from there.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Sequence
+from math import prod
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from hope._util.files import make_folder, write_file
+from hope._util.notes import note
+from hope._util.progress import bar
+from hope.errors import CannotWrite
+from hope.latency.operators import TimedOperator
+from hope.latency.runtime import Runtime, machine
+from hope.latency.stopwatch import Point
+from hope.latency.surface import Width
+
+FORMAT, VERSION = "hope-latency", 1
+TOGETHER = 24  # points that are measured in turns
+ENTRIES = 50_000_000  # that they may read and write together
+
+
+class Kept(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """What a file says.
+
+    Attributes:
+        machine: where it was measured (see `runtime.machine`).
+        operators: operator -> "inputs x outputs" -> nanoseconds.
+        networks: a network's digest -> nanoseconds of it at some widths.
+    """
+
+    format: str = FORMAT
+    version: int = VERSION
+    machine: dict[str, Any]
+    operators: dict[str, dict[str, float]] = {}
+    networks: dict[str, list[float]] = {}
+
+
+def cache_folder() -> Path:
+    """Where tables are kept: $HOPE_CACHE, else the user's own cache."""
+    given = os.environ.get("HOPE_CACHE")
+    if given:
+        return Path(given)
+    home = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return Path(home) / "hope"
+
+
+class Table:
+    """Measured times of one engine with so many threads."""
+
+    def __init__(self, runtime: Runtime, folder: Path | None = None) -> None:
+        here = machine(runtime)
+        place = (cache_folder() if folder is None else folder) / "latency"
+        self.path = place / f"{runtime.engine}-{runtime.threads}.json"
+        self.kept = self._read(here) or Kept(machine=here)
+
+    def _read(self, here: dict[str, Any]) -> Kept | None:
+        """What was kept, if it holds here."""
+        if not self.path.exists():
+            return None
+        try:
+            kept = msgspec.json.decode(self.path.read_bytes(), type=Kept)
+        except (OSError, msgspec.DecodeError):
+            note(f"{self.path} cannot be read: latencies are measured anew")
+            return None
+        if (kept.format, kept.version) != (FORMAT, VERSION):
+            note(f"{self.path} is of another version: latencies are measured anew")
+            return None
+        other = [
+            f"{name} {kept.machine.get(name)}, here {here[name]}"
+            for name in here
+            if kept.machine.get(name) != here[name]
+        ]
+        if other:
+            note(f"{self.path} was measured elsewhere ({other[0]}): latencies are measured anew")
+            return None
+        return kept
+
+    def write(self) -> None:
+        """Keep what is known."""
+        try:
+            make_folder(self.path.parent)
+            write_file(self.path, json.dumps(msgspec.to_builtins(self.kept), indent=1).encode())
+        except CannotWrite as error:
+            raise CannotWrite(f"{error}; set HOPE_CACHE to a folder for measured latencies") from error
+
+    def look(self, operator: TimedOperator, width: Width) -> float:
+        """Nanoseconds of an operator that was measured."""
+        return self.kept.operators[operator.name][_key(width)]
+
+    def fill(
+        self,
+        points: Sequence[Point],
+        measure: Callable[[Sequence[Point]], list[float]],
+        *,
+        progress: bool | None = None,
+    ) -> None:
+        """Measure what is not known yet."""
+        known = self.kept.operators
+        missing = [one for one in dict.fromkeys(points) if _key(one[1]) not in known.get(one[0].name, {})]
+        with bar(f"measuring {len(missing)} operators, once", len(missing), progress) as show:
+            done = 0
+            for some in _portions(missing):
+                for (operator, width), value in zip(some, measure(some), strict=True):
+                    known.setdefault(operator.name, {})[_key(width)] = round(value, 1)
+                self.write()
+                done += len(some)
+                show(done)
+
+    def networks(self, digest: str, measure: Callable[[], list[float]]) -> list[float]:
+        """Times of whole networks, measured if they are not known yet."""
+        if digest not in self.kept.networks:
+            self.kept.networks[digest] = [round(value, 1) for value in measure()]
+            self.write()
+        return self.kept.networks[digest]
+
+
+def _key(width: Width) -> str:
+    return f"{width[0]}x{width[1]}"
+
+
+def _portions(points: Sequence[Point]) -> list[list[Point]]:
+    """Points that can be measured in turns: not too many, and not too much memory."""
+    portions: list[list[Point]] = []
+    room = 0
+    for operator, width in points:
+        reads, writes, _ = operator.channels(width)
+        entries = prod(operator.over) * (reads + writes)
+        if not portions or len(portions[-1]) == TOGETHER or entries > room:
+            portions.append([])
+            room = ENTRIES
+        portions[-1].append((operator, width))
+        room -= entries
+    return portions

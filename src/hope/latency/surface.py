@@ -1,0 +1,176 @@
+"""An operator's time as a function of its widths: measured at a few, straight in between.
+
+onnxruntime works on convolutions in blocks of channels: widths count up to the next block, and a convolution
+that reads a width which is no multiple of 4 goes another, slower way. Both are told apart here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
+from math import ceil
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hope.latency.operators import Key, Site, TimedOperator
+
+FRACTIONS = (1.0, 0.75, 0.5, 0.25, 0.125)  # of a width, where it is measured
+ALIGNED = 4  # channels that a convolution may read without leaving the blocks
+Width = tuple[int, int]
+Times = NDArray[np.float64]
+Look = Callable[[TimedOperator, Width], float]
+
+
+@dataclass(frozen=True)
+class LatencySurface:
+    """Times at widths: (rows, columns), bilinear in between, straight on below, to a quarter of the least."""
+
+    rows: tuple[int, ...]
+    columns: tuple[int, ...]
+    values: Times
+
+    def __call__(self, reads: Times, writes: Times) -> Times:
+        """Times at any widths.
+
+        >>> mesh = Mesh((2, 4), (1, 3), np.array([[1.0, 3.0], [2.0, 6.0]]))
+        >>> mesh(np.array([3.0]), np.array([2.0])).tolist()
+        [3.0]
+        """
+        i, u = _between(self.rows, reads)
+        j, v = _between(self.columns, writes)
+        at = self.values
+        low = at[i[0], j[0]] * (1 - v) + at[i[0], j[1]] * v
+        high = at[i[1], j[0]] * (1 - v) + at[i[1], j[1]] * v
+        found: Times = np.maximum(low * (1 - u) + high * u, at.min() / 4)
+        return found
+
+
+def _between(
+    grid: tuple[int, ...], widths: Times
+) -> tuple[tuple[NDArray[np.int64], NDArray[np.int64]], Times]:
+    """The two grid points around each width, and how far it is from the first to the second."""
+    zero = np.zeros(np.shape(widths), dtype=np.int64)
+    if len(grid) == 1:
+        return (zero, zero), zero.astype(float)
+    points = np.array(grid)
+    above = np.clip(np.searchsorted(points, widths), 1, len(grid) - 1)
+    share = (widths - points[above - 1]) / (points[above] - points[above - 1])
+    return (above - 1, above), np.minimum(share, 1.0)
+
+
+class LatencyCurve:
+    """The time of an operator in its place.
+
+    Args:
+        site: which.
+        moves: the dimensions of weights that become narrower; others are measured as they are.
+        block: the widths that the engine works in (see `runtime.block_of`).
+    """
+
+    def __init__(self, site: Site, moves: Collection[Key], block: int) -> None:
+        self.site = site
+        group = site.operator.group
+        in_blocks = site.operator.kind == "conv" and (not group or group == (1, 1))
+        self._block = block if in_blocks else 1
+        self._odd_ways = self._block > 1
+        full, both = site.full, bool(group)
+        rows = _fractions(full[0], (site.weight, site.reads) in moves)
+        columns = _fractions(full[1], (site.weight, site.writes) in moves)
+        self._even_grid = self._even(rows), tuple(sorted({self._up(w, full[1]) for w in columns}))
+        self._odd_grid = self._odd(rows), columns
+        if both:
+            self._even_grid = self._even_grid[1], ()
+            self._odd_grid = tuple(sorted({_uneven(w) for w in columns if w > 1})), ()
+        self._meshes: tuple[LatencySurface | None, LatencySurface | None] = (None, None)
+
+    def _even(self, widths: tuple[int, ...]) -> tuple[int, ...]:
+        """Widths to measure that stay in blocks."""
+        full = self.site.full[0]
+        if not self._odd_ways:
+            return widths
+        fits = [w if w < self._block else self._up(w, full) for w in widths]
+        return tuple(sorted({w for w in fits if not self._strays(w)}))
+
+    def _odd(self, widths: tuple[int, ...]) -> tuple[int, ...]:
+        """Widths to measure that do not."""
+        if not self._odd_ways:
+            return ()
+        some = widths if len(widths) == 1 else tuple(_uneven(w) for w in widths)
+        return tuple(sorted({w for w in some if self._strays(w)}))
+
+    def _strays(self, width: int) -> bool:
+        return bool(width >= self._block and width % ALIGNED)
+
+    def _up(self, width: int, full: int) -> int:
+        return min(ceil(width / self._block) * self._block, full)
+
+    def points(self) -> list[Width]:
+        """The widths to measure."""
+        found = []
+        for rows, columns in (self._even_grid, self._odd_grid if self._odd_ways else ((), ())):
+            found += [(a, b) for a in rows for b in columns or (a,)]
+        return found
+
+    def settle(self, look: Look) -> None:
+        """Take the measured times."""
+        self._meshes = self._mesh(self._even_grid, look), self._mesh(self._odd_grid, look)
+
+    def _mesh(self, grid: tuple[tuple[int, ...], tuple[int, ...]], look: Look) -> LatencySurface | None:
+        rows, columns = grid
+        if not rows or (grid is self._odd_grid and not self._odd_ways):
+            return None
+        values = [[look(self.site.operator, (a, b)) for b in columns or (a,)] for a in rows]
+        return LatencySurface(rows, columns or (1,), np.array(values))
+
+    @property
+    def multiples(self) -> tuple[int, ...]:
+        """What widths are multiples of if the operator stays in the engine's blocks, and if it fills them."""
+        return (ALIGNED, self._block) if self._odd_ways else (1,)
+
+    def strays(self, reads: Times) -> NDArray[np.bool_]:
+        """Where the engine leaves its blocks."""
+        if not self._odd_ways:
+            return np.zeros(np.shape(reads), dtype=bool)
+        wide = (reads >= self._block) | bool(self.site.operator.group)
+        found: NDArray[np.bool_] = wide & (reads % ALIGNED != 0)
+        return found
+
+    def __call__(self, reads: Times, writes: Times) -> Times:
+        """Times at widths; 0 where one of them is."""
+        even, odd = self._meshes
+        astray = self.strays(reads)
+        blocked = reads
+        if self._odd_ways:
+            full, block = self.site.full, self._block
+            blocked = np.where(reads < block, reads, np.minimum(np.ceil(reads / block) * block, full[0]))
+            if self.site.operator.group:
+                blocked = np.minimum(np.ceil(reads / block) * block, full[0])
+            padded = np.minimum(np.ceil(writes / block) * block, full[1])
+        else:
+            padded = writes
+        first, second = even or odd, odd or even
+        assert first is not None
+        assert second is not None
+        found = np.where(astray, second(reads, writes), first(blocked, padded))
+        return np.where((reads > 0) & (writes > 0), found, 0.0)
+
+    def smooth(self, reads: Times, writes: Times) -> Times:
+        """The same without steps: what narrower widths save on the way."""
+        mesh = self._meshes[0] or self._meshes[1]
+        assert mesh is not None
+        return np.where((reads > 0) & (writes > 0), mesh(reads, writes), 0.0)
+
+
+def _fractions(full: int, moves: bool) -> tuple[int, ...]:
+    """Widths to measure, in order.
+
+    >>> _fractions(64, True), _fractions(64, False)
+    ((8, 16, 32, 48, 64), (64,))
+    """
+    return tuple(sorted({max(1, ceil(full * share)) for share in FRACTIONS})) if moves else (full,)
+
+
+def _uneven(width: int) -> int:
+    """The width, or one less where it is a multiple."""
+    return width - (width % ALIGNED == 0)

@@ -1,0 +1,43 @@
+"""Who takes over from an absorbed neuron: the weights with which the survivors' signals stand in for it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hope.geometry.projection import ridged
+from hope.statistics.input_statistics import InputStatistics, channels_of
+from hope.structure.units import Unit
+
+WIDEST = 1024  # neurons; the inverse is followed step by step, which is cubic
+MOST = 2  # takers that are named
+
+
+def takers(
+    layer: Unit, intakes: Mapping[str, InputStatistics], gone: Sequence[int]
+) -> list[list[tuple[int, float]]] | None:
+    """For each neuron that goes, in order, the survivors that take over most of it, with their shares.
+
+    The best linear stand-in for neuron i among the survivors S is `C_SS⁻¹ C_Si`, which is `−[C⁻¹]_Si /
+    [C⁻¹]_ii` (see `geometry.projection`). It is that of the layer's first reader.
+
+    Returns:
+        None where the moments are not known, or the layer is too wide for a page's sake.
+    """
+    intake = intakes.get(layer.readers[0].weight) if layer.readers else None
+    channels = channels_of(layer, intake) if intake is not None else None
+    if intake is None or channels is None or channels.shape[1] != 1 or layer.neurons > WIDEST:
+        return None
+    flat = channels.flatten()
+    inverse: NDArray[np.float64] = np.linalg.inv(ridged(intake.moments[flat][:, flat]).numpy())
+    alive = np.ones(layer.neurons, dtype=bool)
+    found = []
+    for i in gone:
+        alive[i] = False
+        share = np.where(alive, -inverse[:, i] / inverse[i, i], 0.0)
+        most = [int(j) for j in np.argsort(-np.abs(share), kind="stable")[:MOST] if share[j] != 0]
+        found.append([(j, float(share[j])) for j in most])
+        inverse = inverse - np.outer(inverse[:, i], inverse[i]) / inverse[i, i]
+    return found

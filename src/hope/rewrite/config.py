@@ -1,0 +1,199 @@
+"""The configuration of a model of transformers after a cut: what others build the smaller model from.
+
+Nothing of transformers is imported: a model that has a `config` and a `save_pretrained` is one. Whether a
+configuration tells the truth is tried: the model's class builds a model from it, without data, and the shapes
+are compared.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import islice, product
+from typing import Any, TypeAlias
+
+import torch
+from torch import nn
+
+from hope._util.calls import configs
+from hope.rewrite.experts import open_like
+from hope.schedule.width_constraints import Group, alike
+from hope.structure.anatomy import Anatomy
+from hope.trace.labels import Shape
+
+WIDTHS = ("intermediate_size", "n_inner", "ffn_dim", "d_ff", "hidden_dim", "ffn_hidden_size", "d_inner")
+HEADS = ("num_attention_heads", "num_heads", "encoder_attention_heads", "decoder_attention_heads")
+SHARED = ("num_key_value_heads", "num_kv_heads")  # heads that several query heads share
+TRIALS = 64  # models that are built at most
+
+Fields: TypeAlias = (
+    "dict[tuple[str, str], int]"  # (a configuration within the model's, or "", field) -> value
+)
+Change: TypeAlias = (
+    "tuple[int, int, int]"  # of alike layers: neurons, channels of each, neurons that are left
+)
+
+
+def configured(model: nn.Module) -> bool:
+    """Whether others build the model from its configuration."""
+    return hasattr(model, "save_pretrained") and hasattr(getattr(model, "config", None), "to_dict")
+
+
+def loadable(model: nn.Module) -> bool:
+    """Whether what `save_pretrained` writes can be loaded by others: the configuration tells all shapes."""
+    tensors = [*model.named_parameters(), *model.named_buffers()]
+    return configured(model) and _builds(model, {}, {name: tuple(one.shape) for name, one in tensors})
+
+
+def fields_after(model: nn.Module, anatomy: Anatomy, removed: Mapping[str, int]) -> Fields | None:
+    """What the model's configuration must say after a cut; None if it cannot tell it.
+
+    Args:
+        model: the original, or what was cut: its configuration is still the original's.
+        removed: unit -> how many of its neurons go.
+    """
+    changes = _changes(anatomy, removed)
+    parts = [part for name in removed for part in anatomy.unit(name).places]
+    if changes is None or not configured(model) or not all(part.even for part in parts):
+        return None
+    shapes = _shapes(anatomy, removed)
+    for fields in islice(_settings(model.config, changes), TRIALS) if changes else [{}]:
+        if _builds(model, fields, shapes):
+            return fields
+    return None
+
+
+def rewrite(small: nn.Module, fields: Fields | None) -> None:
+    """Bring the configuration of a cut model up to date. It must be the model's own: a copy of a model has a
+    copy of its configuration.
+    """
+    for (path, field), value in (fields or {}).items():
+        target: Any = getattr(small.config, path) if path else small.config
+        old = getattr(target, field, None)
+        held = [getattr(module, "config", None) for module in small.modules()]
+        for config in [target, *held]:  # a part may hold a copy of its own
+            if type(config) is type(target) and getattr(config, field, None) == old:
+                setattr(config, field, value)
+
+
+def groups_of(model: nn.Module, anatomy: Anatomy) -> list[Group]:
+    """Layers that are to keep one width, so that others can load the result: those that are alike, and all
+    that one field of the configuration is for. Layers without a field are in no group.
+    """
+    groups = alike(anatomy)
+    if not configured(model):
+        return [Group(names) for names in groups]
+    told = [group for names in groups if (group := _told(model, anatomy, names)) is not None]
+    untold: dict[tuple[int, int], list[str]] = {}
+    for names in groups:
+        if names not in told:
+            unit = anatomy.unit(names[0])
+            untold.setdefault((unit.neurons, unit.channels), []).extend(names)
+    more = (_told(model, anatomy, names) for names in untold.values())
+    return told + [group for group in more if group is not None]
+
+
+def _told(model: nn.Module, anatomy: Anatomy, names: Sequence[str]) -> Group | None:
+    """These layers as a group, if the configuration can tell that they are narrower. Not every number of
+    heads passes for one: some classes want the width of the stream to be a multiple.
+    """
+    group, unit = Group(names), anatomy.unit(names[0])
+    heads = _are_heads(model.config, (unit.neurons, unit.channels, unit.neurons - 1))
+    tried = range(1, unit.neurons if heads else min(2, unit.neurons))
+    counts = [n for n in tried if fields_after(model, anatomy, dict.fromkeys(names, n)) is not None]
+    if heads:
+        group.counts = frozenset(counts)
+    return group if counts else None
+
+
+def _changes(anatomy: Anatomy, removed: Mapping[str, int]) -> set[Change] | None:
+    """How alike layers change; None if they do so in different ways."""
+    found = set()
+    for group in alike(anatomy):
+        lost = {removed.get(name, 0) for name in group}
+        if len(lost) > 1:
+            return None
+        unit, count = anatomy.unit(group[0]), lost.pop()
+        if count:
+            found.add((unit.neurons, unit.channels, unit.neurons - count))
+    return found
+
+
+def _shapes(anatomy: Anatomy, removed: Mapping[str, int]) -> dict[str, Shape]:
+    """The shapes of all parameters and buffers after a cut."""
+    shapes = {name: list(shape) for name, shape in anatomy.shapes.items()}
+    for name, count in removed.items():
+        for part in anatomy.unit(name).places:
+            shapes[part.tensor][part.dim] -= part.each * count
+    return {name: tuple(shape) for name, shape in shapes.items()}
+
+
+def _settings(config: Any, changes: set[Change]) -> Iterator[Fields]:
+    """What the configuration might say, the likeliest first."""
+    slots: list[list[Fields]] = []
+    for path, one in zip(["", *_paths(config)], configs(config), strict=True):
+        for field, value in (one.to_dict() if one is not None else {}).items():
+            if field.endswith(WIDTHS) and (value is None or isinstance(value, int)):
+                slots.append([{(path, field): width} for change in sorted(changes)
+                              for width in _widths(change, value)])  # fmt: skip
+        slots += [_heads(one, path, field, changes) for field in HEADS if _whole(one, field)]
+    yield from (
+        {place: value for some in chosen for place, value in some.items()}
+        for chosen in product(*[[*slot, {}] for slot in slots if slot])
+    )
+
+
+def _widths(change: Change, value: int | None) -> list[int]:
+    """What a field of this value might say: of a gate and values in one weight, a neuron has two channels."""
+    old, each, left = change
+    found = {old: left, old * each: left * each}
+    return [found[value]] if value in found else [left * each] if value is None else []
+
+
+def _are_heads(config: Any, change: Change) -> bool:
+    """Whether alike layers are as many, and as wide, as heads of attention."""
+    found = [
+        _heads(one, "", field, {change}) for one in configs(config) for field in HEADS if _whole(one, field)
+    ]
+    return change[1] > 1 and any(found)
+
+
+def _heads(config: Any, path: str, field: str, changes: set[Change]) -> list[Fields]:
+    """Fewer heads, in what goes together: those that share their keys and values."""
+    heads = getattr(config, field)
+    shared = next((name for name in SHARED if _whole(config, name)), None)
+    groups = getattr(config, shared) if shared else heads
+    width = getattr(config, "head_dim", None) or getattr(config, "hidden_size", 0) // heads
+    found = []
+    for old, each, left in sorted(changes):
+        if old == groups and width and each % width == 0:
+            fields = {(path, field): heads // groups * left, (path, "head_dim"): width}
+            found.append(fields | ({(path, shared): left} if shared else {}))
+    return found
+
+
+def _whole(config: Any, field: str) -> bool:
+    value = getattr(config, field, None)
+    return isinstance(value, int) and value > 0
+
+
+def _paths(config: Any) -> list[str]:
+    return list(getattr(type(config), "sub_configs", None) or {})
+
+
+def _builds(model: nn.Module, fields: Fields, shapes: Mapping[str, Shape]) -> bool:
+    """Whether the model's class builds these shapes from its configuration with these fields."""
+    config: Any = copy.deepcopy(model.config)
+    for (path, field), value in fields.items():
+        setattr(getattr(config, path) if path else config, field, value)
+    try:
+        if hasattr(config, "validate"):  # as whoever saves it does
+            config.validate()
+        with torch.random.fork_rng(devices=[]), torch.device("meta"):
+            built = type(model)(config)
+            open_like(built, model)
+    except Exception:  # whatever a class says to such numbers
+        return False
+    every = [*built.named_parameters(remove_duplicate=False), *built.named_buffers(remove_duplicate=False)]
+    found = {name: tuple(tensor.shape) for name, tensor in every}
+    return all(found.get(name, shape) == shape for name, shape in shapes.items())

@@ -1,0 +1,136 @@
+"""Take a block's branch out of the modules, leaving its skip and, on request, a bias per channel; without a
+skip nothing, or an identity.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
+
+from hope.trace.blocks import Block, Replace, ReplaceByZero
+
+
+class Skip(nn.Module):
+    """What is left of an evicted block: its skip, a bias if asked for, and the activation behind the add.
+
+    The children keep the names they had in the block, so that their weights keep their names in the
+    `state_dict`.
+    """
+
+    def __init__(self, block: nn.Module, way: Replace, bias: Tensor | None) -> None:
+        super().__init__()
+        self._skip = way.skip
+        self._after = () if way.positive and bias is None else way.after
+        children = dict(block.named_children())
+        for name in (*self._skip, *self._after):
+            child = children[name] if name in children else getattr(nn, name)()
+            if name in self._after and getattr(child, "inplace", False):
+                child.inplace = False  # without an add in front, it would overwrite the block's input
+            self.add_module(name, child)
+        self.bias = nn.Parameter(bias) if bias is not None else None
+        self.train(block.training)
+
+    def forward(self, x: Tensor, *_: Any, **__: Any) -> Tensor:
+        """The skip, the bias, the activation; further arguments that the block took are ignored."""
+        for name in self._skip:
+            x = self.get_submodule(name)(x)
+        if self.bias is not None:
+            x = x + self.bias
+        for name in self._after:
+            x = self.get_submodule(name)(x)
+        return x
+
+
+class Silenced(nn.Module):
+    """Stands for a module of an evicted branch: hands on a single zero instead of computing anything.
+
+    Args:
+        full: keep the input's shape, for code that adds to it in place.
+        returns: 0 to return a tensor, n to return a tuple of n things, the first of them the tensor.
+        bias: what the branch leaves behind, shaped to broadcast; only on the last module of a branch.
+        layer: of an attention, its place in a model's cache: how many tokens are past is asked of the first.
+    """
+
+    def __init__(
+        self, *, full: bool, returns: int, bias: Tensor | None = None, layer: int | None = None
+    ) -> None:
+        super().__init__()
+        self.full = full
+        self.returns = returns
+        self.layer = layer
+        self.bias = nn.Parameter(bias) if bias is not None else None
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """Zero, or the bias, whatever the input."""
+        x = next(leaf for leaf in tree_leaves((args, list(kwargs.values()))) if isinstance(leaf, Tensor))
+        out = torch.zeros_like(x) if self.full else x.new_zeros((1,) * x.ndim)
+        if self.layer is not None and kwargs.get("key_value_states") is None:
+            caches = (one for one in (*args, *kwargs.values()) if hasattr(one, "get_seq_length"))
+            for cache in (getattr(one, "self_attention_cache", one) for one in caches):
+                if all(hasattr(one, "update") for one in cache.layers[self.layer : self.layer + 1]):
+                    none = x.new_zeros((len(x), 1, x.shape[-2], 1))
+                    cache.update(none, none, self.layer)
+        if self.bias is not None:
+            out = out + self.bias
+        return (out, *[None] * (self.returns - 1)) if self.returns else out
+
+    def extra_repr(self) -> str:
+        """For printing."""
+        return "evicted"
+
+
+class Empty(nn.Module):
+    """Stands for a module of an evicted part of a concatenation: hands on a tensor without an entry, which
+    `torch.cat` passes over.
+
+    Args:
+        returns: as for `Silenced`.
+    """
+
+    def __init__(self, *, returns: int) -> None:
+        super().__init__()
+        self.returns = returns
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """Nothing, of the type and on the device of what comes in."""
+        out = next(leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)).new_empty(0)
+        return (out, *[None] * (self.returns - 1)) if self.returns else out
+
+    def extra_repr(self) -> str:
+        """For printing."""
+        return "evicted"
+
+
+def take_out(model: nn.Module, block: Block, bias: tuple[float, ...] | None) -> None:
+    """Evict a block in place."""
+    way = block.way
+    shaped = None
+    if bias is not None:
+        like = next(model.parameters())
+        shape = [1] * block.ndim
+        shape[block.channel_dim] = len(bias)
+        shaped = torch.tensor(bias, dtype=like.dtype, device=like.device).reshape(shape)
+    if isinstance(way, Replace):
+        model.set_submodule(way.module, Skip(model.get_submodule(way.module), way, shaped))
+        return
+    assert isinstance(way, ReplaceByZero)
+    returns = way.returns or (0,) * len(way.modules)
+    places = [_place(model.get_submodule(module)) for module in way.modules]
+    full = way.full or any(place is not None for place in places)  # a cache counts tokens
+    for module, count, place in zip(way.modules, returns, places, strict=True):
+        silenced: nn.Module
+        if way.gives == "zero":
+            last = module == way.modules[-1]
+            silenced = Silenced(full=full, returns=count, bias=shaped if last else None, layer=place)
+        else:
+            silenced = Empty(returns=count) if way.gives == "nothing" else nn.Identity()
+        model.set_submodule(module, silenced.train(model.get_submodule(module).training))
+
+
+def _place(module: nn.Module) -> int | None:
+    """Where an attention stands in the cache of a model of transformers; None for other modules."""
+    found = (getattr(one, "layer_idx", None) for one in module.modules())
+    return next((place for place in found if isinstance(place, int)), None)

@@ -1,0 +1,84 @@
+"""Norms over all channels of a stream (LayerNorm, RMSNorm), once channels are gone.
+
+The smaller norm takes its mean square over C' channels in place of C. Where what is gone is taken as silent,
+its weight times √(C/C') says just what the larger one would say of the channels that are left. Where moments
+tell that the channels that are left have the part ρ of the norm's mean square, √(ρC/C') keeps them as loud as
+they were, on average.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from math import sqrt
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from hope.rewrite.resize import get
+from hope.statistics.input_statistics import InputStatistics, centred
+from hope.structure.anatomy import Anatomy
+from hope.structure.units import Unit
+
+
+def gains(
+    model: nn.Module,
+    anatomy: Anatomy,
+    kept: Mapping[tuple[str, int], Tensor],
+    absorbed: Collection[str],
+    intakes: Mapping[str, InputStatistics],
+) -> dict[str, float]:
+    """Weight of a norm -> what it is multiplied by.
+
+    Args:
+        model: before the cut.
+        kept: (tensor, dimension) -> the places that stay.
+        absorbed: units whose channels were absorbed; what others lose is silent.
+        intakes: moments of what weights read.
+    """
+    found: dict[str, float] = {}
+    for unit in sorted(anatomy.streams, key=lambda one: one.name in absorbed):  # two may share a norm
+        norms = [part.tensor for part in unit.places if part.role == "norm" and (part.tensor, 0) in kept]
+        parts: dict[str, float] = {}
+        if unit.name in absorbed:
+            heard = {weight: _energies(model, anatomy, unit, weight, intakes) for weight in norms}
+            parts = {name: _part(one, kept[name, 0]) for name, one in heard.items() if one is not None}
+        usual = sum(parts.values()) / len(parts) if parts else 1.0  # a norm that no weight reads as it is
+        for weight in norms:
+            ratio = anatomy.shapes[weight][0] / len(kept[weight, 0])
+            found[weight] = sqrt(parts.get(weight, usual) * ratio)
+    return found
+
+
+def _energies(
+    model: nn.Module, anatomy: Anatomy, unit: Unit, weight: str, intakes: Mapping[str, InputStatistics]
+) -> Tensor | None:
+    """(C,) E n̂² of what a norm divides, before its weight and bias, as a weight behind it hears it."""
+    place = unit.at(weight, "norm")
+    assert place is not None
+    for reader in unit.readers:
+        intake, read = intakes.get(reader.weight), unit.at(reader.weight, "in")
+        if intake is None or read is None or not reader.behind(weight):
+            continue
+        if np.array_equal(read.owner, place.owner) and intake.repeat == 1:
+            scale = get(model, weight).detach().double().cpu()
+            name = f"{weight.rpartition('.')[0]}.bias"
+            shift = get(model, name).detach().double().cpu() if unit.at(name) is not None else 0.0
+            square = intake.covariance.diagonal().double() + (intake.mean - shift) ** 2
+            told = scale.abs() > 1e-6 * scale.abs().max()
+            energies = square / torch.where(told, scale, torch.ones_like(scale)) ** 2
+            energies = torch.where(told, energies, energies[told].mean())
+            return energies - 1 if centred(anatomy, reader.weight) else energies  # without what is in common
+    return None
+
+
+def _part(energies: Tensor, kept: Tensor) -> float:
+    return float(energies[kept].sum() / energies.sum())
+
+
+@torch.no_grad()
+def scale(model: nn.Module, found: Mapping[str, float]) -> None:
+    """Multiply the weights of norms, in place."""
+    for weight, gain in found.items():
+        tensor = get(model, weight)
+        tensor.copy_((tensor.double() * gain).to(tensor.dtype))

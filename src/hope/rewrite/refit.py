@@ -1,0 +1,330 @@
+"""Close the loop: what reads a compressed signal is fitted to what the original said.
+
+Absorption rewrites each reader as if what it reads were still the original's. It is not, and errors pile up
+along the depth. Here both networks run side by side on the same inputs, and every weight of the small one, in
+order of execution, is fitted anew, so that it computes from the signals that it gets now what the original
+computed from its own:
+
+    minimise  E‖z + (s − ŝ) − (W'x̂ + c)‖² + λ‖W' − W‖²
+
+with z the original's result, x̂ what the small network reads, and s − ŝ the drift of the stream that the
+branch is added to, in the units in front of the branch's BN. The weight as it is is the prior; λ falls with
+the number of inputs per unknown, so that few inputs do little and many do least squares. The constant c goes
+into the BN's mean, or the bias; where nothing is added to a BN's result, its variance follows what the fitted
+weight says, so that signals do not fade along the depth. No gradient is taken. Both networks are run in the
+statistics of the inputs (see `statistics/bn_recalibration.py`), so that few inputs, or made-up ones, do not
+pass theirs on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from fnmatch import fnmatchcase
+from os import PathLike
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from hope._util.calls import Example, duplicate, mode, unlabelled
+from hope._util.progress import bar, busy
+from hope.errors import InvalidExample
+from hope.methods.base import Rewrite
+from hope.methods.calibration import made
+from hope.rewrite.absorb import LEAST
+from hope.rewrite.apply import cut, kept_places, outcome
+from hope.rewrite.layer_sites import STATISTICS, LayerSite, every_row, gain, given_rows, spots
+from hope.rewrite.normal_equations import NormalEquations
+from hope.rewrite.refit_checkpoint import Fitted
+from hope.rewrite.resize import get
+from hope.statistics.bn_recalibration import carry, stand_in, statistics
+from hope.statistics.input_statistics import InputStatistics
+from hope.statistics.observe import check_batch
+from hope.statistics.token_weights import counts, mask_of, normed_adds, without_padding
+from hope.structure.anatomy import Anatomy
+from hope.structure.steps import Step
+from hope.trace.interpreter import Execution
+from hope.trace.program import module_of
+
+
+class LayerwiseRefit:
+    """Two networks side by side, the second being fitted to the first.
+
+    Attributes:
+        before, now: the two on their way.
+        there, here: weight -> where it is used, in the one and in the other.
+    """
+
+    def __init__(
+        self,
+        original: nn.Module,
+        small: nn.Module,
+        batches: Sequence[Example],
+        rows: Mapping[str, Tensor | None],
+        fixed: Collection[str] = (),
+        drift: bool = True,
+    ) -> None:
+        self.rows, self.masks = rows, [mask_of(original, batch) for batch in batches]
+        self.file: Fitted | None = None
+        self._heard: dict[str, Tensor] = {}  # variances of what BNs got in the original
+        self.before, self.now = Execution(original, batches), Execution(small, batches, after=self._after)
+        there, here = spots(self.before.program), spots(self.now.program)
+        both = [
+            name
+            for name in here.keys() & there.keys()
+            if not any(fnmatchcase(module_of(name), pattern) for pattern in fixed)
+        ]
+        self.there = {name: there[name] for name in both}
+        self.here = {here[name].position: here[name] for name in both}
+        self.drifting = {n for n in both if drift and here[n].beside >= 0 and there[n].beside >= 0}
+        adds = normed_adds(self.before.program)
+        self.streams = {name: adds[name] for name in both if name in adds and not here[name].bn}
+        self.before.keep(self.streams.values())
+        self.before.keep(spot.position for spot in self.there.values())
+        self.before.keep(there[name].beside for name in self.drifting)
+        self.now.keep(here[name].beside for name in self.drifting)
+
+    def run(self, show: Callable[[float], None]) -> None:
+        """Fit every weight, in order."""
+        for done, position in enumerate(sorted(self.here)):
+            show(done)
+            self.now.run_to(position)
+
+    def _after(self, position: int) -> bool:
+        """Fit the weight of an operation that has just been run."""
+        spot = self.here.get(position)
+        if spot is None:
+            return False
+        own = {name: get(self.now.model, name) for name in spot.tensors}
+        known = self.file.tensors if self.file is not None else {}
+        if own.keys() <= known.keys():  # an earlier attempt has come this far
+            self._pass(spot)
+            for name, tensor in own.items():
+                tensor.copy_(known[name])
+            return True
+        changed = self._fit(spot)
+        if self.file is not None:
+            self.file.note(own)
+        return changed
+
+    def _pass(self, spot: LayerSite) -> None:
+        """Take what was kept for a weight that needs no fit: it is not asked for again."""
+        self.before.get(self.there[spot.weight].position)
+        if spot.weight in self.drifting:
+            self.before.get(self.there[spot.weight].beside)
+            self.now.get(spot.beside)
+        if spot.weight in self.streams:
+            self.before.get(self.streams[spot.weight])
+
+    def _fit(self, spot: LayerSite) -> bool:
+        weight, model = get(self.now.model, spot.weight), self.now.model
+        read, said = self.now.look(spot.reads), self.now.look(spot.position)
+        lacks = self._lacks(spot, weight, said)  # one batch at a time is held
+        total = sum(one.numel() for one in said) // max(1, len(weight))
+        sums = NormalEquations(self.now.program[spot.position], weight, total, seed=spot.position)
+        for x, lack, count in zip(read, lacks, self._counts(spot, said), strict=True):
+            sums.add(x, lack, count)
+        if not bool(sums.xr.any()) and not bool(sums.r.any()):
+            return False  # it says what the original says
+        change, shift = sums.solve(constant=bool(spot.bn or spot.bias))
+        weight += change.reshape(weight.shape).to(weight)
+        if spot.bn:
+            mean = get(model, f"{spot.bn}.running_mean")
+            mean -= shift.to(mean)
+            if spot.weight not in self.drifting:
+                self._repair(spot, sums.variance(weight))
+        elif spot.bias:
+            bias = get(model, spot.bias)
+            bias += shift.to(bias)
+        return True
+
+    def _counts(self, spot: LayerSite, said: Sequence[Tensor]) -> list[Tensor | None]:
+        """What each place counts, batch by batch (see `statistics/token_weights.py`)."""
+        known: list[Tensor | None] = [None] * len(said)
+        if spot.weight in self.streams:
+            streams = self.before.get(self.streams[spot.weight])
+            known = [counts(s).reshape(one.shape[:-1]) for s, one in zip(streams, said, strict=True)]
+        together = zip(known, self.masks, said, strict=True)
+        return [without_padding(count, mask, one.shape[:-1]) for count, mask, one in together]
+
+    def _repair(self, spot: LayerSite, variance: Tensor) -> None:
+        """What a BN says keeps the deviation that the next layers expect: its variance follows."""
+        before = self._heard[spot.weight]
+        alive = (before > 0) & (variance > LEAST * before)
+        known = get(self.now.model, f"{spot.bn}.running_var")
+        known *= torch.where(alive, variance / before.clamp(min=1e-300), 1.0).to(known)
+
+    def _lacks(self, spot: LayerSite, weight: Tensor, said: Sequence[Tensor]) -> Iterator[Tensor]:
+        """What the results of an operation lack, batch by batch, in the units of the original's."""
+        there, rows = self.there[spot.weight], self.rows.get(spot.weight)
+        channel = 1 if weight.ndim > 2 else -1
+        self._restore(spot, there, rows)
+        wanted = self.before.get(there.position)
+        if spot.bn:
+            self._heard[spot.weight] = statistics(_taken(wanted, rows, channel))[-1]
+        lacks = (z - one for z, one in zip(_taken(wanted, rows, channel), said, strict=True))
+        if spot.weight not in self.drifting:
+            return lacks
+        before, now = _taken(self.before.get(there.beside), rows, channel), self.now.get(spot.beside)
+        state = self.now.model.state_dict()
+        unit = gain(state, spot).to(said[0])
+        return (
+            lack + (a - b) * unit.reshape([-1 if d == channel % a.ndim else 1 for d in range(a.ndim)])
+            for lack, a, b in zip(lacks, before, now, strict=True)
+        )
+
+    def _restore(self, spot: LayerSite, there: LayerSite, rows: Tensor | None) -> None:
+        """The original's statistics in the BN behind a weight, and its bias where that is added there."""
+        names = [(f"{there.bn}.{one}", f"{spot.bn}.{one}") for one in STATISTICS[1] if spot.bn and there.bn]
+        names += [(there.bias, spot.bias)] if spot.apart and there.apart else []
+        for ours, theirs in names:
+            old, new = get(self.before.model, ours), get(self.now.model, theirs)
+            new.copy_(old if rows is None else old[rows])
+
+
+def _taken(values: Sequence[Any], rows: Tensor | None, channel: int) -> Iterator[Tensor]:
+    """What is left of the original's channels."""
+    return (v if rows is None else v.index_select(channel, rows.to(v.device)) for v in values)
+
+
+def close_loop(
+    original: nn.Module,
+    small: nn.Module,
+    batches: Sequence[Example],
+    rows: Mapping[str, Tensor | None],
+    *,
+    fixed: Collection[str] = (),
+    drift: bool = True,
+    made_up: bool = False,
+    checkpoint: Path | None = None,
+    progress: bool | None = None,
+) -> None:
+    """Fit a small network to the original, in place.
+
+    Args:
+        batches: inputs for both.
+        rows: weight, or running mean -> which of the original's outputs it still has; all, where it is not
+            named.
+        fixed: patterns of modules that stay as they are.
+        drift: branches make up for what the stream lacks.
+        made_up: the inputs are (see `statistics/bn_recalibration.py`).
+        checkpoint: a file to note what is fitted in; what an earlier attempt has noted is taken from it.
+    """
+    file = None
+    if checkpoint is not None:
+        file = Fitted.of(checkpoint, (original, small), batches, (sorted(fixed), drift, made_up))
+    with busy("closing the loop", progress):
+        stand = stand_in(original, batches, made_up)
+    _fit(original, small, LayerwiseRefit(stand, small, batches, rows, fixed, drift), file, progress)
+
+
+def _fit(
+    original: nn.Module, small: nn.Module, loop: LayerwiseRefit, file: Fitted | None, progress: bool | None
+) -> None:
+    """Close a loop that is laid, in the statistics of its inputs."""
+    loop.file = file
+    stand = loop.before.model
+    norms = {f"{spot.bn}.running_mean": loop.rows.get(name) for name, spot in loop.there.items() if spot.bn}
+    rows = {**norms, **loop.rows}
+    with mode(stand, training=False), mode(small, training=False), torch.no_grad():
+        carry(small, original, stand, rows)
+        with bar("closing the loop", len(loop.here), progress) as show:
+            loop.run(show)
+        carry(small, stand, original, rows)
+    if file is not None:
+        file.remove()
+
+
+def compressed(
+    model: nn.Module,
+    anatomy: Anatomy,
+    steps: Sequence[Step],
+    *,
+    intakes: Mapping[str, InputStatistics] | None = None,
+    rewrite: Rewrite | None = None,
+    inputs: Sequence[Example] = (),
+    fixed: Collection[str] = (),
+    checkpoint: Path | None = None,
+    progress: bool | None = None,
+) -> nn.Module:
+    """A smaller copy of a model, its loop closed if there are inputs for that.
+
+    Args:
+        model, anatomy, steps, intakes, rewrite: as `hope.cut` takes them.
+        inputs: to fit weights on.
+        fixed: patterns of modules that are not fitted.
+        checkpoint: as `close_loop` takes it.
+    """
+    small = cut(model, anatomy, steps, intakes=intakes, rewrite=rewrite)
+    if steps and inputs and rewrite is not None and rewrite.refit:
+        places = kept_places(anatomy, outcome(anatomy, steps))
+        rows = {tensor: left for (tensor, dim), left in places.items() if dim == 0}
+        how: dict[str, Any] = {"made_up": rewrite.made_up, "checkpoint": checkpoint, "progress": progress}
+        close_loop(model, small, inputs, rows, fixed=fixed, **how)
+    return small
+
+
+def refit(
+    original: nn.Module,
+    small: nn.Module,
+    inputs: Iterable[Example] | str,
+    *,
+    example: Example | None = None,
+    kept: Mapping[str, Sequence[int]] | None = None,
+    exclude: Sequence[str] = (),
+    checkpoint: str | PathLike[str] | None = None,
+    progress: bool | None = None,
+) -> nn.Module:
+    """Fit a network that was made smaller to the original: every weight, in order, so that it says from the
+    signals that it gets now what the original said from its own. No labels, no gradients, no tuning; whoever
+    made it smaller. Neither model is changed.
+
+    Args:
+        original: the network before.
+        small: the network now: the same code, fewer channels in some layers. Which ones are left is found by
+            comparing the numbers of BNs and biases, or filters.
+        inputs: a few unlabelled batches; or without data, "patterns" or "dream", as `hope.Absorb` takes them.
+        example: an input that the networks run on, where inputs are made up.
+        kept: for layers whose numbers have changed too much to tell: module -> the places of the original's
+            outputs that are left, in their order.
+        exclude: patterns (`*`, `?`) of modules that stay as they are.
+        checkpoint: a file to note what is fitted in while it is under way; an interrupted fit of the same
+            networks on the same inputs goes on from there. It is gone when the fit is finished.
+        progress: show a progress bar; by default on a terminal only.
+
+    Returns:
+        A fitted copy of `small`. BNs behind fitted weights have the original's statistics again.
+
+    Raises:
+        InvalidAction: it cannot be told which outputs of a layer are left.
+
+    Example:
+        >>> import torch, hope
+        >>> net = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.ReLU(), torch.nn.Linear(8, 2))
+        >>> x = torch.randn(64, 4)
+        >>> small = hope.cut(net, hope.inspect(net, x), [hope.Prune("0", [5, 6, 7])])
+        >>> fitted = hope.refit(net, small, [x])
+        >>> bool((fitted(x) - net(x)).square().sum() < (small(x) - net(x)).square().sum())
+        True
+    """
+    made_up = isinstance(inputs, str)
+    if isinstance(inputs, str):
+        inputs = made(inputs, original, example, progress=progress)
+    batches = list(unlabelled(original, inputs))
+    if not batches:
+        raise InvalidExample("refit: there were no inputs; give an iterable of batches")
+    for number, batch in enumerate(batches):
+        check_batch(batch, number, "refit")
+    fitted = duplicate(small)
+    given = given_rows(original, kept or {})
+    with busy("closing the loop", progress):
+        stand = stand_in(original, batches, made_up)
+    loop = LayerwiseRefit(stand, fitted, batches, {}, exclude)
+    loop.rows = every_row(original, small, loop.there.values(), given)
+    file = None
+    if checkpoint is not None:
+        told = (sorted(exclude), made_up, sorted((name, list(rows)) for name, rows in (kept or {}).items()))
+        file = Fitted.of(Path(checkpoint), (original, small), batches, told)
+    _fit(original, fitted, loop, file, progress)
+    return fitted

@@ -1,0 +1,63 @@
+"""A fit that is under way, on disk: what was fitted so far, so that an interrupted one can go on."""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save
+from torch import Tensor, nn
+
+from hope._util.files import make_folder, write_file
+from hope._util.hashing import told_inputs
+
+EVERY = 15.0  # seconds between two writes
+
+
+@dataclass
+class Fitted:
+    """A file with what a fit has come to. One of another fit is not gone on with.
+
+    Attributes:
+        path: where.
+        told: what the fit depends on.
+        tensors: what was fitted so far.
+    """
+
+    path: Path
+    told: str
+    tensors: dict[str, Tensor] = field(default_factory=dict)
+    _written: float = field(default_factory=time.monotonic)
+
+    @classmethod
+    def of(cls, path: Path, models: Sequence[nn.Module], inputs: Sequence[Any], rest: object) -> Fitted:
+        """The file of a fit, with what it has."""
+        digest = hashlib.sha256(f"{rest} {told_inputs(list(inputs))}".encode())
+        for model in models:
+            digest.update(str(told_inputs(sorted(model.state_dict().items()))).encode())
+        found = cls(path, digest.hexdigest())
+        try:
+            with safe_open(str(path), framework="pt") as file:
+                if (file.metadata() or {}).get("told") == found.told:
+                    found.tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+        except (OSError, SafetensorError):
+            pass
+        return found
+
+    def note(self, tensors: Mapping[str, Tensor]) -> None:
+        """Note what was fitted; every few seconds it is written, all or nothing."""
+        self.tensors.update({name: one.detach().cpu().clone() for name, one in tensors.items()})
+        if time.monotonic() - self._written < EVERY:
+            return
+        make_folder(self.path.parent)
+        write_file(self.path, save(self.tensors, metadata={"told": self.told}))
+        self._written = time.monotonic()
+
+    def remove(self) -> None:
+        """The fit is finished."""
+        self.path.unlink(missing_ok=True)

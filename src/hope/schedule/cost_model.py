@@ -1,0 +1,84 @@
+"""What a run has to know to be ranked by something else than parameters: by MACs, or by time, wherever its
+prediction comes from.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from typing import Protocol
+
+from hope.structure.anatomy import Anatomy
+from hope.structure.sizes import Counts, released, sizes
+from hope.structure.steps import Step
+
+
+class Savings(Protocol):
+    """Time that steps would save in the network as it is at some moment of a run."""
+
+    def unit(self, name: str) -> float:
+        """Nanoseconds that a neuron's removal saves, above 0: smoothed, where times go in steps."""
+
+    def block(self, name: str) -> float:
+        """Nanoseconds that a block's eviction saves, above 0."""
+
+    def take(self, step: Step) -> set[str]:
+        """Note a step; returns the units of which a neuron saves something else from now on."""
+
+
+class CostModel(Protocol):
+    """Predicted times of a network along its run."""
+
+    def times(self, steps: Sequence[Step]) -> Counts:
+        """(steps + 1,) nanoseconds before the first and after each step."""
+
+    def after(self, removed: Mapping[str, int], evicted: Collection[str] = ()) -> int:
+        """Nanoseconds after a cut (see `Anatomy.size`)."""
+
+    def savings(self) -> Savings:
+        """What steps save, from the original on."""
+
+
+class MacCost:
+    """Multiply-accumulates in the place of nanoseconds (see `CostModel`)."""
+
+    def __init__(self, anatomy: Anatomy) -> None:
+        self._anatomy = anatomy
+
+    def times(self, steps: Sequence[Step]) -> Counts:
+        """(steps + 1,) MACs before the first and after each step."""
+        return sizes(self._anatomy, steps)[:, 2]
+
+    def after(self, removed: Mapping[str, int], evicted: Collection[str] = ()) -> int:
+        """MACs after a cut."""
+        return self._anatomy.size(removed, list(evicted)).macs
+
+    def savings(self) -> MacSavings:
+        """What steps save."""
+        return MacSavings(self._anatomy)
+
+
+class MacSavings:
+    """MACs that steps would save in the original network, as ΔP is counted there (see `Savings`)."""
+
+    def __init__(self, anatomy: Anatomy) -> None:
+        self._anatomy = anatomy
+        self._units: dict[str, float] = {}
+        self._blocks: dict[str, float] = {}
+
+    def unit(self, name: str) -> float:
+        """MACs that go with a neuron: those of its row, and of its column in every reader."""
+        if name not in self._units:
+            places = self._anatomy.unit(name).places
+            self._units[name] = max(1, released(self._anatomy.shapes, places, self._anatomy.positions))
+        return self._units[name]
+
+    def block(self, name: str) -> float:
+        """MACs that go with a block."""
+        if name not in self._blocks:
+            whole = self._anatomy.size().macs
+            self._blocks[name] = max(1, whole - self._anatomy.size(evicted=[name]).macs)
+        return self._blocks[name]
+
+    def take(self, step: Step) -> set[str]:
+        """Nothing is counted anew."""
+        return set()

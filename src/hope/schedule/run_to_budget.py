@@ -1,0 +1,127 @@
+"""Take a run's steps until a budget is met, and note them on the way."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Callable, Iterator, Sequence
+from itertools import islice
+
+from hope._util.progress import bar
+from hope.schedule.budget import LIMITS, Budget
+from hope.schedule.cost_model import CostModel
+from hope.schedule.resume import RunCheckpoint
+from hope.schedule.trajectory import Trajectory
+from hope.schedule.width_constraints import Groups
+from hope.structure.anatomy import Anatomy
+from hope.structure.steps import Step
+
+CHUNK = 256  # steps between two looks at the budget, at least
+PART = 16  # of the steps that are there, in a long run: a look goes through all of them
+
+
+def collect(
+    anatomy: Anatomy,
+    more: Iterator[Step],
+    budget: Budget,
+    begun: list[Step],
+    multiples: Sequence[int] = (1,),
+    file: RunCheckpoint | None = None,
+    *,
+    pace: CostModel | None = None,
+    groups: Groups = (),
+    progress: bool | None = None,
+) -> tuple[Trajectory, int]:
+    """Take steps until the budget is met, or nothing is left to do; and what widths are multiples of.
+
+    Args:
+        more: the steps that follow those that are done.
+        begun: what is done already; what is taken is added to it.
+        multiples: of what widths may be kept multiples (see `schedule.width_constraints`). Of those with
+            which the budget is met first, the one that costs least is taken, of equals the largest.
+        file: where to note what is done.
+        pace: predicted times, if the run is to know them.
+        groups: layers that keep one width.
+    """
+
+    def made() -> list[Trajectory]:
+        return [Trajectory.of(anatomy, begun, multiple, pace, groups) for multiple in multiples]
+
+    found = made()
+    with bar("encoding", 1.0, progress) as show:
+        while not any(one.meets(budget) for one in found):
+            chunk = max(CHUNK, len(begun) // PART)
+            most = int(budget.value) - len(found[0]) if budget.unit == "steps" else chunk
+            some = list(islice(more, min(chunk, most)))
+            begun += some
+            found = made()
+            show(max(one.progress(budget) for one in found))
+            if file is not None:
+                file.write(begun)
+            if not some:
+                break
+    if file is not None:
+        file.write(begun, now=True)
+    best = min(range(len(found)), key=lambda k: (found[k].price(budget), -multiples[k]))
+    if not groups or budget.unit not in LIMITS:
+        return found[best], multiples[best]
+
+    def tried(steps: Sequence[Step]) -> Trajectory:
+        return Trajectory.of(anatomy, steps, multiples[best], pace, groups)
+
+    return _nearer(found[best], begun, more, budget, groups, tried), multiples[best]
+
+
+def _nearer(
+    found: Trajectory,
+    begun: list[Step],
+    more: Iterator[Step],
+    budget: Budget,
+    groups: Groups,
+    tried: Callable[[Sequence[Step]], Trajectory],
+) -> Trajectory:
+    """A run whose last steps are not larger than they need be: a head of every layer at once can go far
+    beyond a budget that some neurons would meet. For the group that goes last there are two other ways:
+    others go on in its place, or it goes earlier, and others go less far. The one that costs least is taken.
+
+    Args:
+        tried: the run of some of the steps.
+    """
+    left = set(groups)
+    while found.meets(budget):
+        end = found.steps_to(budget.unit, budget.value)
+        group = next((one for one in left if end and found[end - 1].name in one), None)
+        if group is None:
+            break
+        left.discard(group)
+        ways = [found, _earlier(found, end, group, begun, budget, tried)]
+        before = max((stop for stop in found.stops if stop < end), default=0)
+        kept = {id(step) for step in found.steps[:before]}
+        while not (held := tried([s for s in begun if s.name not in group or id(s) in kept])).meets(budget):
+            some = list(islice(more, CHUNK))
+            begun += some
+            if not some:
+                break
+        found = min([*ways, held], key=lambda way: way.price(budget))
+    return found
+
+
+def _earlier(
+    found: Trajectory,
+    end: int,
+    group: tuple[str, ...],
+    begun: Sequence[Step],
+    budget: Budget,
+    tried: Callable[[Sequence[Step]], Trajectory],
+) -> Trajectory:
+    """The run in which a group's steps up to the end go as early as the budget is met by them."""
+
+    def first(stop: int) -> list[Step]:
+        return [s for at, s in enumerate(found.steps[:end]) if at < stop or s.name in group]
+
+    stops = [stop for stop in found.stops if stop < end]
+    place = bisect_left(stops, True, key=lambda stop: tried(first(stop)).meets(budget))
+    if place == len(stops):
+        return found
+    steps = first(stops[place])
+    there = {id(step) for step in steps}
+    return tried([*steps, *(step for step in begun if id(step) not in there)])

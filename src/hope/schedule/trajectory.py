@@ -1,0 +1,160 @@
+"""What was done, in order, with its cost: the product of a run. Small, replayable, saved."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from math import fsum
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hope.errors import InfeasibleBudget
+from hope.schedule.budget import COLUMNS, LIMITS, SIZES, Budget, amount
+from hope.schedule.width_constraints import Groups, aligned
+from hope.structure.anatomy import Anatomy
+from hope.structure.sizes import Counts, Size, sizes, stored
+from hope.structure.steps import Step
+
+if TYPE_CHECKING:
+    from hope.schedule.cost_model import CostModel
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Trajectory:
+    """The steps of a run, and the size of the network after each of them.
+
+    Attributes:
+        steps: in order; replaying the first k of them gives the network after k steps.
+        sizes: (steps + 1, 3) neurons, parameters and MACs; row 0 is the original.
+        stops: after how many steps the run may be ended (see `schedule.width_constraints`); empty if
+            after any.
+        bytes: (steps + 1,) of all parameters and buffers.
+        times: (steps + 1,) predicted nanoseconds on the example; None if the run was not made for them.
+    """
+
+    steps: tuple[Step, ...]
+    sizes: NDArray[np.int64]
+    stops: tuple[int, ...] = ()
+    bytes: Counts | None = None
+    times: Counts | None = None
+
+    @classmethod
+    def of(
+        cls,
+        anatomy: Anatomy,
+        steps: Sequence[Step],
+        multiple_of: int = 1,
+        pace: CostModel | None = None,
+        groups: Groups = (),
+    ) -> Trajectory:
+        """A trajectory with its sizes, and its times at a pace; of the steps, those that keep widths
+        multiples, and one width in every group.
+        """
+        stops: tuple[int, ...] = ()
+        if multiple_of > 1 or groups:
+            order, stops = aligned(anatomy, steps, multiple_of, groups)
+            steps = [steps[k] for k in order]
+        times = pace.times(steps) if pace is not None else None
+        return cls(tuple(steps), sizes(anatomy, steps), stops, stored(anatomy, steps), times)
+
+    def __len__(self) -> int:
+        return len(self.steps)
+
+    def __iter__(self) -> Iterator[Step]:
+        return iter(self.steps)
+
+    def __getitem__(self, position: int) -> Step:
+        return self.steps[position]
+
+    def __repr__(self) -> str:
+        mix = ", ".join(f"{count} {kind}s" for kind, count in self.mix().items() if count)
+        return f"<Trajectory: {len(self)} steps ({mix or 'none'})>"
+
+    def size(self, steps: int) -> Size:
+        """The network's size after so many steps."""
+        return Size(*(int(value) for value in self.sizes[steps]))
+
+    def column(self, unit: str) -> Counts:
+        """What a budget's unit limits, before the first and after each step.
+
+        Raises:
+            InfeasibleBudget: it is not known of this run.
+        """
+        if unit in SIZES:
+            return self.sizes[:, COLUMNS.index(SIZES[unit])]
+        found = self.bytes if unit == "size" else self.times
+        if found is None:
+            raise InfeasibleBudget(
+                f"this run does not know its {unit}: encode again with {unit}=, or take another budget"
+            )
+        return found
+
+    def mix(self, steps: int | None = None) -> dict[str, int]:
+        """How many prunes, merges and evictions there are among the first steps.
+
+        >>> from hope.structure.steps import Prune
+        >>> Trajectory((Prune("a", 1),), np.zeros((2, 3), dtype=np.int64)).mix()
+        {'prune': 1, 'merge': 0, 'evict': 0}
+        """
+        counts = Counter(step.kind for step in self.steps[:steps])
+        kinds = ("absorb", "evict") if counts["absorb"] else ("prune", "merge", "evict")
+        return {kind: counts[kind] for kind in kinds}
+
+    def steps_to(self, unit: str, value: float) -> int:
+        """How many steps it takes to come down to a budget, the fewest at which the run may be ended.
+
+        Raises:
+            InfeasibleBudget: the run did not come so far; the message says how far it came.
+        """
+        budget = Budget(unit, value)
+        if unit == "steps":
+            if not 0 <= value <= len(self):
+                raise InfeasibleBudget(
+                    f"this run {self.reach('steps')}, not {value:g}: encode again with {budget}"
+                )
+            return max((stop for stop in self.stops if stop <= value), default=int(value))
+        found = self.column(unit)
+        target = budget.allowed(int(found[0]))
+        ends = np.array(self.stops or range(len(self) + 1))
+        met = ends[found[ends] <= target]
+        if not len(met):
+            raise InfeasibleBudget(
+                f"this run {self.reach(unit)}, not {str(budget).partition('=')[2]}: "
+                "encode again with that budget"
+            )
+        return int(met[0])
+
+    def meets(self, budget: Budget) -> bool:
+        """Whether the run has come down to a budget; a fidelity is looked at when there is nothing left."""
+        if budget.unit == "fidelity":
+            return False
+        try:
+            return self.steps_to(budget.unit, budget.value) <= len(self)
+        except InfeasibleBudget:
+            return False
+
+    def price(self, budget: Budget) -> float:
+        """The sum of the costs of the steps that meet a budget; infinite if they do not."""
+        if not self.meets(budget):
+            return float("inf")
+        return fsum(step.cost for step in self.steps[: self.steps_to(budget.unit, budget.value)])
+
+    def progress(self, budget: Budget) -> float:
+        """How far the run has come, from 0 to 1."""
+        if budget.unit == "steps":
+            return len(self) / max(budget.value, 1)
+        limits = budget.unit in LIMITS
+        found = self.column(budget.unit if limits else "density")
+        goal = budget.allowed(int(found[0])) if limits else 0
+        return float((found[0] - found[-1]) / max(found[0] - goal, 1))
+
+    def reach(self, unit: str) -> str:
+        """How far the run came, in words."""
+        if unit == "steps":
+            return f"has {len(self)} steps"
+        found = self.column(unit)
+        least = int(found[list(self.stops) or slice(None)].min())
+        return f"comes down to {unit}={least / max(1, int(found[0])):.4f} ({amount(unit, least)})"

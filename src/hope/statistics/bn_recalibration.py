@@ -1,0 +1,136 @@
+"""A network in the statistics of the inputs that it is shown.
+
+A few inputs have other means and deviations than those that BNs remember from training, by chance, and
+made-up ones for other reasons; what is learned from them would repair that difference instead of what
+compression did. So learning takes place in a stand-in: a copy of the network whose BNs have the statistics of
+exactly these inputs, layer after layer. Its signals have the scale that they have on real data, whatever it
+is shown. What was learned is carried back by putting the original's statistics in the place of the
+stand-in's.
+
+Many inputs of a user's that differ from what a BN remembers differ for a reason. Chance makes so many
+independent inputs differ by about 1.5/N (of the variance, means and deviations together); of a larger
+difference d, the stand-in takes over the part that chance explains.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+
+import torch
+from torch import Tensor, nn
+
+from hope import ops
+from hope._util.calls import Example, as_call, duplicate, mode
+from hope.ops.norm import bn_of, is_bn, uses_of_bns
+from hope.statistics.measured import PLACES
+from hope.statistics.observe import check_batch, running
+from hope.trace.interpreter import Execution
+
+MEAN, VARIANCE = "running_mean", "running_var"
+CHANCE = 1.5  # /N: what means and deviations of N independent inputs differ by, of the variance
+
+
+def stand_in(model: nn.Module, batches: Sequence[Example], made_up: bool = False) -> nn.Module:
+    """A copy of a network whose BNs have the statistics of these inputs, all batches together, as far as they
+    differ from what the BNs remember by chance. BNs that are used more than once stay as they are.
+
+    Args:
+        batches: inputs.
+        made_up: they are, so that they differ in any case; what the BN remembers counts as one more input.
+
+    >>> net = nn.Sequential(nn.Conv2d(1, 2, 1), nn.BatchNorm2d(2)).eval()
+    >>> out = stand_in(net, [torch.randn(128, 1, 8, 8)], made_up=True)(torch.randn(99, 1, 8, 8))
+    >>> out.var(dim=(0, 2, 3)).round().tolist()
+    [1.0, 1.0]
+    """
+    for number, batch in enumerate(batches):
+        check_batch(batch, number)
+    stand = duplicate(model)
+    tensors = dict([*stand.named_parameters(), *stand.named_buffers()])
+    with mode(stand, training=False), torch.no_grad():
+        execution = _laid(stand, batches, lambda position: settle(position))
+        uses = uses_of_bns(execution.program)
+        norms = {
+            form.operation.position: (form.inputs[0], bn_of(form.operation))
+            for form in ops.forms(execution.program)
+            if is_bn(form) and uses[bn_of(form.operation)] == 1
+        }
+
+        def settle(position: int) -> bool:
+            if position not in norms:
+                return False
+            reads, bn = norms[position]
+            inputs, counted, mean, variance = statistics(execution.look(reads))
+            known = [tensors[f"{bn}.{name}"] for name in (MEAN, VARIANCE)]
+            part = counted / (counted + 1)
+            if not made_up:
+                part = min(1.0, CHANCE / inputs / max(1e-12, _apart(mean, variance, *known)))
+            for old, found in zip(known, (mean, variance), strict=True):
+                old += part * (found.to(old) - old)
+            return True
+
+        for position in sorted(norms):
+            execution.run_to(position)
+    return stand
+
+
+def _laid(stand: nn.Module, batches: Sequence[Example], after: Callable[[int], bool]) -> Execution:
+    """A network on its way; a batch that it cannot run on is named."""
+    try:
+        return Execution(stand, batches, after=after)
+    except Exception:
+        for number, batch in enumerate(batches):
+            args, kwargs = as_call(batch)
+            with running(f"batch {number}"):
+                stand(*args, **kwargs)
+        raise
+
+
+def statistics(batches: Iterable[Tensor]) -> tuple[int, float, Tensor, Tensor]:
+    """How many inputs there are, how many samples count, and mean and variance of every channel."""
+    total = square = torch.zeros((), dtype=torch.float64)
+    count = inputs = 0
+    for batch in batches:
+        rows = batch.transpose(0, 1).flatten(1)
+        variance, mean = torch.var_mean(rows.float(), dim=1, correction=0)
+        mean, variance = mean.double().cpu(), variance.double().cpu()
+        total, square = total + rows.shape[1] * mean, square + rows.shape[1] * (variance + mean**2)
+        count, inputs = count + rows.shape[1], inputs + len(batch)
+    mean = total / count
+    counted = inputs * max(1.0, count / inputs / PLACES)
+    return inputs, counted, mean, (square / count - mean**2).clamp(min=0)
+
+
+def _apart(mean: Tensor, variance: Tensor, known_mean: Tensor, known_variance: Tensor) -> float:
+    """How far statistics are from what a BN remembers, in units of its variances, on average."""
+    wanted, was = known_variance.double().cpu(), known_mean.double().cpu()
+    alive = wanted > 1e-12 * wanted.max()
+    gaps = (mean - was) ** 2 + (variance.sqrt() - wanted.sqrt()) ** 2
+    return float((gaps / wanted)[alive].mean()) if bool(alive.any()) else 0.0
+
+
+@torch.no_grad()
+def carry(small: nn.Module, before: nn.Module, after: nn.Module, rows: Mapping[str, Tensor | None]) -> None:
+    """Give the BNs of a network the statistics of another, in place; what sets them apart from the first's
+    stays: differences of means, ratios of variances.
+
+    Args:
+        small: a smaller form of both.
+        before: whose statistics it has now.
+        after: whose statistics it is to have.
+        rows: name of a running mean -> which of its entries the small network still has; all by default.
+    """
+    old, new = dict(before.named_buffers()), dict(after.named_buffers())
+    here = dict(small.named_buffers())
+    for name in here.keys() & old.keys():
+        module, _, last = name.rpartition(".")
+        left = rows.get(f"{module}.{MEAN}" if module else MEAN)
+        if last not in (MEAN, VARIANCE):
+            continue
+        a, b = (v if left is None else v[left.to(v.device)] for v in (old[name], new[name]))
+        value = here[name]
+        if last == MEAN:
+            moved = value + (b - a)
+        else:
+            moved = torch.where(a > 0, value * (b / torch.where(a > 0, a, torch.ones_like(a))), value)
+        value.copy_(torch.where(value == a, b, moved))

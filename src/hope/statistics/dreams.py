@@ -1,0 +1,333 @@
+"""Inputs made without data: patterns, brought to what a network's BN statistics describe.
+
+Patterns (`patterns.py`) get the scale that the first BN expects, and can then be changed by a few gradient
+steps, until what reaches the BNs has the means and deviations that they remember from training.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from math import prod
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves, tree_map_only
+
+from hope import ops
+from hope._util.calls import Example, as_call, duplicate, mode
+from hope._util.progress import bar
+from hope.errors import UnknownMethod
+from hope.ops.norm import bn_of, is_bn
+from hope.ops.uses import first_convolution
+from hope.statistics.patterns import again, noise
+from hope.statistics.sample import sampled, speaks
+from hope.trace.program import Program, Ref
+
+STEPS = 10  # from noise to what the BNs describe: more brings little to the judge
+NEAR = 0.025  # squared deviations from what the BNs remember: batches of real images are .02 to .035 away
+PASSES = 20  # steps at most
+PIXELS = {"patterns": 3 << 19, "dream": 1 << 17}  # to make up, in so many inputs:
+INPUTS = {"patterns": (32, 256), "dream": (32, 128)}
+RATE = 0.1  # of the input's deviation, per step
+SIDE = 128  # of images: larger ones are halved where the network takes it; moments lose nothing by it
+
+
+def probes(
+    model: nn.Module,
+    example: Example | None,
+    program: Program,
+    *,
+    count: int,
+    steps: int = STEPS,
+    seed: int = 0,
+    near: float = 0.0,
+    leaves: bool = False,
+    progress: bool | None = False,
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """So many inputs for a network, in the example's shape (large images smaller, see `smaller`), as
+    positional and keyword arguments.
+
+    Args:
+        steps: passes forward and back.
+        near: stop when they are as near to what the BNs remember.
+        leaves: images are dead leaves, not noise.
+    """
+    args, kwargs = as_call(smaller(model, example))
+    names = sorted(kwargs)
+    values = [*args, *(kwargs[name] for name in names)]
+    rows = _rows(model, program)
+    entries = [*[one.name for one in program if one.operator == "input"][: len(args)], *names]
+    made = [
+        noise(value, count, seed + 1000 * k, leaves, rows.get(entry, 0))
+        for k, (value, entry) in enumerate(zip(values, (*entries, *[""] * len(values)), strict=False))
+    ]
+    images = [k for k, v in enumerate(made) if isinstance(v, Tensor) and v.is_floating_point() and v.ndim > 1]
+    if len(images) == 1:
+        (k,) = images
+
+        def call(x: Tensor, net: nn.Module = model) -> Any:
+            some = _fitted(model, [*made[:k], x, *made[k + 1 :]])
+            return net(*some[: len(args)], **dict(zip(names, some[len(args) :], strict=True)))
+
+        with bar("dreaming up inputs", steps, progress) as show:
+            made[k] = _settled(model, program, made[k], call)
+            made[k] = _dreamed(model, made[k], call, steps, show, near)
+    made = _fitted(model, made)
+    return tuple(made[: len(args)]), dict(zip(names, made[len(args) :], strict=True))
+
+
+def dream(
+    model: nn.Module,
+    example: Example | None = None,
+    *,
+    count: int | None = None,
+    steps: int = PASSES,
+    seed: int = 0,
+    progress: bool | None = None,
+) -> list[tuple[Any, ...] | dict[str, Any]]:
+    """Batches of inputs as the network's BN statistics describe them: a stand-in for data. Images start as
+    shapes that cover one another, other inputs as noise. A language model of transformers, given by an
+    example with `input_ids`, writes texts as long as the example itself.
+
+    They can be given to whatever takes inputs. `hope.refit` and the methods' `calibration=` do better with
+    the words "dream" and "patterns": then they know that these inputs are made up. Images larger than 128 a
+    side are halved where the network takes it.
+
+    Args:
+        count: how many; by default 128 small images, fewer of large ones, not below 32.
+        steps: passes forward and back, at most; it ends where they are as near to the statistics as real
+            batches are. 0 for patterns as they are, in the scale that the first BN expects.
+        seed: of what is made up.
+
+    Example:
+        >>> import torch, hope
+        >>> net = torch.nn.Sequential(torch.nn.Conv2d(3, 4, 3), torch.nn.BatchNorm2d(4), torch.nn.ReLU())
+        >>> [batch[0].shape for batch in hope.dream(net, torch.zeros(1, 3, 8, 8), count=40, steps=2)]
+        [torch.Size([32, 3, 8, 8]), torch.Size([8, 3, 8, 8])]
+    """
+    from hope.trace.capture import capture
+    from hope.trace.program import read_program
+
+    for name, number, least in (("count", count, 1), ("steps", steps, 0)):
+        if number is not None and (not isinstance(number, int) or number < least):
+            raise UnknownMethod(f"{name}={number!r} makes no sense: give a whole number from {least}")
+    if count is None:
+        count = _enough(smaller(model, example), "dream" if steps else "patterns")
+    written = speaks(model, as_call(example)[1]) if steps else None
+    if written is not None:
+        given = as_call(example)[1]
+        texts = sampled(model, count, given[written].shape[1], seed, progress=progress)
+        args, kwargs = (), {name: again(value, count) for name, value in given.items()} | {written: texts}
+    else:
+        program = read_program(capture(model, example, progress=progress))
+        args, kwargs = probes(
+            model,
+            example,
+            program,
+            count=count,
+            steps=steps,
+            seed=seed,
+            near=NEAR,
+            leaves=True,
+            progress=progress,
+        )
+    batches: list[tuple[Any, ...] | dict[str, Any]] = []
+    for start in range(0, count, 32):
+        some = slice(start, start + 32)
+        part = tree_map_only(Tensor, lambda v, some=some: v[some] if v.ndim else v, kwargs or args)
+        batches.append(part)
+    return batches
+
+
+def _enough(example: Example | None, kind: str) -> int:
+    """How many inputs are made up: as many as have so many places together.
+
+    >>> [_enough(torch.zeros(1, 3, side, side), "patterns") for side in (8, 112, 1000)]
+    [256, 128, 32]
+    """
+    args, kwargs = as_call(example)
+    tensors = [v for v in (*args, *kwargs.values()) if isinstance(v, Tensor)]
+    places = max((prod(v.shape[2:]) for v in tensors), default=1)
+    least, most = INPUTS[kind]
+    return int(min(most, max(least, -(-(PIXELS[kind] // max(1, places)) // 32) * 32)))
+
+
+def smaller(model: nn.Module, example: Example | None) -> Example | None:
+    """An example with images of at most `SIDE` a side, halved as often as it takes, if the network runs on
+    it and answers in the same shape; else the example.
+    """
+    args, kwargs = as_call(example)
+    values = [*args, *kwargs.values()]
+    images = [v for v in values if isinstance(v, Tensor) and v.is_floating_point() and v.ndim == 4]
+    if len(images) != 1 or min(images[0].shape[2:]) <= SIDE:
+        return example
+    size = [int(s) for s in images[0].shape[2:]]
+    while min(size) > SIDE:
+        size = [s // 2 for s in size]
+    little = images[0].new_zeros((*images[0].shape[:2], *size))
+
+    def shapes(image: Tensor) -> list[tuple[int, ...]]:
+        call = [image if v is images[0] else v for v in values]
+        with mode(model, training=False), torch.no_grad():
+            out = model(*call[: len(args)], **dict(zip(kwargs, call[len(args) :], strict=True)))
+        return [tuple(leaf.shape) for leaf in tree_leaves(out) if isinstance(leaf, Tensor)]
+
+    try:
+        if shapes(little) != shapes(images[0]):
+            return example
+    except Exception:  # whatever its forward raises: then it takes one size only
+        return example
+    if kwargs:
+        return {name: little if v is images[0] else v for name, v in kwargs.items()}
+    return tuple(little if v is images[0] else v for v in args)
+
+
+def _rows(model: nn.Module, program: Program) -> dict[str, int]:
+    """Input -> the rows of the table that it is looked up in, such as the words of a vocabulary."""
+    shapes = {name: parameter.shape for name, parameter in model.named_parameters(remove_duplicate=False)}
+    found = {}
+    for operation in program:
+        indices, table = operation.arguments.get("indices"), operation.tensors.get("weight")
+        if operation.operator == "embedding" and table in shapes and isinstance(indices, Ref):
+            source = program[indices.position]
+            found.update({source.name: int(shapes[table][0])} if source.operator == "input" else {})
+    return found
+
+
+def _fitted(model: nn.Module, values: Sequence[Any]) -> list[Any]:
+    """On the model's device, floating numbers in its type."""
+    like = next((p for p in model.parameters() if p.is_floating_point()), torch.zeros(()))
+    return [
+        v.to(like.device, like.dtype if v.is_floating_point() else v.dtype) if isinstance(v, Tensor) else v
+        for v in values
+    ]
+
+
+class _EnoughObserved(BaseException):
+    """What comes after is not wanted; no error, so that no model's own code catches it."""
+
+
+@contextmanager
+def _listening(model: nn.Module, most: int | None = None) -> Iterator[list[tuple[nn.Module, Tensor]]]:
+    """Collect what reaches the BNs that keep statistics: of so many calls, then the model is left."""
+    heard: list[tuple[nn.Module, Tensor]] = []
+
+    def hear(bn: nn.Module, args: tuple[Tensor, ...], kwargs: dict[str, Tensor]) -> None:
+        heard.append((bn, args[0] if args else kwargs["input"]))
+        if len(heard) == most:
+            raise _EnoughObserved
+
+    handles = [
+        module.register_forward_pre_hook(hear, with_kwargs=True)
+        for module in model.modules()
+        if isinstance(module, nn.modules.batchnorm._BatchNorm) and module.running_var is not None
+    ]
+    try:
+        yield heard
+    except _EnoughObserved:
+        pass
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def _settled(model: nn.Module, program: Program, x: Tensor, call: Any) -> Tensor:
+    """Give images the deviation and mean that the first BN's statistics imply."""
+    first = first_convolution(program)
+    behind = {form.inputs[0]: bn_of(form.operation) for form in reversed(ops.forms(program)) if is_bn(form)}
+    if first is None or first.position not in behind:
+        return x
+    bn = model.get_submodule(behind[first.position])
+    weight = dict(model.named_parameters()).get(first.tensors["weight"])
+    with mode(model, training=False), torch.no_grad(), _listening(model) as heard:
+        call(x)
+    reached = next((z.double().cpu() for one, z in heard if one is bn), None)
+    mean, variance = bn.running_mean, bn.running_var
+    if reached is None or weight is None or not isinstance(mean, Tensor) or not isinstance(variance, Tensor):
+        return x
+    found = reached.transpose(0, 1).flatten(1).var(dim=1)
+    wanted = variance.double().cpu()
+    moving = (wanted > 1e-6 * wanted.mean()) & (found > 0)
+    if not moving.any():
+        return x
+    scale = float(torch.sqrt((wanted[moving] / found[moving]).median()))
+    sums = weight.detach().double().cpu().flatten(2).sum(dim=2)
+    if sums.shape[1] != x.shape[1]:
+        return x * scale
+    offset = torch.linalg.lstsq(sums, mean.double().cpu()[:, None], driver="gelsd").solution[:, 0]
+    offset = offset.clamp(-3 * scale, 3 * scale).to(x.dtype)
+    shifted: Tensor = x * scale + offset.reshape(-1, *(1 for _ in x.shape[2:]))
+    return shifted
+
+
+def _dreamed(
+    model: nn.Module, x: Tensor, call: Any, steps: int, show: Callable[[float], None], near: float
+) -> Tensor:
+    """A few steps of gradient descent towards the BNs' means and deviations.
+
+    Where it may end near them, half of the steps see the first half of the BNs only: that is less work, and
+    the deep ones then start from what they would be given.
+    """
+    scale = float(x.std())
+    x = x.clone().requires_grad_(True)
+    optimizer = torch.optim.Adam([x], lr=RATE * scale)
+    frozen = [(p, p.requires_grad) for p in model.parameters()]
+    try:
+        for p, _ in frozen:
+            p.requires_grad_(False)
+        with mode(model, training=False), torch.inference_mode(False), torch.enable_grad():
+            early, half = steps // 2 if near else 0, None
+            for done in range(steps):
+                show(done)
+                terms = _some_terms(model, x, call, half) if half and done < early else None
+                if terms is None:
+                    early = min(early, done) if half else early  # all of them from here on
+                    with _listening(model) as heard:
+                        call(x)
+                    terms = [_distance(bn, z) for bn, z in heard]
+                if not terms:
+                    break
+                distance = torch.stack(terms).mean()
+                if float(distance.detach()) <= near:
+                    if half is None or done >= early:
+                        break
+                    early = done  # the first half is there
+                half = half or max(1, len(terms) // 2)
+                if not distance.requires_grad:
+                    break
+                optimizer.zero_grad()
+                distance.backward()  # type: ignore[no-untyped-call]
+                optimizer.step()
+    finally:
+        for p, needed in frozen:
+            p.requires_grad_(needed)
+    return x.detach()
+
+
+def _some_terms(model: nn.Module, x: Tensor, call: Any, most: int) -> list[Tensor] | None:
+    """How far the first BNs are away; None if that cannot be told apart from the rest.
+
+    A copy is run: one that is left in the middle may be in no state to be run again.
+    """
+    try:
+        net = duplicate(model, [*model.parameters(), *model.buffers()])
+        with _listening(net, most) as heard:
+            call(x, net)
+        terms = [_distance(bn, z) for bn, z in heard]
+    except Exception:  # it runs as a whole
+        return None
+    return terms if any(term.requires_grad for term in terms) else None
+
+
+def _distance(bn: nn.Module, z: Tensor) -> Tensor:
+    """How far a batch is from what a BN remembers, in units of its deviations."""
+    assert isinstance(bn, nn.modules.batchnorm._BatchNorm)
+    assert bn.running_mean is not None
+    assert bn.running_var is not None
+    rows = z.transpose(0, 1).flatten(1)
+    mean, variance = rows.mean(dim=1), rows.var(dim=1)
+    wanted = bn.running_var + bn.eps
+    gaps = (mean - bn.running_mean) ** 2 + (torch.sqrt(variance + bn.eps) - torch.sqrt(wanted)) ** 2
+    return (gaps / wanted).mean()

@@ -1,0 +1,177 @@
+"""What weights read, as far as absorption needs to know: an intake per reading weight."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from hope import ops
+from hope.ops.norm import bn_of, is_bn
+from hope.ops.uses import added_biases
+from hope.ops.weight import is_weight
+from hope.statistics.checkpoint import Checkpoint
+from hope.statistics.propagated import Propagated
+from hope.structure.anatomy import Anatomy
+from hope.structure.units import Unit
+
+
+@dataclass(frozen=True, eq=False)
+class InputStatistics:
+    """What one weight reads, and what a surrogate says of it: all that absorption needs to rewrite it.
+
+    Attributes:
+        weight: its name.
+        dim: the dimension that reads.
+        mean: (channels,) of the signal it reads.
+        covariance: (channels, channels); float32 where it is held in a file.
+        taps: (taps, taps) correlation between the places that the kernel covers.
+        variance: (outputs,) of what it computes.
+        repeat: input places that stand for one channel (after a flatten).
+        bn: the BN right behind it, "" without one.
+        bias: name of its bias, "" without one.
+    """
+
+    weight: str
+    dim: int
+    mean: Tensor
+    covariance: Tensor
+    taps: Tensor
+    variance: Tensor
+    repeat: int = 1
+    bn: str = ""
+    bias: str = ""
+
+    @property
+    def absorbs_constants(self) -> bool:
+        """Whether a constant can be folded in: into the BN's mean, or a bias."""
+        return bool(self.bn or self.bias)
+
+    @property
+    def moments(self) -> Tensor:
+        """What signals are projected under: their covariance, or without a place for constants their second
+        moments.
+        """
+        covariance = self.covariance.double()
+        return covariance if self.absorbs_constants else covariance + torch.outer(self.mean, self.mean)
+
+    def laid(self, weight: Tensor) -> Tensor:
+        """A weight as (outputs, taps, channels), float64; always a copy."""
+        moved = weight.detach().to(torch.float64, copy=True).movedim(self.dim, -1)
+        moved = moved.reshape(len(moved), -1, moved.shape[-1])
+        if self.repeat == 1:
+            return moved
+        return moved.reshape(len(moved), -1, self.repeat).transpose(1, 2)
+
+    def back(self, laid: Tensor, like: Tensor) -> Tensor:
+        """The reverse of `laid`."""
+        if self.repeat > 1:
+            laid = laid.transpose(1, 2).reshape(len(laid), 1, -1)
+        shape = like.movedim(self.dim, -1).shape
+        return laid.reshape(shape).movedim(-1, self.dim).to(like.dtype)
+
+
+def stored(tensor: Tensor) -> Tensor:
+    """Moments as they are saved with a run (float32), so that a replay computes with the same numbers."""
+    return tensor.float().double()
+
+
+def behind(anatomy: Anatomy) -> dict[str, tuple[str, str]]:
+    """Reading weight -> (the BN right behind it, its bias); "" for none."""
+    forms = [form for form in ops.forms(anatomy.program) if form is not None]
+    bns = {form.inputs[0]: bn_of(form.operation) for form in forms if is_bn(form)}
+    readers = Counter(position for form in forms for position in set(form.inputs))
+    found, added = {}, added_biases(anatomy.program)
+    for form in forms:
+        if is_weight(form):
+            position, tensors = form.operation.position, form.operation.tensors
+            weight = tensors["weight"]
+            bn = bns.get(position, "") if readers[position] == 1 else ""
+            found[weight] = (bn, tensors.get("bias") or added.get(weight, ("",))[0])
+    return found
+
+
+def propagated_intakes(
+    anatomy: Anatomy,
+    numbers: Checkpoint,
+    *,
+    dims: Mapping[str, int] | None = None,
+    **options: Any,
+) -> tuple[dict[str, InputStatistics], Propagated]:
+    """What weights read according to the propagated surrogate.
+
+    Args:
+        dims: reading weight -> the dimension that reads; by default all that read neurons of layers.
+        options: of `Propagated`.
+    """
+    surrogate = Propagated(anatomy.program, numbers.tensors, **options)
+    if dims is None:
+        reads = {reader.weight for layer in anatomy.layers for reader in layer.readers}
+        slices = [part for layer in anatomy.layers for part in layer.places if part.role == "in"]
+        dims = {part.tensor: part.dim for part in slices if part.tensor in reads}
+    beside = behind(anatomy)
+    intakes = {}
+    for weight in sorted(dims.keys() & surrogate.readings.keys()):
+        reading = surrogate.readings[weight]
+        bn, bias = beside[weight]
+        if reading.bn is None:
+            bn = ""
+        signal = reading.signal
+        intakes[weight] = InputStatistics(
+            weight,
+            dims[weight],
+            stored(signal.mean),
+            stored(signal.covariance),
+            stored(reading.taps),
+            stored(reading.variance),
+            signal.repeat,
+            bn,
+            bias,
+        )
+    return intakes, surrogate
+
+
+def centred(anatomy: Anatomy, weight: str) -> str:
+    """The weight of the LayerNorm whose result a weight reads, if it is of a stream that may lose channels;
+    "" if there is none.
+
+    Such a norm takes out the mean over channels, so that each is minus the sum of all others, for whoever
+    believes in moments. The smaller norm takes out another mean, and that sum says nothing. So moments are
+    those of channels that have something in common, as large as they are.
+    """
+    for unit in anatomy.layers:
+        for reader in unit.readers if unit.kind == "stream" else ():
+            last = reader.path[-1] if reader.path else None
+            if reader.weight == weight and last is not None and last.name.startswith("layer_norm"):
+                return last.tensor
+    return ""
+
+
+def beside(anatomy: Anatomy, unit: Unit, intake: InputStatistics) -> Tensor:
+    """Channels that a weight reads beside those of a stream and that never go, such as those that a skip
+    pads: what a removed channel did, they take over, too. None beside a layer.
+    """
+    if unit.kind != "stream":
+        return torch.zeros(0, dtype=torch.long)
+    going = torch.zeros(len(intake.mean), dtype=torch.bool)
+    for one in anatomy.layers:
+        part = one.at(intake.weight, "in")
+        if part is not None:
+            going[torch.from_numpy(part.owned) // intake.repeat] = True
+    return (~going).nonzero()[:, 0]
+
+
+def channels_of(layer: Unit, intake: InputStatistics) -> Tensor | None:
+    """(neurons, channels) where a layer's neurons stand in what a weight reads; None if not plainly."""
+    part = layer.at(intake.weight, "in")
+    assert part is not None
+    index = torch.from_numpy(part.index)
+    if intake.repeat > 1:
+        first = index[:, :1] // intake.repeat
+        plain = index.shape[1] == intake.repeat and bool((index // intake.repeat == first).all())
+        return first if plain else None
+    return index

@@ -1,0 +1,87 @@
+"""One pass over a few unlabelled batches, listening to a captured network: all that is measured."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Iterator, Sized
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from hope._util.calls import as_call, mode, unlabelled
+from hope._util.notes import note
+from hope._util.progress import bar
+from hope._util.tokens import check_tokens, unmasked
+from hope.errors import InvalidExample, first_line
+from hope.trace.program import Program
+from hope.trace.replay import Observer, Replay
+
+
+def listen(
+    model: nn.Module,
+    program: Program,
+    inputs: Iterable[Any],
+    wanted: Collection[str],
+    hear: Observer,
+    *,
+    begin: Callable[[Any], None] = lambda _: None,
+    replay: Replay | None = None,
+    total: int | None = None,
+    made_up: bool = False,
+    progress: bool | None = None,
+) -> None:
+    """Run a network on batches in evaluation; `hear` is given what the wanted operations return.
+
+    Args:
+        program: the network's.
+        inputs: batches as the model takes them, or pairs of inputs and labels; labels are left out.
+        wanted: names of operations.
+        hear: called with a name and a result, as soon as that is there.
+        begin: called with each batch before it is run.
+        replay: of this network, from an earlier pass, which saves capturing it again.
+        total: how many batches there are, where they do not tell it themselves.
+        made_up: the batches are: no token of theirs is padding.
+        progress: show how far it is; None shows it on a terminal.
+
+    Raises:
+        InvalidExample: there is no batch, or one that the model cannot run on or that is not finite.
+    """
+    replay = replay or Replay(model, program)
+    batches, count = unlabelled(model, inputs), 0
+    total = len(inputs) if isinstance(inputs, Sized) else total
+    with mode(model, training=False), torch.no_grad(), bar("measuring", total, progress) as show:
+        for batch in batches:
+            check_batch(batch, count)
+            check_tokens(model, batch, f"calibration: batch {count}")
+            if not count and not made_up and (words := unmasked(model, batch)):
+                note(f"calibration: {words}")
+            begin(batch)
+            with running(f"batch {count}"):
+                replay.run(batch, wanted, hear)
+            count += 1
+            show(count)
+    if not count:
+        raise InvalidExample("calibration: there were no inputs; give an iterable of batches")
+
+
+def check_batch(batch: Any, number: int, what: str = "calibration") -> None:
+    """Refuse a batch with entries that are not finite."""
+    args, kwargs = as_call(batch)
+    for value in (*args, *kwargs.values()):
+        if isinstance(value, Tensor) and not bool(value.isfinite().all()):
+            raise InvalidExample(
+                f"{what}: batch {number} has entries that are NaN or infinite: leave such inputs out"
+            )
+
+
+@contextmanager
+def running(what: str) -> Iterator[None]:
+    """Whatever the user's forward raises, in words."""
+    try:
+        yield
+    except Exception as error:
+        raise InvalidExample(
+            f"calibration: the model cannot run on {what}: {first_line(error)}; "
+            "give batches as the model takes them, without labels"
+        ) from error

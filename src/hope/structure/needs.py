@@ -1,0 +1,112 @@
+"""What it takes to remove a layer's neurons by a method: nothing, calibration, or it cannot be done."""
+
+from __future__ import annotations
+
+from collections import Counter
+from enum import Enum
+from typing import TYPE_CHECKING
+
+from hope.ops import activation
+from hope.ops.uses import uses_of_weights
+from hope.reasons import Cause, Reason
+from hope.trace.program import Ref
+
+if TYPE_CHECKING:
+    from hope.structure.anatomy import Anatomy
+    from hope.structure.units import Reader, Unit
+
+
+class Need(Enum):
+    """What a layer needs, as tables call it."""
+
+    NOTHING = "nothing"
+    CALIBRATION = "calibration"
+    NEVER = "not at all"
+
+
+def needs(anatomy: Anatomy, method: str = "absorb") -> dict[str, Need]:
+    """Layer -> what its neurons need to go by absorption ("absorb"), or by the paper's method ("hope").
+
+    Where every reader sees the output of a BN, that says what the signals are. Elsewhere inputs must be
+    measured, for absorption where a module's weight reads them that is used once, for the paper's method
+    before the activation. What reads in training only is never seen.
+    """
+    if method == "hope":
+        return {layer.name: _of_paper(anatomy, layer) for layer in anatomy.layers}
+    program, reads = anatomy.program, Counter({r.weight for layer in anatomy.layers for r in layer.readers})
+    uses, heard = reads, set(reads)  # a saved anatomy has no program
+    if program:
+        uses = uses_of_weights(program)
+        heard = {
+            one.tensors.get("weight", "") for one in program if isinstance(one.arguments.get("input"), Ref)
+        }
+    return {layer.name: _of_absorption(layer, uses, heard) for layer in anatomy.layers}
+
+
+def untold(layer: Unit, reader: Reader) -> Reason | None:
+    """Why no BN says what a reader sees of a layer's neurons, as the paper's method must know it; None if one
+    does. Of a stream, what it adds up is told by all BNs that write into it.
+    """
+    kinds = [link.kind for link in reader.path]
+    if adds_up(layer, reader):
+        return None if writing_bns(layer) else Cause.NO_BN_BEFORE.at(reader.module)
+    if not reader.told:
+        return Cause.NO_BN_BEFORE.at(reader.module)
+    if "norm" in kinds:
+        return Cause.OTHER_NORM.at(reader.module)
+    last = max(place for place, kind in enumerate(kinds) if kind == "bn")
+    name, after = reader.path[last].name, reader.path[last + 1 :]
+    if layer.at(f"{name}.running_var") is None:
+        return Cause.NO_STATISTICS.at(name)
+    if any(link.kind == "scale" for link in after):
+        return Cause.SCALED.at(reader.module)
+    activations = [link for link in after if link.kind == "activation"]
+    if len(activations) > 1:
+        return Cause.TWO_ACTIVATIONS.at(reader.module)
+    if activations and not activation.known(activations[0]):
+        return Cause.UNKNOWN_ACTIVATION.at(activations[0].name)
+    return None
+
+
+def adds_up(unit: Unit, reader: Reader) -> bool:
+    """Whether a reader of a stream sees a sum that no BN has seen as a whole."""
+    kinds = [link.kind for link in reader.path]
+    behind = kinds[len(kinds) - kinds[::-1].index("bn") :] if "bn" in kinds else kinds
+    return unit.kind == "stream" and "add" in behind
+
+
+def writing_bns(stream: Unit) -> list[str]:
+    """The BNs that write into a stream: those that own its channels and do not stand in front of a reader."""
+    read = {last.name for reader in stream.readers if (last := reader.last("bn")) and last != reader.path[0]}
+    ends = ".running_var"
+    own = [p.tensor.removesuffix(ends) for p in stream.places if p.tensor.endswith(ends)]
+    return [name for name in own if name not in read]
+
+
+def _of_paper(anatomy: Anatomy, layer: Unit) -> Need:
+    if all(untold(layer, reader) is None for reader in layer.readers):
+        return Need.NOTHING
+    heard = all((layer.name, reader.weight) in anatomy.taps for reader in layer.readers)
+    return Need.CALIBRATION if heard or not anatomy.taps else Need.NEVER  # a saved anatomy has none
+
+
+def _of_absorption(layer: Unit, uses: Counter[str], heard: set[str]) -> Need:
+    weights = [reader.weight for reader in layer.readers]
+    if any(uses[weight] > 1 for weight in weights):
+        return Need.NEVER
+    if all(reader.last("bn") and uses[reader.weight] for reader in layer.readers):
+        return Need.NOTHING
+    measured = all(weight in heard and weight.rpartition(".")[2] == "weight" for weight in weights)
+    return Need.CALIBRATION if measured else Need.NEVER
+
+
+def counts(anatomy: Anatomy, method: str = "absorb") -> dict[Need, int]:
+    """How many neurons need what; those of layers that are left alone anyway can never go. A neuron that is a
+    group of channels counts as many times, as it does where it is left alone.
+    """
+    found = dict.fromkeys(Need, 0)
+    for name, need in needs(anatomy, method).items():
+        layer = anatomy.unit(name)
+        found[need] += layer.neurons * layer.channels
+    found[Need.NEVER] += sum(one.outputs for one in anatomy.skipped if one.kind == "layer")
+    return found

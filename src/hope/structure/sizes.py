@@ -1,0 +1,267 @@
+"""How large a network is: the only arithmetic of parameters, MACs and ΔP."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from math import prod
+from typing import TYPE_CHECKING, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hope.structure.removed import Removed
+from hope.structure.steps import Evict, Step
+
+if TYPE_CHECKING:
+    from hope.structure.anatomy import Anatomy
+    from hope.structure.units import IndexMap
+
+Counts: TypeAlias = NDArray[np.int64]
+USUAL = 4  # bytes of an entry
+
+
+@dataclass(frozen=True)
+class Size:
+    """How large a network is.
+
+    Attributes:
+        neurons: neurons in compressible layers.
+        parameters: `nn.Parameter` entries (buffers are not parameters).
+        macs: multiply-accumulates of convolutions and linear layers on the example.
+    """
+
+    neurons: int
+    parameters: int
+    macs: int
+
+
+def sizes(anatomy: Anatomy, steps: Sequence[Step]) -> Counts:
+    """(steps + 1, 3) neurons, parameters and MACs before the first and after each step, all at once."""
+    return _tally(anatomy, *_account(anatomy, steps), len(steps) + 1)
+
+
+def stored(anatomy: Anatomy, steps: Sequence[Step]) -> Counts:
+    """(steps + 1,) bytes of all parameters and buffers, each in its own type."""
+    lost, gone, biased = _account(anatomy, steps)
+    total = np.zeros(len(steps) + 1, dtype=np.int64)
+    for tensor, now in _dimensions(anatomy, lost, gone, len(total)):
+        total += now.prod(axis=-1) * anatomy.itemsize.get(tensor, USUAL)
+    for name, entries in _biases(anatomy, lost, gone, biased, len(total)):
+        total += entries * anatomy.itemsize.get(anatomy.block(name).tensors[0], USUAL)
+    return total
+
+
+def widths(anatomy: Anatomy, steps: Sequence[Step]) -> Iterator[tuple[str, Counts]]:
+    """Tensors, and (steps + 1, dimensions) their shape before the first and after each step, zeros once they
+    are gone. Of a tensor that stays as it is: (1, dimensions).
+    """
+    lost, gone, _ = _account(anatomy, steps)
+    return _dimensions(anatomy, lost, gone, len(steps) + 1)
+
+
+def _account(anatomy: Anatomy, steps: Sequence[Step]) -> tuple[dict[str, Counts], dict[str, int], list[str]]:
+    """What `_tally` wants to know of steps."""
+    length = len(steps) + 1
+    lost: dict[str, Counts] = {}
+    gone: dict[str, int] = {}
+    biased: list[str] = []
+    account = Removed(anatomy)
+    for t, step in enumerate(steps, start=1):
+        if isinstance(step, Evict):
+            gone[step.name] = t
+            biased += [step.name] if step.bias is not None else []
+        for name, neurons in account.take(step).items():
+            lost.setdefault(name, np.zeros(length, dtype=np.int64))[t] += len(neurons)
+    return {name: counts.cumsum() for name, counts in lost.items()}, gone, biased
+
+
+def size_after(
+    anatomy: Anatomy, removed: Mapping[str, int], evicted: Collection[str], biases: Collection[str]
+) -> Size:
+    """The size after a cut: see `Anatomy.size`."""
+    biased = [name for name in biases if name in evicted]
+    lost = _lost(anatomy, removed, evicted)
+    return Size(*map(int, _tally(anatomy, lost, dict.fromkeys(evicted, 0), biased, 1)[0]))
+
+
+def widths_after(
+    anatomy: Anatomy, removed: Mapping[str, int], evicted: Collection[str] = ()
+) -> Iterator[tuple[str, Counts]]:
+    """Tensors, and (1, dimensions) their shape after a cut: see `Anatomy.size`."""
+    return _dimensions(anatomy, _lost(anatomy, removed, evicted), dict.fromkeys(evicted, 0), 1)
+
+
+def _lost(anatomy: Anatomy, removed: Mapping[str, int], evicted: Collection[str]) -> dict[str, Counts]:
+    """Unit -> how many of its neurons a cut takes, those that go along with blocks among them."""
+    account = Removed(anatomy)
+    for name, count in removed.items():
+        account.of(name).update(range(count))
+    for name in evicted:
+        account.take(Evict(name))
+    return {name: np.array([len(neurons)]) for name, neurons in account.neurons.items()}
+
+
+def _tally(
+    anatomy: Anatomy, lost: Mapping[str, Counts], gone: Mapping[str, int], biased: Sequence[str], length: int
+) -> Counts:
+    """Neurons, parameters and MACs at so many moments.
+
+    A tensor's size is the product of its dimensions, each shrunk by what its units have lost by then.
+
+    Args:
+        lost: unit -> how many of its neurons are gone at each moment.
+        gone: block -> the moment from which on it is evicted.
+        biased: those of the evicted blocks that leave a bias behind; it goes with a block around them.
+        length: how many moments there are.
+    """
+    table = np.zeros((length, 3), dtype=np.int64)
+    alive_until = _ends(anatomy, gone, length)
+    for layer in anatomy.layers:
+        left = layer.neurons - lost.get(layer.name, np.zeros(length, dtype=np.int64))
+        left[max(alive_until.get(weight, length) for weight in layer.written) :] = 0
+        table[:, 0] += left
+    for tensor, now in _dimensions(anatomy, lost, gone, length):
+        counted, positions = tensor in anatomy.parameters, anatomy.positions.get(tensor, 0)
+        if counted or positions:
+            size = now.prod(axis=-1)
+            table[:, 1] += size if counted else 0
+            table[:, 2] += size * positions
+    for _, entries in _biases(anatomy, lost, gone, biased, length):
+        table[:, 1] += entries
+    return table
+
+
+def _dimensions(
+    anatomy: Anatomy, lost: Mapping[str, Counts], gone: Mapping[str, int], length: int
+) -> Iterator[tuple[str, Counts]]:
+    """Tensors, and (moments, dimensions) their shape at so many moments, zeros once they are gone; of one
+    that stays as it is (1, dimensions). The arguments are those of `_tally`.
+    """
+    alive_until = _ends(anatomy, gone, length)
+    shrink: dict[tuple[str, int], Counts] = {}
+    for layer in anatomy.layers:
+        if layer.name in lost:
+            for part in layer.places:
+                key = (part.tensor, part.dim)
+                shrink[key] = shrink.get(key, 0) + lost[layer.name] * part.each
+    touched = {tensor for tensor, _ in shrink} | alive_until.keys()
+    for tensor, shape in anatomy.shapes.items():
+        now = np.tile(np.array(shape, dtype=np.int64), (length if tensor in touched else 1, 1))
+        for dim in range(len(shape)):
+            if (tensor, dim) in shrink:
+                now[:, dim] -= shrink[tensor, dim]
+        if tensor in alive_until:
+            now = now if shape else np.ones((length, 1), dtype=np.int64)  # a number has no dimension to lose
+            now[alive_until[tensor] :] = 0
+        yield tensor, now
+
+
+def _ends(anatomy: Anatomy, gone: Mapping[str, int], length: int) -> dict[str, int]:
+    """Tensor -> the moment from which on it is gone with a block: it goes with the last of its names."""
+    blocks = [(anatomy.block(name), t) for name, t in gone.items()]
+    found: dict[str, int] = {}
+    for tensor in anatomy.shapes if blocks else ():
+        times = [min((t for b, t in blocks if b.removes(n)), default=length) for n in anatomy.names(tensor)]
+        if max(times) < length:
+            found[tensor] = max(times)
+    return found
+
+
+def _biases(
+    anatomy: Anatomy, lost: Mapping[str, Counts], gone: Mapping[str, int], biased: Sequence[str], length: int
+) -> Iterator[tuple[str, Counts]]:
+    """Evicted blocks that leave a bias behind, and its entries at so many moments: it goes with a block
+    around it, and channels of its stream take theirs along. The arguments are those of `_tally`.
+    """
+    for name in biased:
+        block = anatomy.block(name)
+        others = ((anatomy.block(other), t) for other, t in gone.items() if other != name)
+        around = (t for other, t in others if other.removes(block.place))
+        entries = np.zeros(length, dtype=np.int64)
+        here = slice(gone[name], min(around, default=length))
+        entries[here] = block.channels
+        for stream, part in anatomy.ends(block).items():
+            if stream in lost:
+                entries[here] -= lost[stream][here] * part.each
+        yield name, entries
+
+
+class ParameterSavings:
+    """ΔP of removing a neuron and of evicting a block, in the network as it is at some moment of a run.
+
+    A neuron releases its incoming and outgoing weights over all readers, its bias, and the four BN numbers.
+    Evicting a residual branch releases the weights of its internal layers and all its BN numbers; its last
+    weight is not counted (paper, Section "Block Eviction"). A block without a skip releases all it holds, and
+    all that goes with the neurons that it takes along.
+    """
+
+    def __init__(self, anatomy: Anatomy) -> None:
+        self._anatomy = anatomy
+        self._shapes = {name: list(shape) for name, shape in anatomy.shapes.items()}
+        self._gone = Removed(anatomy)
+        self._inside: dict[str, list[str]] = {}
+
+    def unit(self, name: str) -> int:
+        """ΔP of removing one neuron of a unit."""
+        tied = self._gone.tied(name)
+        return released(self._shapes, [part for one in tied for part in self._anatomy.unit(one).places])
+
+    def block(self, name: str) -> int:
+        """ΔP of evicting a block."""
+        block = self._anatomy.block(name)
+        if not block.residual:
+            after = self._after(Evict(name))
+            return sum(prod(self._shapes[tensor]) - prod(shape) for tensor, shape in after.items() if shape)
+        internal = {
+            part.tensor
+            for layer in block.layers
+            for part in self._anatomy.unit(layer).places
+            if part.role in ("out", "along")
+        }
+        norms = {name.rpartition(".")[0] for name in block.tensors if name.endswith(".running_var")}
+        weights = [n for n in internal if n.rpartition(".")[0] not in norms and n in block.tensors]
+        numbers = sum(4 * self._shapes[f"{norm}.running_var"][0] for norm in norms)
+        return sum(prod(self._shapes[name]) for name in weights) + numbers
+
+    def take(self, step: Step) -> None:
+        """Shrink what a step shrinks."""
+        self._shapes.update(self._after(step))
+        self._gone.take(step)
+
+    def _after(self, step: Step) -> dict[str, list[int]]:
+        """The shapes that a step changes, as they are after it."""
+        after: dict[str, list[int]] = {}
+        for name, neurons in self._gone.going(step).items():
+            for part in self._anatomy.unit(name).places:
+                if self._shapes[part.tensor][part.dim]:
+                    shape = after.setdefault(part.tensor, list(self._shapes[part.tensor]))
+                    shape[part.dim] -= part.each * len(neurons)
+        if isinstance(step, Evict):
+            after.update((tensor, [0] * len(self._shapes[tensor])) for tensor in self._held(step.name))
+        return after
+
+    def _held(self, name: str) -> list[str]:
+        """What goes with a block's modules."""
+        if name not in self._inside:
+            block = self._anatomy.block(name)
+            self._inside[name] = [tensor for tensor in self._shapes if block.removes(tensor)]
+        return self._inside[name]
+
+
+def released(
+    shapes: Mapping[str, Sequence[int]], places: Sequence[IndexMap], uses: Mapping[str, int] | None = None
+) -> int:
+    """Entries that vanish with one neuron; the crossing of a row and a column counts once.
+
+    Args:
+        shapes: of all tensors, as they are now.
+        places: of one unit, in the tensors that count.
+        uses: tensor -> how often an entry counts, for MACs; by default each counts once.
+    """
+    kept: dict[str, list[int]] = {}
+    for part in places:
+        if shapes[part.tensor][part.dim]:  # what has gone with a block is not released again
+            kept.setdefault(part.tensor, list(shapes[part.tensor]))[part.dim] -= part.each
+    often = dict.fromkeys(kept, 1) if uses is None else uses
+    return sum(often.get(name, 0) * (prod(shapes[name]) - prod(shape)) for name, shape in kept.items())

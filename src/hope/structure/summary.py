@@ -1,0 +1,91 @@
+"""An anatomy as text, or as HTML."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import TYPE_CHECKING
+
+from rich.table import Table
+
+from hope._util.tables import grid, text
+from hope.reasons import Cause
+from hope.structure.needs import Need, counts, needs
+
+if TYPE_CHECKING:
+    from hope.structure.anatomy import Anatomy
+
+
+def render(anatomy: Anatomy) -> str:
+    """The whole anatomy as text."""
+    return text(*parts_of(anatomy))
+
+
+def parts_of(anatomy: Anatomy) -> list[object]:
+    """The whole anatomy: layers, blocks, streams, and what is left alone with its reasons."""
+    size, floor = anatomy.size(), anatomy.floor()
+    share = 1 - floor.parameters / size.parameters if size.parameters else 0.0
+    head = (
+        f"{anatomy.model}: {size.neurons:,} compressible neurons in {len(anatomy.layers)} layers\n"
+        f"{len(anatomy.blocks)} blocks that can be evicted, {len(anatomy.streams)} streams\n"
+        f"{size.parameters:,} parameters, of which {share:.1%} can go\n"
+        f"{size.macs:,} MACs on the example"
+    )
+    parts: list[object] = [head, "", _needs(anatomy)]
+    if any(layer.channels > 1 for layer in anatomy.layers):
+        parts.append("(a neuron that is a group of channels counts as so many)")
+    parts.append("")
+    if anatomy.layers:
+        parts += [_layers(anatomy), ""]
+    else:
+        parts += ["No neuron can be removed on its own; the reasons are below.", ""]
+    if anatomy.blocks:
+        table = grid("Blocks that can be evicted", " block", " skip", "channels", "releases", " layers?")
+        for block in anatomy.blocks:
+            layers = ", ".join(block.layers)
+            table.add_row(block.name, block.skip, str(block.channels), str(block.release), layers)
+        parts += [table, ""]
+    if anatomy.streams:
+        table = grid("Streams (tied by adds)", " stream", "channels", "writers", "readers", " can go")
+        waiting = {one.name for one in anatomy.skipped if one.reason.cause is Cause.STREAM}
+        for one in anatomy.streams:
+            goes = "yes" if one.open else "with streams=True" if waiting & set(one.writers) else "no"
+            table.add_row(one.name, str(one.neurons), str(len(one.writers)), str(len(one.readers)), goes)
+        parts += [table, ""]
+    if anatomy.skipped:
+        parts.append(_left_alone(anatomy))
+    return parts
+
+
+def _needs(anatomy: Anatomy) -> Table:
+    table = grid("Neurons that can go", " ", "without data", "only with calibration", "not at all")
+    found, paper = counts(anatomy), counts(anatomy, "hope")
+    table.add_row("by absorption, the default", *(f"{found[need]:,}" for need in Need))
+    if paper != found:
+        table.add_row("by the paper's method", *(f"{paper[need]:,}" for need in Need))
+    return table
+
+
+def _layers(anatomy: Anatomy) -> Table:
+    first = (" layer", "neurons", "fan-in?", "fan-out?", " activation", " BN?", " needs")
+    table = grid("Neuron layers", *first, "releases?", " goes with it?")
+    need = needs(anatomy)
+    for layer in anatomy.layers:
+        neurons = f"{layer.neurons}×{layer.channels}" if layer.channels > 1 else str(layer.neurons)
+        bn = layer.bn or ("several" if any(reader.last("bn") for reader in layer.readers) else "none")
+        numbers = (neurons, str(layer.fan_in), str(layer.fan_out))
+        along = ", ".join(layer.along)
+        table.add_row(
+            layer.name, *numbers, layer.activation, bn, need[layer.name].value, str(layer.release), along
+        )
+    return table
+
+
+def _left_alone(anatomy: Anatomy) -> Table:
+    table = grid("Left alone", " what", "outputs", " why")
+    reasons = Counter((one.kind, one.reason) for one in anatomy.skipped)
+    for (kind, reason), count in reasons.items():
+        same = [one for one in anatomy.skipped if (one.kind, one.reason) == (kind, reason)]
+        name = same[0].name if count == 1 else f"{same[0].name} and {count - 1} more"
+        what = name if kind == "layer" else f"{kind} {name}"
+        table.add_row(what, str(sum(one.outputs for one in same)), str(reason))
+    return table

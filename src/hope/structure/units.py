@@ -1,0 +1,209 @@
+"""What goes together: units of neurons, who writes and reads them, and where they stand."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TypeAlias, TypeVar
+
+import numpy as np
+
+from hope.reasons import Reason
+from hope.trace.labels import Ids
+from hope.trace.program import module_of
+from hope.trace.values import Link
+
+T = TypeVar("T")
+Key: TypeAlias = tuple[str, int]  # a tensor's name and one of its dimensions
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class IndexMap:
+    """The places that a unit's neurons own along one dimension of one parameter or buffer.
+
+    Attributes:
+        tensor: name in the model's `state_dict` (or of a non-persistent buffer).
+        dim: the dimension.
+        role: "out" (a filter), "in" (outgoing weights, the readers' side), "norm" (the weight of a norm over
+            all channels of a stream) or "along" (BN numbers, biases, depthwise filters, gates: whatever else
+            goes with the neuron).
+        owner: (size of the dimension,) the neuron at each place, -1 where another unit or nothing stands.
+    """
+
+    tensor: str
+    dim: int
+    role: str
+    owner: Ids
+
+    @cached_property
+    def owned(self) -> Ids:
+        """Positions that some neuron owns, sorted by neuron."""
+        own = np.flatnonzero(self.owner >= 0)
+        return own[np.argsort(self.owner[own], kind="stable")]
+
+    @cached_property
+    def even(self) -> bool:
+        """Whether every neuron owns as many places here as any other."""
+        counts = np.bincount(self.owner[self.owned])
+        return bool((counts == counts[0]).all())
+
+    @cached_property
+    def index(self) -> Ids:
+        """(neurons, places) positions; row n is what neuron n owns. Only where places are even."""
+        assert self.even, f"neurons own different numbers of places in {self.tensor}"
+        return self.owned.reshape(int(self.owner.max()) + 1, -1)
+
+    @property
+    def each(self) -> int:
+        """How many places a neuron owns here."""
+        return int(self.index.shape[1])
+
+    def __repr__(self) -> str:
+        return (
+            f"<Places of {int(self.owner.max()) + 1} neurons in {self.tensor}, dim {self.dim} ({self.role})>"
+        )
+
+
+@dataclass(frozen=True)
+class Reader:
+    """A weight that reads neurons, and what is done to their signal on the way.
+
+    Attributes:
+        weight: name of the reading weight.
+        path: channel-wise operations from the filter to this weight, in order.
+    """
+
+    weight: str
+    path: tuple[Link, ...]
+
+    @property
+    def module(self) -> str:
+        """Path of the reading module."""
+        return self.weight.rpartition(".")[0] or self.weight
+
+    def last(self, kind: str) -> Link | None:
+        """The last link of a kind on the way, e.g. the BN whose output this reader sees."""
+        return next((link for link in reversed(self.path) if link.kind == kind), None)
+
+    def behind(self, weight: str) -> bool:
+        """Whether it reads what a norm with that weight returns, as it is."""
+        last = self.path[-1] if self.path else None
+        scaled = last is not None and last.kind == "scale" and last.name == module_of(weight)
+        return last is not None and (last.tensor == weight or scaled)
+
+    @property
+    def told(self) -> bool:
+        """Whether a BN's numbers are those of what this reader sees: one is on the way, with no attention
+        behind it.
+        """
+        kinds = [link.kind for link in self.path if link.kind in ("bn", "attention")]
+        return kinds[-1:] == ["bn"]
+
+    @property
+    def activation(self) -> str:
+        """The kind of the last activation behind the last BN, "identity" if there is none."""
+        kinds = [link.kind for link in self.path]
+        start = len(kinds) - 1 - kinds[::-1].index("bn") if "bn" in kinds else 0
+        names = [link.name for link in self.path[start:] if link.kind == "activation"]
+        return names[-1] if names else "identity"
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Unit:
+    """What goes together: a layer's neurons, or a stream's channels.
+
+    A neuron of a unit can only go with everything it owns: its rows in the writers, its columns in the
+    readers, and what stands between (BN numbers, biases, depthwise filters, gates).
+
+    Attributes:
+        name: the first writer's module path (or weight name for a bare parameter).
+        kind: "layer", or "stream": channels that several writers write into by adds.
+        weight: the first writer's weight.
+        neurons: how many there are (of a stream: channels).
+        channels: channels of the first writer per neuron (more than 1 where a grouped convolution ties them).
+        fan_in, fan_out: incoming and outgoing weights of one neuron, on average.
+        release: parameters that removing one neuron releases, in the network as it is; 0 for a stream whose
+            channels stay.
+        writers: module paths, in order of execution.
+        readers: who reads the neurons, and through what.
+        places: everything that is cut when neurons go.
+        along: further modules whose outputs go with the neurons (depthwise convolutions, gates).
+        block: the residual block whose branch it lies in, if any.
+        mixed: why its neurons do not stay apart from one another; None if they do.
+        fixed: why none of its neurons can go, where the model's own code does not accept another width; the
+            unit is then in `anatomy.skipped`, too. What cuts nothing need not mind.
+    """
+
+    name: str
+    kind: str
+    weight: str
+    neurons: int
+    channels: int
+    fan_in: int
+    fan_out: int
+    release: int
+    writers: tuple[str, ...]
+    readers: tuple[Reader, ...]
+    places: tuple[IndexMap, ...]
+    along: tuple[str, ...] = ()
+    block: str | None = None
+    mixed: Reason | None = None
+    fixed: Reason | None = None
+
+    @cached_property
+    def bn(self) -> str | None:
+        """Path of the BN whose output the readers see; None if they see none, or not all the same."""
+        found = {step.name if step else None for step in (reader.last("bn") for reader in self.readers)}
+        return found.pop() if len(found) == 1 else None
+
+    @cached_property
+    def activation(self) -> str:
+        """The activation's kind ("relu", "silu", …, "identity"), or "several" if the readers differ."""
+        found = {reader.activation for reader in self.readers}
+        return found.pop() if len(found) == 1 else "several"
+
+    @property
+    def attends(self) -> bool:
+        """Whether attention stands between its neurons and their readers: they are heads."""
+        return any(reader.last("attention") for reader in self.readers)
+
+    @property
+    def open(self) -> bool:
+        """Whether its neurons can be removed one by one."""
+        return self.fixed is None and (self.kind == "layer" or self.release > 0)
+
+    @property
+    def written(self) -> tuple[str, ...]:
+        """The weights that write it: without all of them there is no such unit."""
+        if self.kind == "layer":
+            return (self.weight,)
+        return tuple(part.tensor for part in self.places if part.role == "out")
+
+    @property
+    def modules(self) -> tuple[str, ...]:
+        """The modules whose outputs these neurons are."""
+        return tuple(dict.fromkeys((*self.writers, *self.along)))
+
+    def at(self, tensor: str, role: str | None = None) -> IndexMap | None:
+        """Where its neurons stand in a tensor."""
+        return next((p for p in self.places if p.tensor == tensor and role in (None, p.role)), None)
+
+    def __repr__(self) -> str:
+        return f"<Unit {self.name}: a {self.kind} of {self.neurons} neurons, {len(self.readers)} readers>"
+
+
+@dataclass(frozen=True)
+class Skipped:
+    """Something that is left alone, and why.
+
+    Attributes:
+        name: module path.
+        outputs: its output channels.
+        reason: why.
+        kind: "layer", "block" or "parameter".
+    """
+
+    name: str
+    outputs: int
+    reason: Reason
+    kind: str = "layer"

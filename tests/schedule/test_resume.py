@@ -1,0 +1,113 @@
+"""A run that was interrupted goes on as if it had not been."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from msgspec.structs import replace
+
+import hope
+from hope._util.hashing import told_inputs
+from hope.demo import DigitsNet
+from hope.schedule import resume
+from hope.schedule.plan import Plan
+from hope.structure.steps import Step
+from tests.support import randomise
+
+EXAMPLE = torch.zeros(1, 1, 8, 8)
+SETTINGS: list[dict[str, Any]] = [
+    {"method": hope.Paper()},
+    {"method": hope.Paper(merge="sum")},
+    {"method": hope.Paper(release="live")},
+    {
+        "method": hope.Paper(
+            calibration=[torch.randn(16, 1, 8, 8, generator=torch.Generator().manual_seed(0))]
+        )
+    },
+    {"method": "l1-joint"},
+    {"method": "absorb"},
+    {"method": "absorb", "evict": False},
+]
+
+
+def model() -> torch.nn.Module:
+    return randomise(DigitsNet(), 3).eval()
+
+
+def bare(steps: Iterable[Step]) -> list[Step]:
+    """Steps without what they cost."""
+    return [replace(step, cost=0.0, release=0, left=0.0) for step in steps]
+
+
+class Stopped(Exception):
+    """Stands for Ctrl-C."""
+
+
+@pytest.mark.parametrize("settings", SETTINGS, ids=str)
+def test_an_interrupted_run_goes_on(
+    tmp_path: Path, settings: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    net, file = model(), tmp_path / "partial.json"
+    whole = hope.encode(net, EXAMPLE, density=0.2, **settings)
+    monkeypatch.setattr(resume, "EVERY", 0.0)
+    monkeypatch.setattr("hope.schedule.run_to_budget.CHUNK", 8)
+    write, count = resume.RunCheckpoint.write, 0
+
+    def stop(self: Any, *args: Any, **kwargs: Any) -> None:
+        nonlocal count
+        write(self, *args, **kwargs)
+        count += 1
+        if count == 2 or settings.get("method") == "absorb":
+            raise Stopped
+
+    with monkeypatch.context() as patch:
+        patch.setattr(resume.RunCheckpoint, "write", stop)
+        with pytest.raises(Stopped):
+            hope.encode(net, EXAMPLE, density=0.2, checkpoint=file, **settings)
+    assert len(json.loads(file.read_text())["steps"]) >= 8
+    again = hope.encode(net, EXAMPLE, density=0.2, checkpoint=file, **settings)
+    steps = whole.steps
+    assert again.steps == steps
+    assert bare(again.trajectory.steps[:steps]) == bare(whole.trajectory.steps[:steps])
+    costs = [[step.cost for step in run.trajectory.steps[:steps]] for run in (again, whole)]
+    assert costs[0] == pytest.approx(costs[1])
+    assert not file.exists()
+
+
+@pytest.mark.parametrize("begun", [0, 1, 7, 30])
+@pytest.mark.parametrize("merge", [None, "pair", "sum"])
+def test_the_rest_of_a_run_follows_from_its_beginning(begun: int, merge: str | None) -> None:
+    net = model()
+    plan = Plan(net, EXAMPLE, hope.inspect(net, EXAMPLE), hope.Paper(merge=merge))
+    whole = list(plan.steps())
+    done = whole[:begun]
+    assert bare(plan.steps(done=done)) == bare(whole[begun:])
+    with ThreadPoolExecutor(2) as pool:
+        rest = list(plan.steps(done=done, executor=pool))
+    assert bare(rest) == bare(whole[begun:])
+
+
+def test_another_runs_file_is_not_gone_on_with(tmp_path: Path) -> None:
+    net, file = model(), tmp_path / "partial.json"
+    for text in ("not json", "{}", json.dumps({"format": "hope-partial", "version": 99})):
+        file.write_text(text)
+        assert hope.encode(net, EXAMPLE, density=0.9, method="hope", checkpoint=file).steps > 0
+    other = resume.RunCheckpoint(file, {"method": "other"})
+    other.write([hope.Prune("stem.0", 0, release=1)], now=True)
+    assert hope.encode(net, EXAMPLE, density=0.9, method="hope", checkpoint=file).trajectory[0].release > 1
+
+
+def test_a_file_of_other_calibration_inputs_is_not_gone_on_with() -> None:
+    first, second = [torch.zeros(2, 3), torch.ones(2, 3)], [torch.zeros(2, 3), torch.ones(2, 3) / 2]
+    told = [told_inputs(some) for some in (None, "dream", first, second, iter(first))]
+    assert len(set(told)) == 5
+    assert told_inputs(tuple(first)) == told[2]
+    assert told_inputs([first[0].bfloat16()]) != told_inputs([])
+    assert hope.Absorb(calibration=first).told()["calibration"] == told[2]
+    assert hope.Paper(calibration=first).told()["calibration"] == told[2]

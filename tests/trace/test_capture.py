@@ -1,0 +1,110 @@
+"""What a captured graph says of modules."""
+
+from __future__ import annotations
+
+import copy
+from contextlib import suppress
+
+import torch
+from torch import Tensor, nn
+
+import hope
+from hope.trace.capture import capture
+from hope.trace.program import read_program
+
+
+class Step(nn.Module):
+    """A layer and an activation that all steps have in common."""
+
+    def __init__(self, act: nn.Module) -> None:
+        super().__init__()
+        self.linear, self.act = nn.Linear(4, 4), act
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.act(self.linear(x))
+        return out
+
+
+class Parts(nn.Module):
+    """Runs parts of a list: some of them, the first, the last."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        act = nn.ReLU()
+        self.layers = nn.ModuleList(Step(act) for _ in range(5))
+
+    def forward(self, x: Tensor) -> Tensor:
+        for part in (self.layers[1:4:2], self.layers[:1], self.layers[2:3], self.layers[-1:]):
+            for layer in part:
+                x = x + layer(x)
+        return x
+
+
+def test_modules_of_a_part_of_a_list_go_by_the_names_that_the_model_has_for_them() -> None:
+    net = Parts()
+    program = read_program(capture(net, torch.zeros(1, 4)))
+    ran = [one.module for one in program if one.operator == "linear"]
+    assert ran == [f"layers.{k}.linear" for k in (1, 3, 0, 2, 4)]
+    known = {name for name, _ in net.named_modules(remove_duplicate=False)}
+    assert {path for one in program for path in one.modules} <= known
+    assert len(hope.inspect(net, torch.zeros(1, 4)).blocks) == 5
+
+
+class LazyMatrices(nn.Module):
+    """Makes its buffer when it first runs."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(4, 6)
+        self.register_buffer("table", None)
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.table is None:
+            self.table = torch.arange(6.0)
+        out: Tensor = self.linear(x) + self.table
+        return out
+
+
+def test_buffers_that_a_forward_makes_are_left_to_it() -> None:
+    net, x = LazyMatrices(), torch.zeros(1, 4)
+    hope.inspect(net, x)
+    assert net.table is None
+    assert net(x).shape == (1, 6)
+    table = net.table
+    hope.inspect(net, x)
+    assert net.table is table
+
+
+class Keeps(nn.Module):
+    """Keeps losses, and a layer that it makes when it first runs."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear, self.late = nn.Linear(4, 6), None
+        self.losses: dict[str, Tensor] = {}
+        self.all: list[Tensor] = []
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.linear(x)
+        if self.late is None:
+            self.late = nn.Linear(6, 3)
+        self.loss = self.losses["loss"] = out.square().mean()
+        self.all.append(self.loss)
+        last: Tensor = self.late(out)
+        return last
+
+
+def test_what_a_forward_keeps_in_the_model_is_taken_out_again() -> None:
+    net, x = Keeps(), torch.zeros(1, 4)
+    before = set(vars(net))
+    with suppress(hope.HopeError):
+        hope.inspect(net, x)
+    assert set(vars(net)) == before
+    assert net.late is None
+    assert not net.losses
+    assert not net.all
+    with torch.no_grad():
+        assert type(net(x)) is Tensor
+    assert hope.encode(net, x, params=1.0, progress=False).steps == 0
+    assert type(net.loss) is Tensor
+    copy.deepcopy(net)
