@@ -256,9 +256,9 @@ def sentence() -> str:
     seen = [one for one in json.loads(RESULTS.read_text())["models"].values() if "needs" in one]
     free, more, never = (f"{mean(shares(record)[k] for record in seen):.0%}" for k in range(len(NEEDS)))
     return (
-        f"Of the neurons of {len(seen)} networks of three libraries, on average {free} can go one by one "
-        f"without data, {more} only\nwith calibration, and {never} not at all, or only with a whole branch: "
-        "[coverage](docs/coverage.md)."
+        f"Average over {len(seen)} networks of three libraries: {free} of neurons are prunable one by one "
+        f"without data,\n{more} only with calibration, and {never} are not prunable, or only as part of a "
+        "whole branch: [coverage](docs/coverage.md)."
     )
 
 

@@ -107,7 +107,7 @@ def judge() -> str:
 
 
 def why() -> str:
-    """For the README: absorption beside Torch-Pruning's best criterion and the paper's method."""
+    """For the README: absorption, Torch-Pruning's best criterion and the paper's method."""
     lines = [
         "| top-1 | before | HOPE | Torch-Pruning, best of four | the paper's method |",
         "|---|---:|---:|---:|---:|",
@@ -119,7 +119,7 @@ def why() -> str:
         title = f"{TITLES[name]}, {100 * float(share):g}% of the {WORDS[unit].partition(' ')[0]}{ENDS[key]}"
         before = f"{entry['base fine-tuned' if key == 'fine-tuned' else 'base']:.3f}"
         lines.append(f"| {title} | {before} | {' | '.join(_beside(entry['points'], budget, key))} |")
-    lines.append("\nIn brackets: the share of parameters that is kept. Bold: the best of a row.")
+    lines.append("\nIn brackets: the share of parameters kept. Bold: the best in the row.")
     return "\n".join(lines) + "\n"
 
 
