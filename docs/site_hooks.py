@@ -13,7 +13,12 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
 LINK = re.compile(r"\]\((?![a-z]+:|#)([^)\s#]*)(#[^)\s]*)?\)")
-PAGES = {"README.md": "index.md", "CHANGELOG.md": "changelog.md", "examples/README.md": "examples.md"}
+PAGES = {
+    "README.md": "index.md",
+    "CHANGELOG.md": "changelog.md",
+    "SECURITY.md": "security.md",
+    "examples/README.md": "examples.md",
+}
 
 
 def site_links(text: str, folder: str) -> str:
@@ -48,6 +53,7 @@ def made() -> dict[str, str]:
     return {
         "index.md": site_links((ROOT / "README.md").read_text(), ""),
         "changelog.md": site_links((ROOT / "CHANGELOG.md").read_text(), ""),
+        "security.md": site_links((ROOT / "SECURITY.md").read_text(), ""),
         "examples.md": examples(),
     }
 

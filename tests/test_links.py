@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
-ROOTS = ("README.md", "CHANGELOG.md", "examples/README.md")
+ROOTS = ("README.md", "CHANGELOG.md", "SECURITY.md", "examples/README.md")
 PAGES = [*(ROOT / name for name in ROOTS), *sorted((ROOT / "docs").glob("*.md"))]
 LINK = re.compile(r"\]\(([^)\s]+)\)|(?:src|href)=\"([^\"]+)\"")
 

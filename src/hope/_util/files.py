@@ -2,13 +2,22 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
+import re
+import secrets
 import shutil
-from collections.abc import Iterator
-from contextlib import contextmanager
+import socket
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from hope.errors import CannotWrite, first_line
+
+# .NAME.PID.HOST-TOKEN.part: while it is written
+PART = re.compile(r"\.(?P<name>.+)\.(?P<pid>[0-9]+)\.(?P<host>[0-9a-f]{8})-[0-9a-f]{8}\.part")
+_being_written: set[str] = set()  # by this process
 
 
 def make_folder(folder: Path) -> None:
@@ -42,18 +51,18 @@ def write_file(path: Path, data: bytes) -> None:
     Raises:
         CannotWrite: there is no such folder, no permission, no space.
     """
-    partial = path.with_name(f".{path.name}.{os.getpid()}.part")
-    try:
-        with open(partial, "wb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(partial, path)
-    except OSError as error:
-        raise CannotWrite(f"{path} cannot be written: {error.strerror or first_line(error)}") from error
-    finally:
-        if partial.parent.is_dir():
-            partial.unlink(missing_ok=True)
+    with _partial(path) as partial:
+        try:
+            with open(partial, "wb") as file:
+                file.write(data)
+                file.flush()
+                os.fsync(file.fileno())
+            os.replace(partial, path)
+        except OSError as error:
+            raise CannotWrite(f"{path} cannot be written: {error.strerror or first_line(error)}") from error
+        finally:
+            if partial.parent.is_dir():
+                partial.unlink(missing_ok=True)
 
 
 @contextmanager
@@ -64,17 +73,67 @@ def staged(path: Path) -> Iterator[Path]:
     Raises:
         CannotWrite: there is no such folder, no permission, no space.
     """
-    folder = path.with_name(f".{path.name}.{os.getpid()}.part")
+    with _partial(path) as folder:
+        try:
+            folder.mkdir()
+            yield folder / path.name
+            for file in sorted(folder.iterdir(), key=lambda one: one.name == path.name):
+                with open(file, "rb") as written:
+                    os.fsync(written.fileno())
+                os.replace(file, path.with_name(file.name))
+        except CannotWrite:
+            raise
+        except OSError as error:
+            raise CannotWrite(f"{path} cannot be written: {error.strerror or first_line(error)}") from error
+        finally:
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+@contextmanager
+def _partial(path: Path) -> Iterator[Path]:
+    """A path beside the target that no other writer has, and that says whose it is."""
+    partial = path.with_name(f".{path.name}.{os.getpid()}.{_host()}-{secrets.token_hex(4)}.part")
+    _being_written.add(partial.name)
     try:
-        folder.mkdir()
-        yield folder / path.name
-        for file in sorted(folder.iterdir(), key=lambda one: one.name == path.name):
-            with open(file, "rb") as written:
-                os.fsync(written.fileno())
-            os.replace(file, path.with_name(file.name))
-    except CannotWrite:
-        raise
-    except OSError as error:
-        raise CannotWrite(f"{path} cannot be written: {error.strerror or first_line(error)}") from error
+        yield partial
     finally:
-        shutil.rmtree(folder, ignore_errors=True)
+        _being_written.discard(partial.name)
+
+
+def remove_leftovers(folder: Path, is_locked: Callable[[str], bool]) -> None:
+    """Remove the partial files and folders that killed writers have left. Those of a writer that may be alive
+    stay: a running process of this machine, or any of another.
+
+    Args:
+        is_locked: whether files of that name are written only by who holds a lock that the caller holds, so
+            that no other writer of them is alive.
+    """
+    for path in folder.iterdir():
+        found = PART.fullmatch(path.name)
+        if not found or path.name in _being_written:
+            continue
+        pid, here = int(found["pid"]), found["host"] == _host()
+        if is_locked(found["name"]) or (here and (pid == os.getpid() or not is_alive(pid))):
+            with suppress(OSError):
+                if path.is_dir() and not path.is_symlink():
+                    shutil.rmtree(path)
+                else:
+                    path.unlink()
+
+
+def is_alive(pid: object) -> bool:
+    """Whether this machine has such a process; True where that cannot be known."""
+    if type(pid) is not int or pid <= 0 or sys.platform == "win32":  # there, os.kill would end it
+        return True
+    try:
+        os.kill(pid, 0)
+    except (ProcessLookupError, OverflowError):
+        return False
+    except PermissionError:
+        pass
+    return True
+
+
+def _host() -> str:
+    """This machine, in few letters that a file name can have."""
+    return hashlib.sha256(socket.gethostname().encode()).hexdigest()[:8]

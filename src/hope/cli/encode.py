@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Mapping
-from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hope._util.files import check_folder
+from hope._util.locks import locked
 from hope._util.notes import note
 from hope.cli import models
 from hope.cli.budgets import add_budgets, budget_of
@@ -108,12 +108,18 @@ def register(commands: Any) -> None:
 
 
 def run(options: argparse.Namespace) -> None:
-    """Encode, save, and print the summary."""
+    """Encode, save, and print the summary; no other process writes to the folder meanwhile."""
     out, budget = Path(options.out), budget_of(options)
     one_budget(**budget)
     check_folder(out)
     _check_free(out, options)
     _check_options(options)
+    with locked(out):
+        _check_free(out, options)
+        _run(options, out, budget)
+
+
+def _run(options: argparse.Namespace, out: Path, budget: dict[str, Any]) -> None:
     with models.loading(options):
         from hope.api import work
 
@@ -135,8 +141,6 @@ def run(options: argparse.Namespace) -> None:
         encoding = work(model, example, one_budget(**budget), checkpoint=partial, **given)
     except InfeasibleBudget:  # there is nothing to go on with
         partial.unlink(missing_ok=True)
-        with suppress(OSError):
-            out.rmdir()
         raise
     source = _source(options)
     encoding.save(out, source=source)

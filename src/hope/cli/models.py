@@ -128,9 +128,10 @@ def _made(source: str, name: str, pretrained: bool) -> Any:
         from hope.rewrite.experts import stacks, unstack_experts
 
         library = importlib.import_module("transformers")
-        config = library.AutoConfig.from_pretrained(name, local_files_only=True)
+        how = {"local_files_only": True, "trust_remote_code": False}  # no code of the folder, nor a question
+        config = library.AutoConfig.from_pretrained(name, **how)
         own = getattr(library, (config.architectures or [""])[0], library.AutoModel)
-        model = own.from_pretrained(name, local_files_only=True)
+        model = own.from_pretrained(name, **how)
         return unstack_experts(model) if any(map(stacks, model.modules())) else model
     return getattr(_file(Path(source)), name)()
 

@@ -59,7 +59,7 @@ def windows(file: str, folder: str, example: Mapping[str, Tensor]) -> list[dict[
 
     try:
         text = Path(file).read_text(encoding="utf-8")
-        tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
+        tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
     except (OSError, ValueError) as error:
         raise InvalidExample(
             f"--calibration {file} cannot be read by the tokenizer of {folder} ({first_line(error)}): give a "

@@ -23,7 +23,7 @@ from hope._util.calls import duplicate
 from hope.deft.heads import PLAIN, build, new_head, recipe
 from hope.deft.masks import in_head
 from hope.deft.tuning import Penalty, Tuning
-from hope.errors import CheckpointMismatch, InvalidHead
+from hope.errors import CheckpointMismatch, DamagedFolder, InvalidHead
 from hope.rewrite.resize import get
 from hope.storage.adapter import ADAPTER, PLAN, AdapterRecord, Head, read_adapter, write_adapter
 from hope.storage.arrays import fingerprint, read_arrays
@@ -152,7 +152,12 @@ def load(folder: str | PathLike[str], model: nn.Module, *, head: nn.Module | Non
             f"{folder} was made from other weights than this {type(model).__name__} has: "
             "load the source checkpoint first"
         )
-    arrays = read_arrays(folder, record.arrays)
+    try:
+        arrays = read_arrays(folder, record.arrays)
+    except DamagedFolder:  # unless another save has replaced the tuning and removed its file meanwhile
+        if read_adapter(folder) == record:
+            raise
+        return load(folder, model, head=head)
     new = _head(record.head, model, head)
     try:
         return _rebuild(record, arrays, duplicate(model), new)

@@ -9,8 +9,9 @@ from typing import Any
 import msgspec
 from torch import Tensor
 
-from hope.storage.arrays import Arrays, remove_stale, write_arrays
-from hope.storage.codec import Format, read_record, write_record
+from hope._util.locks import locked
+from hope.storage.arrays import Arrays, clean, write_arrays
+from hope.storage.codec import Format, read_record, stored_files, write_record
 from hope.storage.migrations import adapter_to_2
 
 PLAN = "adapter.json"
@@ -102,15 +103,16 @@ ADAPTER = Format("hope-deft", "tuning", AdapterRecord, (adapter_to_2,))
 
 
 def write_adapter(folder: Path, tensors: Mapping[str, Tensor], **told: Any) -> None:
-    """Write the arrays, then the record that names them; then what an earlier save left behind is removed.
+    """Write the arrays, then the record that names them; then what only the earlier record named is removed.
 
     Args:
         told: the record's fields, all but the arrays.
     """
-    folder.mkdir(parents=True, exist_ok=True)
-    record = AdapterRecord(arrays=write_arrays(folder, "adapter", tensors), **told)
-    write_record(folder / PLAN, ADAPTER, record)
-    remove_stale(folder, ("adapter",), [record.arrays])
+    with locked(folder):
+        earlier = stored_files(folder / PLAN, ADAPTER)
+        record = AdapterRecord(arrays=write_arrays(folder, "adapter", tensors), **told)
+        write_record(folder / PLAN, ADAPTER, record)
+        clean(folder, earlier, [record.arrays])
 
 
 def read_adapter(folder: Path) -> AdapterRecord:

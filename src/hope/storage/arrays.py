@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import hashlib
+import re
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from pathlib import Path
 
 import msgspec
@@ -12,9 +14,15 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save
 from torch import Tensor, nn
 
-from hope._util.files import write_file
+from hope._util.files import PART, remove_leftovers, write_file
+from hope._util.locks import LOCK, OWNER
 from hope.errors import CheckpointMismatch, DamagedFolder
 from hope.structure.anatomy import Anatomy
+
+STORED = re.compile(r"(weights|moments|inputs|adapter)-[0-9a-f]{12}\.safetensors")
+RECORDS = ("trajectory.json", "adapter.json")
+# what else this package puts into a folder of its own
+OURS = (*RECORDS, LOCK, OWNER, "partial.json", "partial.json.fit", "report.html", "small.safetensors")
 
 
 class Arrays(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -61,23 +69,36 @@ def read_arrays(folder: Path, arrays: Arrays) -> dict[str, Tensor]:
         DamagedFolder: it is missing, truncated or altered.
     """
     path = arrays.inside(folder)
-    if not path.is_file():
-        raise DamagedFolder(f"{path} is missing: copy the whole folder, or save the run again")
-    if _file_hash(path) != arrays.sha256:
-        raise DamagedFolder(f"{path} is truncated or altered: copy the folder again, or save the run again")
     try:
+        if _file_hash(path) != arrays.sha256:
+            raise DamagedFolder(
+                f"{path} is truncated or altered: copy the folder again, or save the run again"
+            )
         return load_file(path)
     except SafetensorError as error:
         raise DamagedFolder(f"{path} is not a safetensors file: {error}") from error
+    except (OSError, RuntimeError) as error:  # it is not there, or another save has removed it just now
+        if path.is_file():
+            raise
+        raise DamagedFolder(f"{path} is missing: copy the whole folder, or save the run again") from error
 
 
-def remove_stale(folder: Path, kinds: Iterable[str], kept: Iterable[Arrays]) -> None:
-    """Remove the files that no record means any more."""
-    names = {arrays.file for arrays in kept}
-    for kind in kinds:
-        for path in folder.glob(f"{kind}-*.safetensors"):
-            if path.name not in names:
-                path.unlink(missing_ok=True)
+def clean(folder: Path, earlier: Iterable[str], kept: Iterable[Arrays]) -> None:
+    """Remove the files that the earlier record named and the new one does not, and what killed writers left.
+    In a folder with files of others only the latter. The caller holds the folder's lock.
+
+    Args:
+        earlier: what `stored_files` returned for the record that was replaced.
+        kept: what the new record names.
+    """
+    remove_leftovers(folder, lambda name: bool(STORED.fullmatch(name)) or name in RECORDS)
+    names = {path.name for path in folder.iterdir()}
+    if any(name not in OURS and not STORED.fullmatch(name) and not PART.fullmatch(name) for name in names):
+        return
+    for name in set(earlier) - {arrays.file for arrays in kept}:
+        if STORED.fullmatch(name):
+            with suppress(OSError):
+                (folder / name).unlink()
 
 
 def state(model: nn.Module) -> dict[str, Tensor]:

@@ -85,10 +85,6 @@ def read_record(path: Path, form: Format[T]) -> T:
         DamagedFolder: there is no such file, or it is truncated, altered, foreign, or of a newer version.
     """
     plan = _read(path, form)
-    if plan.get("sha256") != digest_of(plan):
-        raise DamagedFolder(
-            f"{path} was altered after it was saved: copy the folder again, or save the {form.what} again"
-        )
     try:
         plan = brought_up(plan, form)
         body = {key: value for key, value in plan.items() if key not in _ENVELOPE}
@@ -97,11 +93,22 @@ def read_record(path: Path, form: Format[T]) -> T:
         raise not_as_it_should(path, form, error) from error
 
 
+def stored_files(path: Path, form: Format[Any]) -> set[str]:
+    """The files that a record names by their hash, in whatever version; none if it cannot be read."""
+    try:
+        plan = _read(path, form)
+    except (DamagedFolder, OSError):
+        return set()
+    named = [one for one in plan.values() if isinstance(one, dict) and {"file", "sha256"} <= one.keys()]
+    pairs = [(str(one["file"]), str(one["sha256"])[:12]) for one in named]
+    return {file for file, digest in pairs if file.endswith(f"-{digest}.safetensors")}
+
+
 _ENVELOPE = ("format", "version", "schema", "sha256")
 
 
 def _read(path: Path, form: Format[Any]) -> Plain:
-    """The JSON object of a file, if it is of this kind and not newer than this package."""
+    """The JSON object of a file, if it is of this kind, unaltered and not newer than this package."""
     if not path.is_file():
         raise DamagedFolder(f"{path.parent} is not a saved {form.what}: it has no {path.name}")
     try:
@@ -116,6 +123,10 @@ def _read(path: Path, form: Format[Any]) -> Plain:
     if type(version) is not int or not 1 <= version <= form.version:
         raise DamagedFolder(
             f"{path} has version {version}, this package reads {form.version}: update the package"
+        )
+    if plan.get("sha256") != digest_of(plan):
+        raise DamagedFolder(
+            f"{path} was altered after it was saved: copy the folder again, or save the {form.what} again"
         )
     return plan
 

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from torch import Tensor, nn
 
+from hope._util.locks import locked
 from hope.errors import CannotWrite, CheckpointMismatch
 from hope.rewrite.apply import outcome, shapes_after
 from hope.storage.arrays import state
@@ -28,23 +29,24 @@ def save_trained(folder: Path, run: Run, steps: int, small: nn.Module) -> Path:
     """
     weights = _unwrapped(state(small))
     _check_shapes(run.anatomy, run.trajectory.steps[:steps], weights, type(small).__name__)
-    if (folder / PLAN).exists() and not read_run(folder).trained:
-        raise CannotWrite(
-            f"{folder} has a run that answers every budget, which would be lost: "
-            "save the trained network in a folder of its own"
+    with locked(folder):
+        if (folder / PLAN).exists() and not read_run(folder).trained:
+            raise CannotWrite(
+                f"{folder} has a run that answers every budget, which would be lost: "
+                "save the trained network in a folder of its own"
+            )
+        return write_run(
+            folder,
+            run.original,
+            weights,
+            run.anatomy,
+            run.trajectory,
+            steps,
+            run.told,
+            details=run.details,
+            trained=True,
+            timing=run.timing,
         )
-    return write_run(
-        folder,
-        run.original,
-        weights,
-        run.anatomy,
-        run.trajectory,
-        steps,
-        run.told,
-        details=run.details,
-        trained=True,
-        timing=run.timing,
-    )
 
 
 def _unwrapped(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:

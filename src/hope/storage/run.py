@@ -17,9 +17,9 @@ import numpy as np
 from torch import Tensor, nn
 
 from hope._util.calls import duplicate, unlabelled
-from hope._util.files import make_folder
+from hope._util.locks import locked
 from hope._util.notes import note
-from hope.errors import CheckpointMismatch, InfeasibleBudget, InvalidAction, first_line
+from hope.errors import CheckpointMismatch, DamagedFolder, InfeasibleBudget, InvalidAction, first_line
 from hope.latency.timing import Timing
 from hope.methods import recalled
 from hope.methods.base import Rewrite
@@ -32,14 +32,14 @@ from hope.statistics.input_statistics import InputStatistics
 from hope.storage.arrays import (
     Arrays,
     check_architecture,
+    clean,
     fingerprint,
     fit_dtypes,
     read_arrays,
-    remove_stale,
     state,
     write_arrays,
 )
-from hope.storage.codec import digest_of, not_as_it_should, read_record, write_record
+from hope.storage.codec import digest_of, not_as_it_should, read_record, stored_files, write_record
 from hope.storage.inputs import read_inputs, write_inputs
 from hope.storage.moments import read_moments, write_moments
 from hope.storage.record import PLAN, RUN, Details, Moments, RunRecord, StoredAnatomy
@@ -136,25 +136,26 @@ def write_run(
     timing: Timing | None = None,
 ) -> Path:
     """Write a folder: the files of tensors first, then the record that names them."""
-    make_folder(folder)
-    record = RunRecord(
-        original=original,
-        weights=write_arrays(folder, "weights", weights),
-        method=dict(method),
-        steps=steps,
-        trajectory=cast("tuple[AnyStep, ...]", trajectory.steps),
-        anatomy=StoredAnatomy.of(anatomy),
-        stops=trajectory.stops,
-        moments=write_moments(folder, intakes),
-        details=(details or Details()).rounded(),
-        trained=trained,
-        inputs=write_inputs(folder, inputs),
-        times=() if trajectory.times is None else tuple(map(int, trajectory.times)),
-        timing=timing,
-    )
-    write_record(folder / PLAN, RUN, record)
-    kept = [one for one in (record.weights, record.moments, record.inputs) if one is not None]
-    remove_stale(folder, ("weights", "moments", "inputs"), kept)
+    with locked(folder):
+        earlier = stored_files(folder / PLAN, RUN)
+        record = RunRecord(
+            original=original,
+            weights=write_arrays(folder, "weights", weights),
+            method=dict(method),
+            steps=steps,
+            trajectory=cast("tuple[AnyStep, ...]", trajectory.steps),
+            anatomy=StoredAnatomy.of(anatomy),
+            stops=trajectory.stops,
+            moments=write_moments(folder, intakes),
+            details=(details or Details()).rounded(),
+            trained=trained,
+            inputs=write_inputs(folder, inputs),
+            times=() if trajectory.times is None else tuple(map(int, trajectory.times)),
+            timing=timing,
+        )
+        write_record(folder / PLAN, RUN, record)
+        kept = [one for one in (record.weights, record.moments, record.inputs) if one is not None]
+        clean(folder, earlier, kept)
     return folder
 
 
@@ -194,6 +195,11 @@ class Run:
     def weights(self) -> Path:
         """Path of the saved weights."""
         return self.arrays.inside(self.folder)
+
+    @property
+    def files(self) -> list[Arrays | None]:
+        """The files of tensors that the record names."""
+        return [self.arrays, self.moments, self.fitted]
 
     @property
     def method(self) -> str:
@@ -289,11 +295,22 @@ def load(
         >>> hope.load(folder, net)[0], hope.load(folder, net, density=0.5)[0].out_features
         (Linear(in_features=3, out_features=2, bias=True), 4)
     """
-    run = read_run(folder)
-    check_architecture(run.anatomy, model, run.folder)
     given = {
         "density": density, "params": params, "macs": macs, "size": size, "latency": latency, "steps": steps
     }  # fmt: skip
+    run = read_run(folder)
+    while True:
+        try:
+            return _load(run, model, given, calibration)
+        except DamagedFolder:  # unless another save has replaced the run and removed its files meanwhile
+            now = read_run(folder)
+            if now.files == run.files:
+                raise
+            run = now
+
+
+def _load(run: Run, model: nn.Module, given: dict[str, Any], calibration: Iterable[Any] | None) -> nn.Module:
+    check_architecture(run.anatomy, model, run.folder)
     if any(value is not None for value in given.values()) and not _is_trained_at(run, given):
         return _replay(run, model, given, calibration)
     weights = read_arrays(run.folder, run.arrays)
