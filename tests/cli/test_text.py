@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -107,3 +108,15 @@ def test_texts_that_cannot_be_used(
 def test_a_shape_that_is_none_of_texts(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["inspect", f"hf:{folder}", "--input", "1x3x8x8"]) == 2
     assert "write it like 1x128" in capsys.readouterr().err
+
+
+def test_code_in_the_folder_of_a_model_is_never_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("builtins.input", lambda *_: "y")  # transformers would ask, and this user agrees
+    (tmp_path / "own.py").write_text(
+        "from pathlib import Path\nfrom transformers import PretrainedConfig\n"
+        f"Path({str(tmp_path / 'ran')!r}).touch()\nclass Own(PretrainedConfig):\n    model_type = 'own'\n"
+    )
+    config = {"model_type": "own", "auto_map": {"AutoConfig": "own.Own"}, "architectures": ["LlamaModel"]}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    assert main(["inspect", f"hf:{tmp_path}", "--input", "1x8"]) != 0
+    assert not (tmp_path / "ran").exists()
