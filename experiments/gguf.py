@@ -217,7 +217,7 @@ def _cell(found: dict[str, Any]) -> str:
     if "apart" in found:
         return "same logits" if found["apart"] < CLOSE else f"loads, other logits ({found['apart']:.2g})"
     if "stays" in found:
-        return "stay"
+        return "kept"
     return next(f"{how}: {_short(found[how])}" for how in ("not converted", "not loaded") if how in found)
 
 
