@@ -38,7 +38,6 @@ figures: setup
 	$(BIN)/python -m experiments.vit --write-pages
 	$(BIN)/python -m experiments.gguf --write-pages
 	$(BIN)/python -m experiments.scale --write-pages
-	$(BIN)/python -m experiments.pairs --write-pages
 	$(BIN)/python -m experiments.rules --write-pages
 	$(BIN)/python -m experiments.study --write-pages
 	$(BIN)/python -m experiments.calibration --write-pages

@@ -150,8 +150,6 @@ def fidelity(
     example: Example | None = None,
     *,
     count: int = IMAGES,
-    closed_form: bool = False,
-    kept: Mapping[str, Sequence[int]] | None = None,
 ) -> float:
     """How much of a network's answers its compressed form keeps, without data: 1 is all of it.
 
@@ -165,11 +163,6 @@ def fidelity(
         compressed: what was made of it.
         example: an input.
         count: how many inputs of noise.
-        closed_form: no input and no forward pass at all: the correlation of both networks' answers as the
-            propagated surrogate has it. It is lower than what inputs show (errors are taken as if they did
-            not average out over places), and compares forms of one network only.
-        kept: for the closed form, as in `hope.refit`: module -> the places of its outputs that are left,
-            where the numbers of BNs, biases and filters do not tell.
 
     Example:
         >>> import torch, hope
@@ -178,29 +171,12 @@ def fidelity(
         ... ).eval()
         >>> hope.fidelity(net, net, torch.zeros(1, 3, 8, 8))
         1.0
-        >>> round(hope.fidelity(net, net, torch.zeros(1, 3, 8, 8), closed_form=True), 6)
-        1.0
     """
-    if closed_form:
-        return _closed(original, compressed, example, kept or {})
     from hope.trace.capture import capture
     from hope.trace.program import read_program
 
     program = read_program(capture(original, example))
     return Fidelity(original, example, program, count)(compressed)
-
-
-def _closed(
-    original: nn.Module, compressed: nn.Module, example: Example | None, kept: Mapping[str, Sequence[int]]
-) -> float:
-    from hope.evaluate.closed import ClosedForm
-    from hope.evaluate.dry_run import verify
-    from hope.rewrite.layer_sites import given_rows, outcome_of
-    from hope.structure.analyse import read_model
-
-    anatomy = verify(original, example, *read_model(original, example, streams=True, progress=False))
-    done = outcome_of(original, compressed, anatomy, given_rows(original, kept))
-    return ClosedForm(original, anatomy)(compressed, done)
 
 
 def longest_above(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -23,15 +22,6 @@ def tap_distances(sizes: tuple[int, ...] | int) -> Tensor:
         sizes = (side, side) if side * side == sizes else (sizes,)
     grid = torch.stack([g.flatten() for g in torch.meshgrid(*map(torch.arange, sizes), indexing="ij")], dim=1)
     return torch.cdist(grid.double(), grid.double())
-
-
-def interleaved(parts: Sequence[Tensor]) -> Tensor:
-    """Rows of several tensors in turn: the first of each, the second of each, …
-
-    >>> interleaved([torch.tensor([1, 2]), torch.tensor([3, 4])]).tolist()
-    [1, 3, 2, 4]
-    """
-    return torch.stack(list(parts), dim=1).flatten(0, 1)
 
 
 def product(a: Tensor, b: Tensor) -> Tensor:

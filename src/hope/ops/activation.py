@@ -12,7 +12,6 @@ from torch.nn import functional
 from hope.errors import UnknownMethod
 from hope.geometry.gaussian import Cuts
 from hope.geometry.hermite import KinkedFunction, bend, bend_with, covariance
-from hope.geometry.matrices import interleaved
 from hope.ops.elementwise import Elementwise, per_channel
 from hope.ops.registry import TABLE, Form, Inputs, Reads, Signal
 from hope.trace.program import Operation, Shape, numbers
@@ -91,10 +90,9 @@ class Activation(Elementwise):
         return Signal(bent.mean, covariance(bent, bent, rho), gain=bent.slope)
 
     def _bend(self, link: Link, at: Propagated, mean: Tensor, spread: Tensor) -> KinkedFunction | None:
-        below, smooth = [slopes(link, tensors) for tensors in at.networks], function(link)
-        known = [one.expand(len(mean) // at.ways) for one in below if one is not None]
-        if len(known) == at.ways:
-            return bend(mean, spread, interleaved(known))
+        below, smooth = slopes(link, at.tensors), function(link)
+        if below is not None:
+            return bend(mean, spread, below.expand(len(mean)))
         return None if smooth is None else bend_with(smooth, mean, spread, cuts(link))
 
 

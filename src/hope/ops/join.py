@@ -188,13 +188,13 @@ class Pad(MomentPreserving):
             return x
         if x.repeat != 1:
             return None
-        pads = tuple(at.ways * int(value) for value in form.values)
+        pads = tuple(int(value) for value in form.values)
         return Signal(functional.pad(x.mean, pads), functional.pad(x.covariance, pads + pads))
 
     def covariance(self, at: Propagated, form: Form, parts: Parts, other: Signal) -> Tensor | None:
         """Zero for the new channels."""
         first = parts[0]
-        pads = (0, 0, *(at.ways * int(value) for value in form.values))
+        pads = (0, 0, *(int(value) for value in form.values))
         return functional.pad(first, pads) if form.values and first is not None else first
 
 

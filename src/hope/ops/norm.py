@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeGuard
 import torch
 from torch import Tensor, nn
 
-from hope.geometry.matrices import interleaved, semidefinite
+from hope.geometry.matrices import semidefinite
 from hope.geometry.pairwise import warped_correlation
 from hope.ops.elementwise import Identity, per_channel
 from hope.ops.registry import TABLE, Form, Inputs, Operator, Reads, Signal, find, forms
@@ -105,13 +105,8 @@ class BatchNorm(PerChannel):
         """Mean and deviation are the BN's own, correlations those of what it reads, if known."""
         x, name = inputs[0], bn_of(form.operation)
         bn = read_bn(at.tensors, name, form.values[0])
-        if bn is None or (x is not None and len(x.mean) != at.ways * len(bn.shift)):
+        if bn is None or (x is not None and len(x.mean) != len(bn.shift)):
             return None
-        if at.ways == 2:
-            other = read_bn(at.networks[1], name, form.values[0])
-            if x is None or x.guess or x.repeat != 1 or other is None:
-                return None
-            return _both(x, bn, other)
         if x is None or x.repeat != 1:
             at.fallbacks.append(name)
             return Signal(bn.shift, torch.diag(bn.spread**2))
@@ -125,17 +120,6 @@ class BatchNorm(PerChannel):
         gain = torch.where(deviation > 0, signed / deviation.clamp(min=1e-150), torch.zeros_like(deviation))
         found = gain[:, None] * x.covariance * gain[None, :]
         return Signal(bn.shift, found.diagonal_scatter(bn.spread**2), gain=gain)
-
-
-def _both(x: Signal, bn: Bn, other: Bn) -> Signal:
-    """Two networks behind their BNs: what the first one's statistics say of the surrogate holds for both."""
-    deviation = torch.sqrt(x.covariance.diagonal()[::2].clamp(min=0))
-    real = torch.where(deviation > 0, torch.sqrt(bn.variance) / deviation.clamp(min=1e-150), 0.0)
-    gain = interleaved([real * bn.gain, real * other.gain])
-    found = gain[:, None] * x.covariance * gain[None, :]
-    moved = bn.mean + x.mean[1::2] - x.mean[::2]
-    mean = interleaved([bn.shift, other.shift + other.gain * (moved - other.mean)])
-    return Signal(mean, found, gain=gain)
 
 
 class CrossChannelNorm(Operator):

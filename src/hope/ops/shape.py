@@ -150,20 +150,19 @@ class Cut(MomentPreserving):
         x = inputs[0]
         if not form.values or x is None:
             return x
-        part = _part(form, at.ways)
+        part = _part(form)
         return Signal(x.mean[part], x.covariance[part][:, part]) if x.repeat == 1 else None
 
     def covariance(self, at: Propagated, form: Form, parts: Parts, other: Signal) -> Tensor | None:
         """That of the channels that are left."""
         first = parts[0]
-        return first[_part(form, at.ways)] if form.values and first is not None else first
+        return first[_part(form)] if form.values and first is not None else first
 
 
-def _part(form: Form, ways: int) -> Tensor:
-    """The places that are left, of signals that stand side by side."""
+def _part(form: Form) -> Tensor:
+    """The channels that are kept."""
     start, step, count = (int(value) for value in form.values)
-    own = torch.arange(start, start + step * count, step)
-    return (own[:, None] * ways + torch.arange(ways)).flatten()
+    return torch.arange(start, start + step * count, step)
 
 
 class Select(Operator):

@@ -25,13 +25,12 @@ class Input(Operator):
         return Form(operation, self, (), 1)
 
     def moments(self, at: Propagated, form: Form, inputs: Inputs) -> Signal | None:
-        """Mean 0 and variance 1; two networks read the same."""
+        """Mean 0 and variance 1."""
         if len(form.operation.output) < 2:
             return None
         channels = form.operation.output[1]
         colours = torch.full((channels, channels), COLOURS if channels == 3 else 0.0, dtype=torch.float64)
-        colours = colours.fill_diagonal_(1.0).repeat_interleave(at.ways, 0).repeat_interleave(at.ways, 1)
-        return Signal(torch.zeros(len(colours), dtype=torch.float64), colours)
+        return Signal(torch.zeros(channels, dtype=torch.float64), colours.fill_diagonal_(1.0))
 
 
 class Constant(Operator):

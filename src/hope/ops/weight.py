@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from math import prod
 from typing import TYPE_CHECKING, TypeGuard
 
@@ -87,25 +87,21 @@ class Weighted(Operator):
         """What it computes from inputs that are not known."""
         return isotropic(raw)
 
-    def weigh(self, at: Propagated, form: Form, x: Signal, raw: Sequence[Tensor]) -> Signal | None:
-        """What it computes from a known signal.
-
-        Args:
-            raw: the weight of each network that is followed.
-        """
+    def weigh(self, at: Propagated, form: Form, x: Signal, raw: Tensor) -> Signal | None:
+        """What it computes from a known signal."""
         return None
 
     def moments(self, at: Propagated, form: Form, inputs: Inputs) -> Signal | None:
         """Those of weighted sums."""
         x, name = inputs[0], form.operation.tensors["weight"]
-        if any(name not in tensors for tensors in at.networks):
+        if name not in at.tensors:
             return None
-        raw = [tensors[name] for tensors in at.networks]
+        raw = at.tensors[name]
         found = None if x is None or x.guess else self.weigh(at, form, x, raw)
-        guessed = (x is None or x.guess or at.isotropic) and at.ways == 1
+        guessed = x is None or x.guess or at.isotropic
         if guessed and (form.operation.position not in at.read or not at.behind):
             return None  # only a BN makes something of a guess, and a vocabulary's would be very wide
-        return self.guess(form, raw[0]) if guessed else found
+        return self.guess(form, raw) if guessed else found
 
     def covariance(self, at: Propagated, form: Form, parts: Parts, other: Signal) -> Tensor | None:
         """Through the weights, as they stand at the middle of the kernel."""
@@ -114,7 +110,7 @@ class Weighted(Operator):
         if first is None or signal is None:
             return None
         if signal.gain is not None:  # a depthwise convolution
-            return signal.gain[:, None] * first[sources(len(first), len(signal.gain), at.ways)]
+            return signal.gain[:, None] * first[sources(len(first), len(signal.gain))]
         return None if reading is None else reading.central(first)
 
     def count(self, flow: ChannelTracer, operation: Operation, x: Value, weight: Value, channel: int) -> None:
@@ -175,15 +171,15 @@ class Convolution(Weighted):
         """Of a dense one."""
         return super().guess(form, raw) if form.values == (1.0,) else None
 
-    def weigh(self, at: Propagated, form: Form, x: Signal, raw: Sequence[Tensor]) -> Signal | None:
+    def weigh(self, at: Propagated, form: Form, x: Signal, raw: Tensor) -> Signal | None:
         """A sum over the places that the kernel covers."""
-        groups, width = int(form.values[0]), len(x.mean) // at.ways
+        groups, width = int(form.values[0]), len(x.mean)
         if groups == width > 1 and x.repeat == 1:
             return depthwise(at, form, x, raw)
-        flat = [one.double().flatten(2) if one.ndim > 2 else one.double()[:, :, None] for one in raw]
-        if flat[0].shape[1] * groups != width or x.repeat != 1:
+        flat = raw.double().flatten(2) if raw.ndim > 2 else raw.double()[:, :, None]
+        if flat.shape[1] * groups != width or x.repeat != 1:
             return None
-        return weigh(at, form, x, [dense(one, groups) for one in flat], tuple(raw[0].shape[2:]))
+        return weigh(at, form, x, dense(flat, groups), tuple(raw.shape[2:]))
 
     def resize(self, module: nn.Module, before: Mapping[str, Shape]) -> None:
         """As many channels and groups as are left; whole groups go."""
@@ -259,12 +255,12 @@ class Linear(Weighted):
         known = len(reads) == 1 and "weight" in operation.tensors
         return Form(operation, self, (reads[0].position,), len(operation.output) - 1) if known else None
 
-    def weigh(self, at: Propagated, form: Form, x: Signal, raw: Sequence[Tensor]) -> Signal | None:
+    def weigh(self, at: Propagated, form: Form, x: Signal, raw: Tensor) -> Signal | None:
         """A sum over all places of a flattened signal."""
-        width = len(x.mean) // at.ways
-        if raw[0].ndim != 2 or raw[0].shape[1] != width * x.repeat:
+        width = len(x.mean)
+        if raw.ndim != 2 or raw.shape[1] != width * x.repeat:
             return None
-        laid = [one.double().reshape(len(one), width, x.repeat).transpose(1, 2).contiguous() for one in raw]
+        laid = raw.double().reshape(len(raw), width, x.repeat).transpose(1, 2).contiguous()
         return weigh(at, form, x, laid, ())
 
     def resize(self, module: nn.Module, before: Mapping[str, Shape]) -> None:
@@ -292,9 +288,9 @@ class Transposing(Linear):
         """Of its columns."""
         return super().guess(form, raw.T)
 
-    def weigh(self, at: Propagated, form: Form, x: Signal, raw: Sequence[Tensor]) -> Signal | None:
+    def weigh(self, at: Propagated, form: Form, x: Signal, raw: Tensor) -> Signal | None:
         """A sum over its rows."""
-        return super().weigh(at, form, x, [one.T for one in raw])
+        return super().weigh(at, form, x, raw.T)
 
     def holds(self, module: nn.Module, before: Mapping[str, Shape]) -> bool:
         """Its module has a size of its own kind."""

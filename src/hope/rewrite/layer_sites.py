@@ -16,10 +16,7 @@ from hope.errors import InvalidAction
 from hope.ops.norm import bn_of, is_bn
 from hope.ops.uses import added_biases
 from hope.ops.weight import is_weight
-from hope.rewrite.apply import Outcome, lost_places
 from hope.rewrite.resize import get
-from hope.structure.anatomy import Anatomy
-from hope.trace.blocks import Block, Replace
 from hope.trace.program import Operation, Program, Ref, module_of, readers_of
 
 FITTED = ("conv1d", "conv2d", "conv3d", "linear")
@@ -178,51 +175,3 @@ def _matched(original: nn.Module, small: nn.Module, names: Sequence[str]) -> Ten
     )
     same = torch.stack([(before == row).all(dim=1) for row in now])
     return same.double().argmax(dim=1) if bool((same.sum(dim=1) == 1).all()) else None
-
-
-def outcome_of(
-    original: nn.Module, small: nn.Module, anatomy: Anatomy, given: Mapping[str, Tensor]
-) -> Outcome:
-    """What was done to a network, as its numbers tell.
-
-    Args:
-        given: module -> the places of the original's outputs that are left, where numbers do not tell.
-    """
-    there = dict([*small.named_parameters(), *small.named_buffers()])
-    gone = [name for name in anatomy.shapes if name not in there]
-    blocks = [block for block in anatomy.blocks if block.residual and any(map(block.removes, gone))]
-    evicted = {
-        block.name: _left_behind(there, block)
-        for block in blocks
-        if not any(other.contains(block) for other in blocks if other is not block)
-    }
-    unknown = [name for name in gone if not any(block.removes(name) for block in blocks)]
-    if unknown:
-        raise InvalidAction(
-            f"the small network has no {unknown[0]}, which no evicted residual block explains"
-        )
-    removed = {}
-    uses = spots(anatomy.program)
-    for unit in anatomy.layers:
-        weight = next((w for w in unit.written if not any(block.removes(w) for block in blocks)), "")
-        part, spot = unit.at(weight, "out"), uses.get(weight)
-        if part is None or spot is None:
-            continue
-        rows = kept_rows(original, small, spot, given)
-        if rows is not None:
-            if bool((rows.diff() <= 0).any()):
-                raise InvalidAction(f"the outputs of {unit.name} stand in another order than the original's")
-            lost = ~torch.isin(torch.from_numpy(part.index), rows).all(dim=1)
-            removed[unit.name] = tuple(lost.nonzero()[:, 0].tolist())
-    for block in (anatomy.block(name) for name, bias in evicted.items() if bias is not None):
-        left, gone_too = iter(evicted[block.name] or ()), lost_places(anatomy, block, removed)
-        evicted[block.name] = tuple(0.0 if k in gone_too else next(left) for k in range(block.channels))
-    return Outcome(removed, evicted)
-
-
-def _left_behind(there: Mapping[str, Tensor], block: Block) -> tuple[float, ...] | None:
-    """The bias that an evicted block left."""
-    where = (way.module for way in [block.way] if isinstance(way, Replace))
-    names = [f"{module}.bias" for module in (*where, *getattr(block.way, "modules", ())[-1:])]
-    found = next((there[name] for name in names if name in there), None)
-    return None if found is None else tuple(found.detach().double().flatten().tolist())

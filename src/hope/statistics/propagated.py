@@ -11,7 +11,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-import torch
 from torch import Tensor
 
 from hope import ops
@@ -33,9 +32,6 @@ class Propagated:
         tensors: its parameters and buffers.
         crosses: whether covariances between different signals are worked out.
         decays: the correlations of neighbouring places that are tried for each kernel.
-        beside: the numbers of a second network of the same form that is followed along: its channels stand
-            next to the first's, so that a signal has twice as many.
-        silent: operation -> what the second network has in place of its result, on average; it does not move.
         isotropic: take what weights compute from their filters alone, as the paper does; what they read is
             noted all the same.
         signals: what each operation returns.
@@ -53,8 +49,6 @@ class Propagated:
     crosses: bool = True
     decays: tuple[float, ...] = DECAYS
     isotropic: bool = False
-    beside: Mapping[str, Tensor] | None = None
-    silent: Mapping[int, Tensor] = field(default_factory=dict)
     signals: list[Signal | None] = field(default_factory=list)
     readings: dict[str, Reading] = field(default_factory=dict)
     fallbacks: list[str] = field(default_factory=list)
@@ -65,18 +59,8 @@ class Propagated:
         self.read = {position for form in self.forms if form is not None for position in form.inputs}
         self.by_operation: dict[int, Reading] = {}
         self.known: dict[tuple[int, int], Tensor | None] = {}
-        self.networks = [self.tensors, *([self.beside] if self.beside is not None else [])]
-        self.ways = len(self.networks)
         for form in self.forms:
-            self.signals.append(self._silenced(form, self._follow(form)))
-
-    def _silenced(self, form: Form | None, signal: Signal | None) -> Signal | None:
-        """A signal that the second network does not have."""
-        if form is None or signal is None or form.operation.position not in self.silent:
-            return signal
-        mean, heard = signal.mean.clone(), _first(signal.mean)
-        mean[1::2] = self.silent[form.operation.position]
-        return Signal(mean, signal.covariance * torch.outer(heard, heard), signal.repeat, gain=signal.gain)
+            self.signals.append(self._follow(form))
 
     def _follow(self, form: Form | None) -> Signal | None:
         if form is None or form.operator is None:
@@ -120,12 +104,4 @@ class Propagated:
         if signal.repeat != 1:
             return None
         parts = [self.cross(position, b, depth) for position in form.inputs]
-        found = form.operator.covariance(self, form, parts, other)
-        return found if found is None or a not in self.silent else found * _first(signal.mean)[:, None]
-
-
-def _first(mean: Tensor) -> Tensor:
-    """1 for the channels of the first of two networks, 0 for those of the second."""
-    heard = torch.ones_like(mean)
-    heard[1::2] = 0.0
-    return heard
+        return form.operator.covariance(self, form, parts, other)
