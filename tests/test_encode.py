@@ -19,8 +19,8 @@ from hope.methods.pairs import PairPath, PaperState
 from hope.methods.paper import AnchoredBranch
 from hope.reasons import Cause
 from hope.rewrite.apply import outcome
-from hope.schedule.plan import Plan
 from hope.schedule.scheduler import Scheduler
+from hope.schedule.search_space import SearchSpace
 from hope.structure.sizes import sizes
 from tests.geometry.explicit import random_layer
 from tests.support import assert_same, randomise, run
@@ -227,7 +227,7 @@ def test_merging_paths_equals_rescanning_everything(seed: int, merge: str | None
 def test_real_resnet20_path_merge_equals_rescanning(data_folder: Path) -> None:
     model = trained("cifar10-resnet20", data_folder)
     example = torch.zeros(1, 3, 32, 32)
-    plan = Plan(model, example, hope.inspect(model, example), hope.Paper())
+    plan = SearchSpace.of(model, example, hope.inspect(model, example), hope.Paper())
     states = [state for state in plan.states if isinstance(state, PaperState)]
     branches = [branch for branch in plan.branches if isinstance(branch, AnchoredBranch)]
     assert (len(states), len(branches)) == (len(plan.anatomy.layers), len(plan.anatomy.blocks))

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from concurrent.futures import Executor
-from dataclasses import replace
-from functools import partial
 from os import PathLike
 from pathlib import Path
 from typing import Any
@@ -13,37 +11,21 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from hope._util.calls import Example, duplicate
+from hope._util.calls import Example
 from hope._util.finite import check_finite
-from hope._util.memory import PART, allowed, beside, size_of
 from hope._util.progress import busy
 from hope.encoding import Encoding
 from hope.errors import InvalidExample, UnsupportedModel
 from hope.evaluate.dry_run import verify
-from hope.evaluate.eviction_search import judged, ordered
-from hope.evaluate.fidelity import Fidelity, images_for
-from hope.evaluate.sensitivity import weigh
-from hope.evaluate.stream_choice import better, without_streams
-from hope.latency.measure import clock_of, runtime_for
 from hope.latency.runtime import Runtime
-from hope.methods import Method, Paper, named
-from hope.rewrite.apply import outcome
-from hope.rewrite.config import configured, groups_of
-from hope.schedule.budget import RESOURCES, Budget, one_budget
-from hope.schedule.cost_model import MacCost
-from hope.schedule.plan import Plan, usable, waiting
-from hope.schedule.resume import Resume, RunCheckpoint
-from hope.schedule.run_to_budget import collect
-from hope.schedule.width_constraints import check_multiple, check_uniform
-from hope.storage.run import fingerprint
+from hope.methods import Method, Paper
+from hope.methods.base import NetworkStatistics
+from hope.pipeline import Options, compress
+from hope.schedule.budget import Budget, one_budget
+from hope.schedule.search_space import SearchSpace, usable, waiting
 from hope.structure.analyse import read_model
 from hope.structure.anatomy import Anatomy
 from hope.trace.capture import check_readable
-
-NOT_TOLD = (
-    "its configuration cannot tell these widths: what save_pretrained writes, from_pretrained does not load; "
-    "use encoding.save and hope.load, or give uniform=True"
-)
 
 
 def inspect(
@@ -101,6 +83,7 @@ def encode(
     runtime: Runtime | str | None = None,
     executor: Executor | None = None,
     anatomy: Anatomy | None = None,
+    statistics: NetworkStatistics | None = None,
     checkpoint: str | PathLike[str] | None = None,
     progress: bool | None = None,
 ) -> Encoding:
@@ -138,6 +121,7 @@ def encode(
             batch and a number of threads.
         executor: any `concurrent.futures.Executor` to work out the units' paths on; the result is the same.
         anatomy: what `hope.inspect` returned, to save reading the model again.
+        statistics: what `method.collect(model, example, anatomy)` returned, to save collecting it again.
         checkpoint: a file to note the run in while it is under way (and one beside it, while weights are
             fitted); if it has the beginning of the same run, the run goes on from there. It is gone when the
             run is finished.
@@ -170,7 +154,7 @@ def encode(
     budget = one_budget(
         density=density, params=params, macs=macs, size=size, latency=latency, steps=steps, fidelity=fidelity
     )
-    encoding = work(
+    encoding = encode_resumable(
         model,
         example,
         budget,
@@ -183,6 +167,7 @@ def encode(
         runtime=runtime,
         executor=executor,
         anatomy=anatomy,
+        statistics=statistics,
         checkpoint=checkpoint,
         progress=progress,
     )
@@ -192,115 +177,24 @@ def encode(
     return encoding
 
 
-def work(
+def encode_resumable(
     model: nn.Module,
     example: Example | None,
     budget: Budget,
     *,
-    method: Method | str = "absorb",
-    evict: bool = True,
-    streams: bool = False,
-    exclude: Sequence[str] = (),
-    multiple_of: int | None = None,
-    uniform: bool = False,
-    runtime: Runtime | str | None = None,
-    executor: Executor | None = None,
     anatomy: Anatomy | None = None,
+    statistics: NetworkStatistics | None = None,
     checkpoint: str | PathLike[str] | None = None,
-    progress: bool | None = None,
+    **given: Any,
 ) -> Encoding:
-    """What `encode` does, but the checkpoint stays: until the run is saved, it is all there is of it."""
-    method = named(method)
-    exclude = [exclude] if isinstance(exclude, str) else list(exclude)
-    check_multiple(1 if multiple_of is None else multiple_of)
-    evict = evict and not check_uniform(uniform, streams)
-    where = runtime_for(budget, runtime, example)
+    """`encode` whose checkpoint is kept: until the run is saved, it is all there is of it."""
+    options = Options.of(budget, example, **given)
     _check_numbers(model)
-    large = size_of(model) > allowed() / PART
-    anatomy = usable(model, anatomy, streams)
+    anatomy = usable(model, anatomy, options.streams)
     if anatomy is None:
-        anatomy = inspect(model, example, streams=streams, progress=progress)
-    groups = groups_of(model, anatomy) if uniform else None
-    plan = Plan(
-        model, example, anatomy, method, evict=evict, exclude=exclude, groups=groups, progress=progress
-    )
-    method = plan.method
-    settings = {"method": method.told(), "evict": evict, "exclude": exclude}
-    settings |= {name: True for name, value in (("streams", streams), ("uniform", uniform)) if value}
-    told: dict[str, Any] = {"original": fingerprint(model), **settings}
-    clock = None
-    if where is not None:
-        plan.pace = clock = clock_of(model, example, anatomy, where, progress=progress)
-        settings["runtime"] = told["runtime"] = where.told()
-        told["clock"] = clock.told()
-    elif budget.unit == "macs" and method.by_budget:
-        plan.pace, settings["ranked"], told["ranked"] = MacCost(anatomy), "macs", "macs"
-    plan.check(budget, multiple_of or 1)
-    file = RunCheckpoint(Path(checkpoint), told) if checkpoint is not None else None
-    begun = file.read() if file is not None else Resume()
-    judge: Fidelity | None = None
-    undecided = plan.judged and (not begun.steps or begun.deciding is not None)
-    looking = method.looks and (not plan.judged or (undecided and not ordered(begun)))
-    count, seen = images_for(anatomy.size().macs), plan.known.inputs
-    choosing = streams and method.evictions == "judged" and budget.unit in RESOURCES
-    if budget.unit == "fidelity" or undecided or ((looking or choosing) and not seen):
-        judge = Fidelity(model, example, anatomy.program, count, progress=progress)
-    eye = Fidelity(model, example, count=count, inputs=seen) if seen and (looking or choosing) else judge
-    if looking:
-        assert eye is not None
-        weigh(model, plan, eye, progress=progress)
-    if undecided:
-        assert judge is not None
-        begun = Resume(judged(model, plan, judge, executor, file, begun, progress))
-    more = iter(()) if plan.judged else plan.steps(executor=executor, done=begun.steps)
-    how: dict[str, Any] = {"pace": clock, "groups": plan.groups, "progress": progress}
-    multiples: Sequence[int] = (multiple_of or 1,)
-    if clock is not None and multiple_of is None:
-        multiples, settings["widths"] = clock.multiples, "chosen"
-    found = collect(anatomy, more, budget, begun.steps, multiples, file, **how)
-    stay: tuple[str, ...] = ()
-    if choosing:
-        assert eye is not None
-        some, rest = list(without_streams(plan, begun.steps)), without_streams(plan, more)
-        others = partial(collect, anatomy, rest, budget, some, multiples, **how)
-        found, stay = better(model, plan, budget, found, others, eye)
-    trajectory, multiple_of = found
-    encoding = Encoding(
-        anatomy,
-        trajectory,
-        0,
-        method,
-        plan.left_alone,
-        plan.known.intakes,
-        (*plan.notes(multiple_of), *stay),
-        beside(model) if large else duplicate(model),
-        example,
-        method.measures(plan.known, plan.states),
-        {**settings, "multiple_of": multiple_of},
-        plan.known.inputs if method.rewrite.refit else (),
-        judge,
-        runtime=where,
-        unchanged=told["original"] if large else None,
-        fitting=file.path.with_name(f"{file.path.name}.fit") if file is not None else None,
-    )
-    encoding = _noted(encoding.ended_at(budget, multiple_of, progress=progress), budget)
-    if where is not None:
-        with busy("measuring the result", progress):
-            encoding.look_at_latency()
-    return encoding
-
-
-def _noted(encoding: Encoding, budget: Budget) -> Encoding:
-    """The same, with notes if it could not end where it was told to, and if others cannot load the result of
-    a model of transformers.
-    """
-    notes, model = [*encoding.notes], encoding.original
-    if encoding.settings.get("uniform") and budget.unit == "steps" and encoding.steps != budget.value:
-        notes.append(f"{budget} is no stop of this run, whose layers go together: {encoding.steps} are taken")
-    done = outcome(encoding.anatomy, encoding.trajectory.steps[: encoding.steps])
-    if configured(model) and done.told(model, encoding.anatomy) is None:
-        notes.append(NOT_TOLD)
-    return replace(encoding, notes=tuple(notes))
+        anatomy = inspect(model, example, streams=options.streams, progress=options.progress)
+    file = Path(checkpoint) if checkpoint is not None else None
+    return compress(model, example, anatomy, budget, options, statistics=statistics, checkpoint=file)
 
 
 def _check_numbers(model: nn.Module) -> None:
@@ -342,9 +236,9 @@ def capacities(
     _check_numbers(model)
     anatomy = inspect(model, example, progress=progress)
     method = Paper(merge=None, calibration=calibration)
-    plan = Plan(model, example, anatomy, method, evict=False, progress=progress)
-    advice = waiting(anatomy, plan.left_alone)
-    if advice and not plan.states:
+    space = SearchSpace.of(model, example, anatomy, method, evict=False, progress=progress)
+    advice = waiting(anatomy, space.left_alone)
+    if advice and not space.states:
         raise InvalidExample(f"{advice}: give a few inputs, hope.capacities(..., calibration=batches)")
-    found = plan.method.measures(plan.known, plan.states)
+    found = space.method.measures(space.statistics, space.states)
     return {name: torch.tensor(values, dtype=torch.float64) for name, values in found.items()}

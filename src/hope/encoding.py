@@ -228,7 +228,7 @@ class Encoding:
             self.anatomy,
             self.trajectory,
             self.steps,
-            self.method.told(),
+            self.method.to_dict(),
             self.intakes,
             self._details(source),
             self._stored_inputs(),
@@ -239,7 +239,7 @@ class Encoding:
         """Inputs that were made up are saved, so that other budgets can be had back; those of others are not
         ours to keep.
         """
-        return self.inputs if self.method.told().get("calibration") in MADE_UP else ()
+        return self.inputs if self.method.to_dict().get("calibration") in MADE_UP else ()
 
     def _timing(self) -> Timing | None:
         if self.runtime is None:
@@ -280,7 +280,7 @@ class Encoding:
             self.anatomy,
             self.trajectory,
             self.steps,
-            self.method.told(),
+            self.method.to_dict(),
             Arrays(file="", sha256=""),
             details=self._details(source).rounded(),
             held=self.intakes,

@@ -46,7 +46,9 @@ def test_a_layer_without_capacity_does_not_move_the_threshold() -> None:
         net.get_submodule("1").weight.mul_(1e-15)
         net.get_submodule("1").bias.mul_(1e-15)
     part = hope.deft.partition(net, images(2), percentile=30, merge=False)
-    plan = hope.schedule.plan.Plan(net, images(2), hope.inspect(net, images(2)), Paper(), evict=False)
+    plan = hope.schedule.search_space.SearchSpace.of(
+        net, images(2), hope.inspect(net, images(2)), Paper(), evict=False
+    )
     costs: dict[bool, list[float]] = {True: [], False: []}
     for state in plan.states:
         assert isinstance(state, PaperState)

@@ -16,14 +16,14 @@ from hope.deft.freed import consolidate
 from hope.errors import NotSeparable
 from hope.methods import Paper
 from hope.methods.pairs import PairPath, PaperState
-from hope.schedule.plan import Plan
+from hope.schedule.search_space import SearchSpace
 from tests.deft.nets import Residual, chain, images, made
 from tests.support import randomise
 from zoo.networks import CifarResNet
 
 
 def _states(net: nn.Module) -> list[PaperState]:
-    plan = Plan(net, images(2), hope.inspect(net, images(2)), Paper(), evict=False)
+    plan = SearchSpace.of(net, images(2), hope.inspect(net, images(2)), Paper(), evict=False)
     return [state for state in plan.states if isinstance(state, PaperState)]
 
 

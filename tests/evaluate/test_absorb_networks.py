@@ -12,7 +12,7 @@ from torch import nn
 
 import hope
 from hope.geometry.projection import RIDGE
-from hope.schedule.plan import Plan
+from hope.schedule.search_space import SearchSpace
 from hope.statistics.bn_recalibration import stand_in
 from hope.statistics.patterns import coloured_noise
 from tests.support import randomise
@@ -117,7 +117,7 @@ def test_measured_moments_are_those_of_the_inputs_and_one_propagated_sample_per_
     net = network(4)
     anatomy, x = hope.inspect(net, EXAMPLE), inputs(5, 128)
     prior, intake = (
-        Plan(net, EXAMPLE, anatomy, method, evict=False).known.intakes["8.weight"]
+        SearchSpace.of(net, EXAMPLE, anatomy, method, evict=False).statistics.intakes["8.weight"]
         for method in (hope.Absorb(calibration=None), hope.Absorb(calibration=[x]))
     )
     with torch.no_grad():
@@ -223,7 +223,7 @@ def test_other_shapes_of_network(kind: str) -> None:
 def test_layers_without_bn_are_left_alone_until_there_is_calibration() -> None:
     net = nn.Sequential(nn.Linear(4, 10), nn.ReLU(), nn.Linear(10, 3)).eval()
     example = torch.zeros(2, 4)
-    plan = Plan(net, example, hope.inspect(net, example), hope.Absorb())
+    plan = SearchSpace.of(net, example, hope.inspect(net, example), hope.Absorb())
     assert "calibration" in str(plan.left_alone["0"])
     x = torch.randn(256, 4, generator=torch.Generator().manual_seed(0))
     encoding = hope.encode(net, example, density=0.6, method=hope.Absorb(calibration=[x]))

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 import hope
 from hope.evaluate.eviction_search import _EvictionSearch
-from hope.schedule.plan import Plan
+from hope.schedule.search_space import SearchSpace
 from tests.support import randomise
 
 EXAMPLE = torch.zeros(1, 3, 6, 6)
@@ -40,7 +40,9 @@ class Small(nn.Module):
 def test_sizes_after_evictions_count_the_biases_that_stay() -> None:
     torch.manual_seed(0)
     net = randomise(Small()).eval()
-    plan = Plan(net, EXAMPLE, hope.inspect(net, EXAMPLE), hope.Absorb(calibration=None, refit=False))
+    plan = SearchSpace.of(
+        net, EXAMPLE, hope.inspect(net, EXAMPLE), hope.Absorb(calibration=None, refit=False)
+    )
     weaver = _EvictionSearch(plan, list(plan.steps()))
     weaver.evicted = [(2, 1)]
     weaver.woven = weaver.weave(weaver.evicted)

@@ -12,7 +12,7 @@ from hope.errors import InfeasibleBudget, InvalidExample
 from hope.evaluate.eviction_search import LEVELS, TRIED, _EvictionSearch, _EvictionTrials, decide
 from hope.evaluate.eviction_search import network as _network
 from hope.evaluate.fidelity import Fidelity
-from hope.schedule.plan import Plan
+from hope.schedule.search_space import SearchSpace
 from hope.statistics.dreams import SIDE, _distance, _listening, probes, smaller
 from hope.statistics.patterns import coloured_noise
 from hope.structure.steps import Evict
@@ -124,7 +124,7 @@ def test_a_fidelity_as_budget_is_the_longest_run_that_holds() -> None:
 
 def test_evictions_are_decided_within_the_stated_number_of_looks() -> None:
     net = network(5)
-    plan = Plan(net, EXAMPLE, hope.inspect(net, EXAMPLE), hope.Absorb())
+    plan = SearchSpace.of(net, EXAMPLE, hope.inspect(net, EXAMPLE), hope.Absorb())
     assert [branch.name for branch in plan.branches] == ["1", "2"]
     looks = 0
 
@@ -141,7 +141,7 @@ def test_evictions_are_decided_within_the_stated_number_of_looks() -> None:
 
 def test_a_block_taken_out_of_a_copy_is_one_that_was_evicted_with_the_rest() -> None:
     net = network(5)
-    plan = Plan(net, EXAMPLE, hope.inspect(net, EXAMPLE), hope.Absorb())
+    plan = SearchSpace.of(net, EXAMPLE, hope.inspect(net, EXAMPLE), hope.Absorb())
     judge = Fidelity(net, EXAMPLE, plan.anatomy.program)
     looks, steps = _EvictionTrials(net, plan, judge), list(plan.steps())[:6]
     for branch in plan.branches:
@@ -166,7 +166,7 @@ def test_large_images_are_halved_where_the_network_answers_all_the_same(tail: nn
 
 def test_weaving_leaves_out_what_an_evicted_block_contains() -> None:
     net = network(6)
-    plan = Plan(net, EXAMPLE, hope.inspect(net, EXAMPLE), hope.Absorb())
+    plan = SearchSpace.of(net, EXAMPLE, hope.inspect(net, EXAMPLE), hope.Absorb())
     sequence = list(plan.steps())
     woven = _EvictionSearch(plan, sequence).weave([(3, 1)])
     position = next(k for k, step in enumerate(woven) if isinstance(step, Evict))
@@ -180,7 +180,7 @@ def test_weaving_leaves_out_what_an_evicted_block_contains() -> None:
 
 def test_an_evicted_branch_leaves_its_mean() -> None:
     net = network(7)
-    plan = Plan(net, EXAMPLE, hope.inspect(net, EXAMPLE), hope.Absorb())
+    plan = SearchSpace.of(net, EXAMPLE, hope.inspect(net, EXAMPLE), hope.Absorb())
     shift = net[2].bn2.bias.detach()  # type: ignore[index, union-attr]
     assert plan.branches[1].bias == pytest.approx(shift.tolist())
 

@@ -12,20 +12,20 @@ import hope
 from hope.evaluate.fidelity import Fidelity
 from hope.evaluate.sensitivity import LEAST, LEFT, weigh
 from hope.methods.absorption import AbsorbState
-from hope.schedule.plan import Plan
+from hope.schedule.search_space import SearchSpace
 from tests.evaluate.test_absorb_networks import EXAMPLE, network
 
 LOOKING = hope.Absorb(look=True)
 
 
-def shares(plan: Plan) -> dict[str, float]:
+def shares(plan: SearchSpace) -> dict[str, float]:
     return {state.name: state.share for state in plan.states if isinstance(state, AbsorbState)}
 
 
 def test_a_layer_counts_by_the_fidelity_that_its_own_loss_costs() -> None:
     net = network(2)
     anatomy = hope.inspect(net, EXAMPLE)
-    plan, judge = Plan(net, EXAMPLE, anatomy, LOOKING), Fidelity(net, EXAMPLE, anatomy.program)
+    plan, judge = SearchSpace.of(net, EXAMPLE, anatomy, LOOKING), Fidelity(net, EXAMPLE, anatomy.program)
     before = {name: [s.cost for s in plan.method.path(state).steps()] for name, state in named(plan).items()}
     old = shares(plan)
     weigh(net, plan, judge)
@@ -33,14 +33,14 @@ def test_a_layer_counts_by_the_fidelity_that_its_own_loss_costs() -> None:
         path, steps = hope.Absorb().path(state), []
         while path.left > LEFT and path.neurons > 1:
             steps.append(next(path.steps()))
-        small = hope.cut(net, anatomy, steps, intakes=plan.known.intakes)
+        small = hope.cut(net, anatomy, steps, intakes=plan.statistics.intakes)
         assert len(steps) > 0
         assert state.share == pytest.approx(max(LEAST, 1 - judge(small)) / -math.log(path.left))
         after = [s.cost for s in plan.method.path(state).steps()]
         assert after == pytest.approx([cost * state.share / old[name] for cost in before[name]])
 
 
-def named(plan: Plan) -> dict[str, AbsorbState]:
+def named(plan: SearchSpace) -> dict[str, AbsorbState]:
     return {state.name: state for state in plan.states if isinstance(state, AbsorbState)}
 
 
@@ -82,7 +82,7 @@ def test_inputs_are_looked_at_where_there_are_some() -> None:
             seen.append(self._args[0])
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("hope.api.Judge", Listening)
+        patch.setattr("hope.pipeline.Fidelity", Listening)
         hope.encode(
             net, EXAMPLE, density=0.7, method=hope.Absorb(look=True, calibration=[batch]), evict=False
         )
@@ -95,7 +95,7 @@ def test_layers_are_looked_at_by_default_where_no_bn_tells_and_there_are_inputs(
     x = torch.randn(32, 4)
 
     def looks(net: torch.nn.Module, example: torch.Tensor, method: hope.Absorb) -> bool:
-        return Plan(net, example, hope.inspect(net, example), method).method.looks
+        return SearchSpace.of(net, example, hope.inspect(net, example), method).method.needs_sensitivity
 
     assert looks(plain, x, hope.Absorb(calibration=[x]))
     assert not looks(plain, x, hope.Absorb(calibration=[x], look=False))

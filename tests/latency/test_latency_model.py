@@ -18,7 +18,7 @@ from hope.demo import DigitsNet
 from hope.errors import CannotExport
 from hope.latency.cache import Table
 from hope.latency.latency_model import LatencyModel, nonnegative
-from hope.latency.measure import clock_of, narrow
+from hope.latency.measure import latency_model, narrow
 from hope.latency.operators import Site, TimedOperator, read_layout
 from hope.latency.runtime import Runtime
 from hope.latency.stopwatch import Point, Stopwatch, in_turns, typical
@@ -53,7 +53,7 @@ class Depthwise(nn.Module):
 def test_the_clock_says_what_networks_of_any_widths_take(network: nn.Module) -> None:
     anatomy = hope.inspect(network, EXAMPLE)
     with faked() as fake:
-        clock = clock_of(network, EXAMPLE, anatomy, TORCH)
+        clock = latency_model(network, EXAMPLE, anatomy, TORCH)
         rng = np.random.default_rng(0)
         for _ in range(5):
             removed = {unit.name: int(rng.integers(unit.neurons * 7 // 8)) for unit in anatomy.layers}
@@ -88,7 +88,7 @@ def test_what_takes_time_goes_before_what_has_parameters() -> None:
 def test_savings_follow_the_network_and_stay_above_zero(network: nn.Module) -> None:
     anatomy = hope.inspect(network, EXAMPLE)
     with faked():
-        clock = clock_of(network, EXAMPLE, anatomy, TORCH)
+        clock = latency_model(network, EXAMPLE, anatomy, TORCH)
         run = hope.encode(network, EXAMPLE, density=0.3, method="hope")
     fresh, saves = clock.savings(), clock.savings()
     name = anatomy.layers[0].name
@@ -292,5 +292,5 @@ def test_clocks_of_the_same_table_are_the_same(network: nn.Module, tmp_path: Pat
     clocks: list[LatencyModel] = []
     for _ in range(2):
         with faked(folder=str(tmp_path)):
-            clocks.append(clock_of(network, EXAMPLE, anatomy, TORCH))
-    assert clocks[0].told() == clocks[1].told()
+            clocks.append(latency_model(network, EXAMPLE, anatomy, TORCH))
+    assert clocks[0].to_dict() == clocks[1].to_dict()

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 import hope
 from hope.methods.pairs import PaperState
 from hope.methods.paper import AnchoredBranch
-from hope.schedule.plan import Plan
+from hope.schedule.search_space import SearchSpace
 from hope.structure.steps import Merge
 from tests.support import assert_same, check_cut, masked, randomise, run
 
@@ -78,7 +78,7 @@ def test_a_copy_is_merged_first_and_costs_next_to_nothing() -> None:
 
 def state_of(net: nn.Module, batches: list[Tensor]) -> PaperState:
     method = hope.Paper(calibration=batches)
-    (state,) = Plan(net, batches[0][:1], hope.inspect(net, batches[0][:1]), method).states
+    (state,) = SearchSpace.of(net, batches[0][:1], hope.inspect(net, batches[0][:1]), method).states
     assert isinstance(state, PaperState)
     return state
 
@@ -192,7 +192,7 @@ def test_blocks_are_held_against_what_their_skip_was_seen_to_carry() -> None:
         net(images)
     for handle in handles:
         handle.remove()
-    plan = Plan(net, images[:1], hope.inspect(net, images[:1]), hope.Paper(calibration=[images]))
+    plan = SearchSpace.of(net, images[:1], hope.inspect(net, images[:1]), hope.Paper(calibration=[images]))
     assert [branch.name for branch in plan.branches] == ["blocks.0", "blocks.1"]
     for branch in plan.branches:
         assert isinstance(branch, AnchoredBranch)
@@ -216,15 +216,17 @@ def test_a_calibrated_run_is_saved_and_loaded(tmp_path: Path) -> None:
         small = encoding.at(**budget) if budget else encoding.model  # type: ignore[arg-type]
         loaded = hope.load(folder, net, **budget)  # type: ignore[arg-type]
         assert_same(run(loaded, images), run(small, images), 1e-12)
-    assert method.told()["calibration"] == hope.Paper(calibration=(images.clone(),)).told()["calibration"]
-    assert method.told()["calibration"] != hope.Paper(calibration=[images + 1]).told()["calibration"]
+    assert (
+        method.to_dict()["calibration"] == hope.Paper(calibration=(images.clone(),)).to_dict()["calibration"]
+    )
+    assert method.to_dict()["calibration"] != hope.Paper(calibration=[images + 1]).to_dict()["calibration"]
 
 
 def test_inputs_dreamed_up_are_inputs_too() -> None:
     net = nn.Sequential(nn.Conv2d(3, 6, 3), nn.BatchNorm2d(6), nn.ReLU(), nn.Conv2d(6, 4, 3))
     net, example = randomise(net).eval(), torch.zeros(1, 3, 8, 8)
     told = hope.encode(net, example, density=0.5, method=hope.Paper(calibration="dream"))
-    (state,) = Plan(net, example, told.anatomy, hope.Paper()).states
+    (state,) = SearchSpace.of(net, example, told.anatomy, hope.Paper()).states
     assert np.corrcoef(told.measures["0"], state.capacities)[0, 1] > 0.8  # type: ignore[attr-defined]
     bare = nn.Sequential(nn.Conv2d(3, 6, 3), nn.ReLU(), nn.Conv2d(6, 4, 3)).eval()
     noted = hope.encode(bare, example, density=0.5, method=hope.Paper(calibration="dream")).notes

@@ -166,7 +166,7 @@ def test_a_run_writes_its_parents_as_it_reads() -> None:
     assert not hope.Paper().rewrite.clamp
     net = network(1e-3)
     anatomy = hope.inspect(net, EXAMPLE)
-    known = hope.Paper(reading="literal").study(net, EXAMPLE, anatomy)
+    known = hope.Paper(reading="literal").collect(net, EXAMPLE, anatomy)
     assert isinstance(known, NetworkStatistics)
     assert known.numbers == Checkpoint(known.numbers.tensors, anatomy.eps, literal=True)
     with pytest.raises(hope.UnknownMethod, match="reading"):
@@ -176,7 +176,7 @@ def test_a_run_writes_its_parents_as_it_reads() -> None:
 @pytest.mark.parametrize("what", ["kernel", "deviation", "parent"])
 def test_each_mending_can_be_undone_alone(what: str) -> None:
     method, net = hope.Paper(reading=f"literal {what}"), network(0.5)
-    known = method.study(net, EXAMPLE, hope.inspect(net, EXAMPLE))
+    known = method.collect(net, EXAMPLE, hope.inspect(net, EXAMPLE))
     assert known.numbers.literal == (what == "deviation")
     assert method.rewrite.clamp == (what == "parent")
     assert method.path.keywords["kernel"] == ("printed" if what == "kernel" else "zero-bias")

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 import hope
 from hope.methods import METHODS, Method, named
 from hope.methods.absorption import AbsorbPath, AbsorbState
-from hope.schedule.plan import Plan
+from hope.schedule.search_space import SearchSpace
 from tests.evaluate.test_absorb_networks import EXAMPLE, network
 
 ALL: list[Method] = [
@@ -74,13 +74,13 @@ def test_unknown_options_are_refused_in_one_line(
 
 @pytest.mark.parametrize("method", ALL, ids=lambda method: method.name)
 def test_what_a_method_tells_is_plain_data(method: Method) -> None:
-    told = method.told()
+    told = method.to_dict()
     assert json.loads(json.dumps(told)) == told
     assert told["name"] == method.name
 
 
 def test_different_options_are_told_differently() -> None:
-    assert len({json.dumps(method.told()) for method in ALL}) == len(ALL)
+    assert len({json.dumps(method.to_dict()) for method in ALL}) == len(ALL)
 
 
 def test_a_path_goes_to_an_executor_without_the_calibration() -> None:
@@ -194,7 +194,7 @@ def test_without_per_parameter_steps_go_by_what_they_cost(net: nn.Module, anatom
 
 
 def states(net: nn.Module, anatomy: hope.Anatomy, **options: Any) -> list[AbsorbState]:
-    plan = Plan(net, EXAMPLE, anatomy, hope.Absorb(**options))
+    plan = SearchSpace.of(net, EXAMPLE, anatomy, hope.Absorb(**options))
     return [state for state in plan.states if isinstance(state, AbsorbState)]
 
 
@@ -207,7 +207,7 @@ def test_without_share_every_layer_counts_in_full(net: nn.Module, anatomy: hope.
         assert (one.name, one.neurons, one.release) == (other.name, other.neurons, other.release)
         assert all(torch.equal(a, b) for a, b in zip(one.moments, other.moments, strict=True))
         assert all(torch.equal(a, b) for a, b in zip(one.outer, other.outer, strict=True))
-    plan = Plan(net, EXAMPLE, anatomy, hope.Absorb(share=False))
+    plan = SearchSpace.of(net, EXAMPLE, anatomy, hope.Absorb(share=False))
     assert [branch.worth for branch in plan.branches] == [1.0, 1.0]
 
 

@@ -17,7 +17,7 @@ from hope.geometry.pairwise import warped_correlation
 from hope.methods.pairs import PairPath
 from hope.methods.paper import AnchoredBranch
 from hope.reasons import Cause
-from hope.schedule.plan import Plan
+from hope.schedule.search_space import SearchSpace
 from tests.methods.layers import IMAGES, VECTORS, conv, linear, outgoing, state_of
 from tests.support import assert_same, randomise, run
 
@@ -239,7 +239,7 @@ class Bottleneck(nn.Module):
 
 def test_blocks_are_held_against_the_bn_that_wrote_what_their_skip_carries() -> None:
     net = randomise(Residual().double()).eval()
-    plan = Plan(net, IMAGES, hope.inspect(net, IMAGES), hope.Paper())
+    plan = SearchSpace.of(net, IMAGES, hope.inspect(net, IMAGES), hope.Paper())
     assert len(plan.states) == len(plan.anatomy.layers)
     bns = (net.stem[1], net.blocks[0].branch[7])
     for number, (branch, bn) in enumerate(zip(plan.branches, bns, strict=True)):
@@ -287,7 +287,7 @@ def test_pre_activation_blocks_are_held_against_what_their_first_bn_remembers_of
     for hook in hooks:
         hook.remove()
     net.eval()
-    plan = Plan(net, IMAGES, hope.inspect(net, IMAGES), hope.Paper())
+    plan = SearchSpace.of(net, IMAGES, hope.inspect(net, IMAGES), hope.Paper())
     for number, (branch, carried) in enumerate(zip(plan.branches, seen, strict=True)):
         assert isinstance(branch, AnchoredBranch)
         block = plan.anatomy.block(branch.name)
@@ -302,7 +302,7 @@ def test_a_skip_that_no_bn_tells_of_leaves_each_layer_its_initial_capacity() -> 
     net = randomise(PreActivation().double()).eval()
     for block in net.blocks:
         block[0] = nn.Identity()
-    plan = Plan(net, IMAGES, hope.inspect(net, IMAGES), hope.Paper())
+    plan = SearchSpace.of(net, IMAGES, hope.inspect(net, IMAGES), hope.Paper())
     first = plan.branches[0]
     assert isinstance(first, AnchoredBranch)
     assert plan.anatomy.block(first.name).read_bn is None
@@ -332,10 +332,10 @@ class Odd(nn.Module):
 
 def test_blocks_beside_a_projection_or_without_capacities_have_no_price() -> None:
     net = randomise(Odd().double()).eval()
-    plan = Plan(net, IMAGES, hope.inspect(net, IMAGES), hope.Paper())
+    plan = SearchSpace.of(net, IMAGES, hope.inspect(net, IMAGES), hope.Paper())
     projected, bare = plan.anatomy.blocks
     assert (projected.skip, bare.skip) == ("projection", "identity")
-    known = hope.Paper().study(net, IMAGES, plan.anatomy)
+    known = hope.Paper().collect(net, IMAGES, plan.anatomy)
     found = [hope.Paper().branch(block, known, plan.states) for block in (projected, bare)]
     assert [getattr(one, "cause", None) for one in found] == [Cause.PROJECTION, Cause.NO_CAPACITY]
     assert plan.branches == []

@@ -76,7 +76,9 @@ def test_a_checkpoint_of_another_ranking_is_not_gone_on_with(tmp_path: Any) -> N
     model = randomise(DigitsNet()).eval()
     how: dict[str, Any] = {"method": CLOSED, "evict": False, "progress": False}
     file = tmp_path / "run.checkpoint"
-    hope.api.work(model, EXAMPLE, hope.schedule.budget.Budget("params", 0.5), checkpoint=file, **how)
+    hope.api.encode_resumable(
+        model, EXAMPLE, hope.schedule.budget.Budget("params", 0.5), checkpoint=file, **how
+    )
     fresh = hope.encode(model, EXAMPLE, macs=0.5, **how)
     assert file.exists()
     again = hope.encode(model, EXAMPLE, macs=0.5, checkpoint=file, **how)

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 import hope
-from hope.schedule.plan import Plan
+from hope.schedule.search_space import SearchSpace
 from hope.structure.sizes import ParameterSavings
 from tests.support import randomise
 from zoo.networks import CifarResNet
@@ -24,7 +24,7 @@ def model() -> nn.Module:
 
 
 def plan(model: nn.Module, release: str) -> Plan:
-    return Plan(model, EXAMPLE, hope.inspect(model, EXAMPLE), hope.Paper(release=release))
+    return SearchSpace.of(model, EXAMPLE, hope.inspect(model, EXAMPLE), hope.Paper(release=release))
 
 
 def test_nothing_is_released_differently_before_the_first_step(model: nn.Module) -> None:

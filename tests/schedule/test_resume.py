@@ -16,7 +16,7 @@ import hope
 from hope._util.hashing import told_inputs
 from hope.demo import DigitsNet
 from hope.schedule import resume
-from hope.schedule.plan import Plan
+from hope.schedule.search_space import SearchSpace
 from hope.structure.steps import Step
 from tests.support import randomise
 
@@ -84,7 +84,7 @@ def test_an_interrupted_run_goes_on(
 @pytest.mark.parametrize("merge", [None, "pair", "sum"])
 def test_the_rest_of_a_run_follows_from_its_beginning(begun: int, merge: str | None) -> None:
     net = model()
-    plan = Plan(net, EXAMPLE, hope.inspect(net, EXAMPLE), hope.Paper(merge=merge))
+    plan = SearchSpace.of(net, EXAMPLE, hope.inspect(net, EXAMPLE), hope.Paper(merge=merge))
     whole = list(plan.steps())
     done = whole[:begun]
     assert bare(plan.steps(done=done)) == bare(whole[begun:])
@@ -109,5 +109,5 @@ def test_a_file_of_other_calibration_inputs_is_not_gone_on_with() -> None:
     assert len(set(told)) == 5
     assert told_inputs(tuple(first)) == told[2]
     assert told_inputs([first[0].bfloat16()]) != told_inputs([])
-    assert hope.Absorb(calibration=first).told()["calibration"] == told[2]
-    assert hope.Paper(calibration=first).told()["calibration"] == told[2]
+    assert hope.Absorb(calibration=first).to_dict()["calibration"] == told[2]
+    assert hope.Paper(calibration=first).to_dict()["calibration"] == told[2]

@@ -16,7 +16,7 @@ import hope
 from hope.methods.pairs import PaperState
 from hope.reasons import Cause
 from hope.rewrite.apply import outcome
-from hope.schedule.plan import Plan
+from hope.schedule.search_space import SearchSpace
 from hope.structure.sizes import ParameterSavings, sizes
 from hope.trace.blocks import ReplaceByZero
 from tests.support import assert_same, backward, randomise, run
@@ -274,7 +274,7 @@ def test_the_last_part_stays() -> None:
         check(net, anatomy, [hope.Evict(one)])
         with pytest.raises(hope.InvalidAction, match=f"block {other} cannot be evicted: it is the last part"):
             hope.cut(net, anatomy, [hope.Evict(one), hope.Evict(other)])
-    plan = Plan(net, X, anatomy, hope.Paper())
+    plan = SearchSpace.of(net, X, anatomy, hope.Paper())
     assert sum(isinstance(step, hope.Evict) for step in plan.steps()) == 1
 
 
@@ -285,7 +285,7 @@ def test_a_segment_without_counterparts_stays(net: nn.Module, anatomy: hope.Anat
 
 
 def test_absorption_leaves_them_alone(net: nn.Module, anatomy: hope.Anatomy) -> None:
-    plan = Plan(net, X, anatomy, hope.Absorb())
+    plan = SearchSpace.of(net, X, anatomy, hope.Absorb())
     assert not plan.branches
     assert {plan.left_alone[block.name].cause for block in anatomy.blocks} == {Cause.NO_SKIP}
 
@@ -298,7 +298,7 @@ def test_the_price_is_against_what_the_layers_had_at_first(
     net: nn.Module, anatomy: hope.Anatomy, calibration: list[Tensor] | None
 ) -> None:
     """J = Σ N·E/E_init, before the first step Σ N; and after some steps from what is left."""
-    plan = Plan(net, X, anatomy, hope.Paper(calibration=calibration))
+    plan = SearchSpace.of(net, X, anatomy, hope.Paper(calibration=calibration))
     assert [branch.name for branch in plan.branches] == [block.name for block in anatomy.blocks]
     states = {state.name: state for state in plan.states if isinstance(state, PaperState)}
     for branch in plan.branches:
@@ -312,7 +312,7 @@ def test_the_price_is_against_what_the_layers_had_at_first(
 
 def test_what_is_excluded_is_not_cut_by_an_eviction(net: nn.Module, anatomy: hope.Anatomy) -> None:
     def branches(pattern: str) -> set[str]:
-        return {one.name for one in Plan(net, X, anatomy, hope.Paper(), exclude=[pattern]).branches}
+        return {one.name for one in SearchSpace.of(net, X, anatomy, hope.Paper(), exclude=[pattern]).branches}
 
     every = {block.name for block in anatomy.blocks}
     assert every - branches("stem.0") == {"chain.0"}  # it would lose the neurons without a counterpart
@@ -336,7 +336,7 @@ def test_a_run_evicts_them_in_order_of_price_and_predicts_what_is_left(
         net, X, density=0.5, method="hope", anatomy=anatomy, evict=False).trajectory)  # fmt: skip
 
 
-def naive(plan: Plan) -> list[tuple[str, str, tuple[int, ...]]]:
+def naive(plan: SearchSpace) -> list[tuple[str, str, tuple[int, ...]]]:
     """The greedy loop without any bookkeeping: before each step, everything is worked out again from what was
     done, and each eviction is tried on the network itself.
     """
@@ -378,7 +378,7 @@ def naive(plan: Plan) -> list[tuple[str, str, tuple[int, ...]]]:
 
 
 def test_the_run_equals_a_loop_that_works_everything_out_again(net: nn.Module, anatomy: hope.Anatomy) -> None:
-    plan = Plan(net, X, anatomy, hope.Paper())
+    plan = SearchSpace.of(net, X, anatomy, hope.Paper())
     fast = list(plan.steps())
     assert [(step.kind, step.name, step.neurons) for step in fast] == naive(plan)
     assert sum(isinstance(step, hope.Evict) for step in fast) > 3

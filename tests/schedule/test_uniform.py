@@ -18,7 +18,7 @@ from hope.cli.main import main
 from hope.demo import DigitsNet
 from hope.reasons import Cause
 from hope.schedule import resume
-from hope.schedule.plan import Plan
+from hope.schedule.search_space import SearchSpace
 from hope.schedule.width_constraints import alike
 from tests.latency.fake import faked
 from tests.support import assert_same, randomise, run
@@ -111,7 +111,7 @@ def test_the_cheapest_round_goes_first(model: nn.Module, anatomy: hope.Anatomy) 
 def test_the_rest_of_a_run_follows_from_any_beginning(
     model: nn.Module, anatomy: hope.Anatomy, method: Any
 ) -> None:
-    plan = Plan(model, EXAMPLE, anatomy, method, evict=False, groups=alike(anatomy))
+    plan = SearchSpace.of(model, EXAMPLE, anatomy, method, evict=False, groups=alike(anatomy))
     whole = list(plan.steps())
     for begun in (1, 2, 3, 7, 29, 50):
         rest = list(plan.steps(done=whole[:begun]))

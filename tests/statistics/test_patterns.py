@@ -61,7 +61,7 @@ def test_absorption_learns_from_patterns_by_default(tmp_path: Path) -> None:
             errors[name] = float((encoding.model(x) - net(x)).square().mean())
     assert errors["default"] < 0.8 * errors["closed"]
     encoding = hope.encode(net, example, density=0.5, progress=False)
-    assert encoding.method.told()["calibration"] == "patterns"
+    assert encoding.method.to_dict()["calibration"] == "patterns"
     assert sum(len(batch[0]) for batch in encoding.inputs) == 256
     encoding.save(tmp_path / "run")
     got = hope.load(tmp_path / "run", network(), density=0.75)

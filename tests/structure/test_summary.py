@@ -12,7 +12,7 @@ from torch import Tensor, nn
 import hope
 from hope._util.tables import grid
 from hope._util.tables import text as shown
-from hope.schedule.plan import Plan
+from hope.schedule.search_space import SearchSpace
 from hope.structure.needs import Need, counts, needs
 
 
@@ -151,7 +151,7 @@ def test_what_the_table_says_of_data_is_what_encode_does() -> None:
     for method, kind in (("absorb", hope.Absorb), ("hope", hope.Paper)):
         known = needs(anatomy, method)
         for batches, can in ((None, {Need.NOTHING}), ([torch.randn(8, 4)], {Need.NOTHING, Need.CALIBRATION})):
-            plan = Plan(net, example, anatomy, kind(calibration=batches))
+            plan = SearchSpace.of(net, example, anatomy, kind(calibration=batches))
             able = {name for name, need in known.items() if need in can}
             assert {state.name for state in plan.states} == able
     known = needs(anatomy)
@@ -176,7 +176,8 @@ def test_where_methods_need_different_things_the_table_says_so() -> None:
     assert (needs(anatomy)["a"], needs(anatomy, "hope")["a"]) == (Need.NOTHING, Need.CALIBRATION)
     assert str(anatomy).splitlines()[8].split() == ["by", "the", "paper's", "method", "0", "6", "5"]
     plans = [
-        Plan(net, example, anatomy, hope.Paper(calibration=some)) for some in (None, [torch.randn(8, 4)])
+        SearchSpace.of(net, example, anatomy, hope.Paper(calibration=some))
+        for some in (None, [torch.randn(8, 4)])
     ]
     assert [len(plan.states) for plan in plans] == [0, 1]
     assert plans[0].left_alone["a"].cause is hope.Cause.SCALED
@@ -223,8 +224,11 @@ def test_what_a_head_for_training_reads_cannot_go_by_absorption() -> None:
     assert needs(anatomy) == dict.fromkeys(("a", "aux"), Need.NEVER)
     assert needs(anatomy, "hope") == dict.fromkeys(("a", "aux"), Need.NOTHING)
     for method in (hope.Absorb(), hope.Absorb(calibration=[torch.randn(8, 4)])):
-        assert not Plan(net, example, anatomy, method).states
-    assert [state.name for state in Plan(net, example, anatomy, hope.Paper()).states] == ["a", "aux"]
+        assert not SearchSpace.of(net, example, anatomy, method).states
+    assert [state.name for state in SearchSpace.of(net, example, anatomy, hope.Paper()).states] == [
+        "a",
+        "aux",
+    ]
 
 
 class Positions(nn.Module):
@@ -244,5 +248,5 @@ def test_what_reads_positions_can_be_measured() -> None:
     anatomy = hope.inspect(net, example)
     assert needs(anatomy) == {"a": Need.CALIBRATION}
     for batches, able in ((None, []), ([torch.randn(8, 4)], ["a"])):
-        plan = Plan(net, example, anatomy, hope.Absorb(calibration=batches))
+        plan = SearchSpace.of(net, example, anatomy, hope.Absorb(calibration=batches))
         assert [state.name for state in plan.states] == able

@@ -16,7 +16,7 @@ from hope.bench.budgets import KEPT, Candidate, kept, parse
 from hope.encoding import Encoding
 from hope.errors import InfeasibleBudget, first_line
 from hope.latency.latency_model import LatencyModel
-from hope.latency.measure import clock_of, settled
+from hope.latency.measure import latency_model, resolve_runtime
 from hope.latency.runtime import Runtime, runtime_of
 from hope.schedule.trajectory import Trajectory
 
@@ -90,8 +90,8 @@ class LatencyCandidate:
         return Candidate(run.at(steps=steps).eval(), facts, trajectory.steps[:steps])
 
     def _measured(self, runtime: Runtime) -> LatencyModel:
-        where = settled(runtime_of(runtime), self._example)
-        return clock_of(self._model, self._example, self._anatomy, where)
+        where = resolve_runtime(runtime_of(runtime), self._example)
+        return latency_model(self._model, self._example, self._anatomy, where)
 
     def _ranked(self, method: str, multiple: int) -> Encoding | None:
         """The run that is ranked by parameters, down to the lowest tenth that it comes to."""

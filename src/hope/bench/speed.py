@@ -23,7 +23,7 @@ from hope.encoding import Encoding
 from hope.geometry import costs, gaussian
 from hope.methods.pairs import PairPath, PaperState
 from hope.methods.paper import Paper
-from hope.schedule.plan import Plan
+from hope.schedule.search_space import SearchSpace
 from hope.structure.anatomy import Anatomy
 from hope.structure.steps import Evict
 
@@ -125,7 +125,7 @@ def whole_network(model: nn.Module, example: Tensor, *, density: float = 0.3) ->
     memory = peak_megabytes() - before
     encoding, grown = encoded(), encoded(evict=False)
     longer = _seconds(lambda: encoded(evict=False))
-    plan = Plan(model, example, anatomy, Paper(), evict=False)
+    plan = SearchSpace.of(model, example, anatomy, Paper(), evict=False)
     states = [state for state in plan.states if isinstance(state, PaperState)]
     paths: list[PairPath] = []
     anew = _seconds(lambda: paths.extend(map(Paper().path, states)))

@@ -121,7 +121,7 @@ def run(options: argparse.Namespace) -> None:
 
 def _run(options: argparse.Namespace, out: Path, budget: dict[str, Any]) -> None:
     with models.loading(options):
-        from hope.api import work
+        from hope.api import encode_resumable
 
         model, example = models.build(options)
     if models.random_weights(options):
@@ -138,7 +138,7 @@ def _run(options: argparse.Namespace, out: Path, budget: dict[str, Any]) -> None
     if not options.resume:
         partial.unlink(missing_ok=True)
     try:
-        encoding = work(model, example, one_budget(**budget), checkpoint=partial, **given)
+        encoding = encode_resumable(model, example, one_budget(**budget), checkpoint=partial, **given)
     except InfeasibleBudget:  # there is nothing to go on with
         partial.unlink(missing_ok=True)
         raise
@@ -292,7 +292,7 @@ def _differs(
     folder: Path, model: Any, example: Any, budget: dict[str, Any], given: dict[str, Any]
 ) -> list[str] | None:
     """What sets a saved run apart from the one that is asked for; None if there is no run."""
-    from hope.latency.measure import settled
+    from hope.latency.measure import resolve_runtime
     from hope.methods.absorb import AUTOMATIC
     from hope.storage.run import fingerprint, read_run
 
@@ -302,10 +302,10 @@ def _differs(
         return None
     told, wanted = (
         _flat({**USUAL, **saved.details.settings}),
-        _flat({**given, "method": given["method"].told(), **_unsaid(budget, given)}),
+        _flat({**given, "method": given["method"].to_dict(), **_unsaid(budget, given)}),
     )
     runtime = wanted.pop("runtime", None)
-    where = None if runtime is None else settled(runtime, example)
+    where = None if runtime is None else resolve_runtime(runtime, example)
     before = None if saved.timing is None else saved.timing.runtime
     found = [
         f"{name} was {_word(told[name])}, not {_word(value)}"

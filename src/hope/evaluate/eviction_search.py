@@ -22,8 +22,8 @@ from hope._util.calls import duplicate
 from hope._util.progress import bar
 from hope.rewrite.apply import bias_left, operate
 from hope.rewrite.evict import take_out
-from hope.schedule.plan import Plan, waiting
 from hope.schedule.resume import EvictionProgress, Resume, RunCheckpoint
+from hope.schedule.search_space import SearchSpace, waiting
 from hope.structure.sizes import Counts
 from hope.structure.steps import Evict, Step
 
@@ -35,7 +35,7 @@ TRIED = 3  # blocks that are tried at a level, the most promising first
 
 def decide(
     model: nn.Module,
-    plan: Plan,
+    space: SearchSpace,
     sequence: Sequence[Step],
     judge: Callable[[nn.Module], float],
     *,
@@ -53,14 +53,14 @@ def decide(
         begun: what an interrupted run has decided already.
         note: is told after every level how far it has come.
     """
-    weaver = _EvictionSearch(plan, sequence, _EvictionTrials(model, plan, judge))
+    weaver = _EvictionSearch(space, sequence, _EvictionTrials(model, space, judge))
     begun = begun or EvictionProgress(0)
     if begun.evicted:
         weaver.evicted = list(begun.evicted)
         weaver.woven = weaver.weave(weaver.evicted)
-    floor = plan.bare / max(1, plan.amount({}, ()))
+    floor = space.bare / max(1, space.amount({}, ()))
     levels = [level for level in LEVELS if level > floor]
-    must = not waiting(plan.anatomy, plan.left_alone)  # else calibration helps more
+    must = not waiting(space.anatomy, space.left_alone)  # else calibration helps more
     last = 0  # where the run has come down to the level before
     with bar("deciding which blocks to evict", len(levels), progress) as show:
         for done, level in enumerate(levels, start=1):
@@ -83,20 +83,20 @@ def ordered(begun: Resume) -> bool:
     return begun.deciding is not None and begun.deciding.levels is not None
 
 
-def judged(
+def with_evictions(
     model: nn.Module,
-    plan: Plan,
+    space: SearchSpace,
     judge: Callable[[nn.Module], float],
+    begun: Resume,
     executor: Executor | None,
     file: RunCheckpoint | None,
-    begun: Resume,
     progress: bool | None,
 ) -> list[Step]:
     """The whole run, with the evictions that the judge decides for: one run answers every budget."""
     steps, deciding = list(begun.steps), begun.deciding or EvictionProgress()
     if deciding.levels is None:
-        with bar("encoding", plan.longest, progress) as show:
-            for step in plan.steps(executor=executor, done=tuple(steps)):
+        with bar("encoding", space.longest, progress) as show:
+            for step in space.steps(executor=executor, done=tuple(steps)):
                 steps.append(step)
                 if len(steps) % NOTED == 0:
                     show(len(steps))
@@ -109,24 +109,24 @@ def judged(
             file.write(steps, so_far, now=True)
 
     note(deciding)
-    woven = decide(model, plan, steps, judge, begun=deciding, note=note, progress=progress)
+    woven = decide(model, space, steps, judge, begun=deciding, note=note, progress=progress)
     if file is not None:
         file.write(woven, now=True)
     return woven
 
 
-def network(model: nn.Module, plan: Plan, steps: Sequence[Step]) -> nn.Module:
+def network(model: nn.Module, space: SearchSpace, steps: Sequence[Step]) -> nn.Module:
     """The network after these steps."""
     small = duplicate(model)
-    operate(small, plan.anatomy, steps, intakes=plan.known.intakes, rewrite=plan.method.rewrite)
+    operate(small, space.anatomy, steps, intakes=space.statistics.intakes, rewrite=space.method.rewrite)
     return small
 
 
 class _EvictionTrials:
     """What the judge sees: losses of fidelity. The last network is kept, and so is every loss."""
 
-    def __init__(self, model: nn.Module, plan: Plan, judge: Callable[[nn.Module], float]) -> None:
-        self._model, self._plan, self._judge = model, plan, judge
+    def __init__(self, model: nn.Module, space: SearchSpace, judge: Callable[[nn.Module], float]) -> None:
+        self._model, self._space, self._judge = model, space, judge
         self._kept: tuple[object, nn.Module] | None = None
         self._losses: dict[object, float] = {}
 
@@ -140,16 +140,16 @@ class _EvictionTrials:
     def without(self, steps: Sequence[Step], evict: Evict) -> float:
         """After these steps and an eviction."""
         small = duplicate(self._network(steps))
-        block, removed = self._plan.anatomy.block(evict.name), dict[str, list[int]]()
+        block, removed = self._space.anatomy.block(evict.name), dict[str, list[int]]()
         for step in steps:
             removed.setdefault(step.name, []).extend(step.gone)
-        take_out(small, block, bias_left(self._plan.anatomy, block, evict.bias, removed))
+        take_out(small, block, bias_left(self._space.anatomy, block, evict.bias, removed))
         return 1 - self._judge(small)
 
     def _network(self, steps: Sequence[Step]) -> nn.Module:
         key = _key(steps)
         if self._kept is None or self._kept[0] != key:
-            self._kept = (key, network(self._model, self._plan, steps))
+            self._kept = (key, network(self._model, self._space, steps))
         return self._kept[1]
 
 
@@ -168,12 +168,12 @@ class _EvictionSearch:
 
     def __init__(
         self,
-        plan: Plan,
+        space: SearchSpace,
         sequence: Sequence[Step],
         looks: _EvictionTrials | None = None,
     ) -> None:
-        self.plan, self.sequence, self._looks = plan, sequence, looks
-        self._order = {id(step): position for position, step in enumerate(sequence)}
+        self.space, self.sequence, self._looks = space, sequence, looks
+        self._order = {step: position for position, step in enumerate(sequence)}
         self.evicted: list[tuple[int, int]] = []
         self.woven = list(sequence)
         self._known: tuple[int, Counts] | None = None
@@ -194,10 +194,10 @@ class _EvictionSearch:
 
     def _evict(self, number: int, woven: list[Step]) -> set[str]:
         woven.append(self._step(number))
-        return set(self.plan.branches[number].layers)
+        return set(self.space.branches[number].layers)
 
     def _step(self, number: int) -> Evict:
-        branch = self.plan.branches[number]
+        branch = self.space.branches[number]
         return Evict(branch.name, branch.bias, cost=branch.cost((), ()), release=branch.release)
 
     def evict_at(self, reached: int, *, must: bool = False) -> bool:
@@ -214,7 +214,7 @@ class _EvictionSearch:
                 continue
             after = self._looks.without(so_far, self._step(branch))
             gap = 1.0 if same is None else (self._looks.after(so_far) + self._after(same)) / 2
-            if (must or after < self.plan.method.margin * gap) and after / gap < least:
+            if (must or after < self.space.method.margin * gap) and after / gap < least:
                 least, found = after / gap, (trial, self.weave(trial))
         if found is not None:
             self.evicted, self.woven = found
@@ -238,18 +238,18 @@ class _EvictionSearch:
     def _amounts(self) -> Counts:
         """(steps + 1,) what is left along the run, worked out once after each eviction."""
         if self._known is None or self._known[0] != len(self.evicted):
-            self._known = (len(self.evicted), self.plan.amounts(self.woven))
+            self._known = (len(self.evicted), self.space.amounts(self.woven))
         return self._known[1]
 
     def _same_size(self, steps: Sequence[Step], branch: int) -> int | None:
         """How many steps of the run come to the size that an eviction leaves; None if it never gets there."""
-        left = self.plan.amounts([*steps, self._step(branch)])[-1]  # with the bias that stays
+        left = self.space.amounts([*steps, self._step(branch)])[-1]  # with the bias that stays
         met = (self._amounts() <= left).nonzero()[0]
         return int(met[0]) if len(met) else None
 
     def _position(self, woven: Sequence[Step]) -> int:
         """Where in the sequence without evictions a woven run has come to."""
-        return max((self._order[id(step)] + 1 for step in woven if not isinstance(step, Evict)), default=0)
+        return max((self._order[step] + 1 for step in woven if not isinstance(step, Evict)), default=0)
 
     def _candidates(self, woven: Sequence[Step]) -> list[int]:
         """Branches that are still there, by what they are worth per parameter that they hold now."""
@@ -258,12 +258,12 @@ class _EvictionSearch:
         for step in woven:
             if not isinstance(step, Evict):
                 removed[step.name] = removed.get(step.name, 0) + len(step.gone)
-        names = [self.plan.branches[number].name for number in gone]
-        now = self.plan.amount(removed, names)
+        names = [self.space.branches[number].name for number in gone]
+        now = self.space.amount(removed, names)
         ranked = []
-        for number, branch in enumerate(self.plan.branches):
+        for number, branch in enumerate(self.space.branches):
             if number not in gone:
-                freed = now - self.plan.amount(removed, [*names, branch.name])
+                freed = now - self.space.amount(removed, [*names, branch.name])
                 if freed > 0:
                     ranked.append((branch.worth / freed, number))
         return [number for _, number in sorted(ranked)]

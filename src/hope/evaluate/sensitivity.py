@@ -10,41 +10,44 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import replace
 
 from torch import nn
 
 from hope._util.progress import bar
 from hope.methods.absorption import AbsorbState
 from hope.rewrite.apply import cut
-from hope.schedule.plan import Plan
+from hope.schedule.search_space import SearchSpace
 
 LEFT = 0.7  # of a layer's signal, where it is looked at
 LEAST = 1e-4  # loss of fidelity that a look can tell from none
 
 
-def weigh(
-    model: nn.Module, plan: Plan, judge: Callable[[nn.Module], float], *, progress: bool | None = None
-) -> None:
-    """Let the costs of a plan's layers count by what they do to the answers, in place.
+def with_sensitivities(
+    model: nn.Module, space: SearchSpace, judge: Callable[[nn.Module], float], *, progress: bool | None = None
+) -> SearchSpace:
+    """The same search space, where a layer's cost counts by what its loss does to the network's outputs.
 
     Args:
         judge: a network -> its fidelity.
     """
-    states = [state for state in plan.states if isinstance(state, AbsorbState)]
-    with bar("looking at each layer", len(states), progress) as show:
-        for done, state in enumerate(states):
+    found = list(space.states)
+    with bar("measuring the sensitivity of each layer", len(found), progress) as show:
+        for done, state in enumerate(space.states):
             show(done)
-            state.share = _sensitivity(model, plan, state, judge)
+            if isinstance(state, AbsorbState):
+                found[done] = replace(state, share=_sensitivity(model, space, state, judge))
+    return replace(space, states=tuple(found))
 
 
 def _sensitivity(
-    model: nn.Module, plan: Plan, state: AbsorbState, judge: Callable[[nn.Module], float]
+    model: nn.Module, space: SearchSpace, state: AbsorbState, judge: Callable[[nn.Module], float]
 ) -> float:
     """Loss of fidelity per loss of the layer's signal, both as they add up: the latter in its logarithm."""
-    path, steps = plan.method.path(state), []
+    path, steps = space.method.path(state), []
     for step in path.steps():
         steps.append(step)
         if path.left <= LEFT:
             break
-    small = cut(model, plan.anatomy, steps, intakes=plan.known.intakes, shared=True)
+    small = cut(model, space.anatomy, steps, intakes=space.statistics.intakes, shared=True)
     return max(LEAST, 1 - judge(small)) / max(LEAST, -math.log(path.left))

@@ -13,27 +13,25 @@ from torch import nn
 
 from hope.evaluate.eviction_search import network
 from hope.schedule.budget import Budget
-from hope.schedule.plan import Plan
-from hope.schedule.trajectory import Trajectory
+from hope.schedule.run_to_budget import Collected
+from hope.schedule.search_space import SearchSpace
 from hope.structure.steps import Step
 
-Run = tuple[Trajectory, int]  # and what its widths are multiples of
 
-
-def without_streams(plan: Plan, steps: Iterable[Step]) -> Iterator[Step]:
+def without_streams(space: SearchSpace, steps: Iterable[Step]) -> Iterator[Step]:
     """The steps of all other units."""
-    names = {unit.name for unit in plan.anatomy.streams}
+    names = {unit.name for unit in space.anatomy.streams}
     return (step for step in steps if step.name not in names)
 
 
-def better(
+def choose_streams(
     model: nn.Module,
-    plan: Plan,
+    space: SearchSpace,
     budget: Budget,
-    thinned: Run,
-    other: Callable[[], Run],
+    thinned: Collected,
+    other: Callable[[], Collected],
     judge: Callable[[nn.Module], float],
-) -> tuple[Run, tuple[str, ...]]:
+) -> tuple[Collected, tuple[str, ...]]:
     """The run whose network keeps more of the original's answers at a budget, and a note if streams stay.
 
     Args:
@@ -42,18 +40,18 @@ def better(
         judge: a network -> its fidelity.
     """
     steps = _upto(thinned, budget)
-    if len(list(without_streams(plan, steps))) == len(steps):
+    if len(list(without_streams(space, steps))) == len(steps):
         return thinned, ()
     whole = other()
-    if not whole[0].meets(budget):
+    if not whole.trajectory.meets(budget):
         return thinned, ()
-    cut, kept = (judge(network(model, plan, some)) for some in (steps, _upto(whole, budget)))
+    cut, kept = (judge(network(model, space, some)) for some in (steps, _upto(whole, budget)))
     if cut >= kept:
         return thinned, ()
     return whole, (f"streams stay: at {budget} the network keeps more of its answers with all of them",)
 
 
-def _upto(run: Run, budget: Budget) -> Sequence[Step]:
+def _upto(run: Collected, budget: Budget) -> Sequence[Step]:
     """Its steps down to a budget; none if it is not met."""
-    found = run[0]
+    found = run.trajectory
     return found.steps[: found.steps_to(budget.unit, budget.value)] if found.meets(budget) else ()

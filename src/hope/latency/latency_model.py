@@ -57,7 +57,7 @@ class LatencyModel:
         """What steps save, from the original on."""
         return LatencySavings(self)
 
-    def told(self) -> list[int]:
+    def to_list(self) -> list[int]:
         """Numbers that tell clocks apart: a run that was ranked by another one is not gone on with."""
         halves = {unit.name: unit.neurons // 2 for unit in self.anatomy.layers}
         return [self.after({}), self.after(halves)]

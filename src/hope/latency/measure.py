@@ -28,7 +28,7 @@ ODD = (1.0, 0.5, 0.25)  # of the widths, where networks of uneven widths are mea
 def runtime_for(budget: Budget, given: Runtime | str | None, example: Example | None) -> Runtime | None:
     """Where a latency counts, with nothing left open; None for other budgets."""
     if budget.unit == "latency":
-        return settled(runtime_of(given), example)
+        return resolve_runtime(runtime_of(given), example)
     if given is not None:
         raise UnknownMethod(
             f"a runtime goes with a latency, not with {budget}: leave it out, or give latency="
@@ -36,14 +36,14 @@ def runtime_for(budget: Budget, given: Runtime | str | None, example: Example | 
     return None
 
 
-def settled(runtime: Runtime, example: Example | None) -> Runtime:
+def resolve_runtime(runtime: Runtime, example: Example | None) -> Runtime:
     """A runtime with nothing left open."""
     leaves = (leaf for leaf in pytree.tree_leaves(as_call(example)) if isinstance(leaf, Tensor) and leaf.ndim)
     first = next(leaves, None)
-    return runtime.settled(len(first) if first is not None else 1)
+    return runtime.resolved(len(first) if first is not None else 1)
 
 
-def clock_of(
+def latency_model(
     model: nn.Module,
     example: Example | None,
     anatomy: Anatomy,

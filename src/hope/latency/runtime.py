@@ -46,11 +46,11 @@ class Runtime:
             if value is not None and (type(value) is not int or value < 1):
                 raise UnknownMethod(f"a runtime with {name}={value!r} cannot be: give a whole number from 1")
 
-    def settled(self, batch: int) -> Runtime:
+    def resolved(self, batch: int) -> Runtime:
         """The same with nothing left open, where the example has so many inputs."""
         return replace(self, batch=self.batch or batch, threads=self.threads or torch.get_num_threads())
 
-    def told(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, Any]:
         """As plain data."""
         return {"engine": self.engine, "batch": self.batch, "threads": self.threads}
 

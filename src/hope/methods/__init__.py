@@ -37,10 +37,10 @@ def named(method: Method | str) -> Method:
     )
 
 
-def recalled(told: Mapping[str, Any]) -> Method | None:
+def method_from_dict(told: Mapping[str, Any]) -> Method | None:
     """A method from what `Method.told` said of it, without its inputs; None for what is no method's.
 
-    >>> recalled({"name": "hope", "merge": "sum", "reading": "literal"})
+    >>> method_from_dict({"name": "hope", "merge": "sum", "reading": "literal"})
     Paper(merge='sum', kernel='zero-bias', release='static', reading='literal')
     """
     made = METHODS.get(str(told.get("name")))
@@ -53,4 +53,4 @@ def recalled(told: Mapping[str, Any]) -> Method | None:
     return replace(method, **{name: value for name, value in once.items() if name in own})
 
 
-__all__ = ["METHODS", "Absorb", "Method", "Paper", "Score", "named", "recalled"]
+__all__ = ["METHODS", "Absorb", "Method", "Paper", "Score", "method_from_dict", "named"]

@@ -65,7 +65,7 @@ class Absorb(Method):
         per_parameter: rank by J/ΔP; otherwise by J alone.
         margin: an eviction must leave less than this of the loss of fidelity that it saves.
 
-    >>> Absorb(cost="linear").told()["cost"]
+    >>> Absorb(cost="linear").to_dict()["cost"]
     'linear'
     """
 
@@ -87,7 +87,7 @@ class Absorb(Method):
     margin: float = MARGIN
 
     def __post_init__(self) -> None:
-        self.choose(
+        self.validate(
             surrogate=(self.surrogate, ("propagated", "pairwise")), cost=(self.cost, ("log", "linear"))
         )
         if self.decay is not None and not 0 <= self.decay < 1:
@@ -99,7 +99,7 @@ class Absorb(Method):
         """What it goes by."""
         return "absorb"
 
-    def study(
+    def collect(
         self, model: nn.Module, example: Example | None, anatomy: Anatomy, *, progress: bool | None = None
     ) -> NetworkStatistics:
         """Moments of what weights read: propagated, and measured where there are inputs."""
@@ -175,11 +175,11 @@ class Absorb(Method):
         return AbsorbState(unit.name, unit.neurons, release, share, made(moments), made(outer), parts)
 
     @property
-    def looks(self) -> bool:
+    def needs_sensitivity(self) -> bool:
         """By what losses do to the answers."""
         return bool(self.look)
 
-    def settled(self, known: NetworkStatistics) -> Absorb:
+    def resolve(self, known: NetworkStatistics) -> Absorb:
         """With what is decided by the network: whether layers are looked at, and weights fitted."""
         leaves = pytree.tree_leaves_with_path(list(known.inputs[:1]))
         given = [one for path, one in leaves if isinstance(one, Tensor) and "mask" not in pytree.keystr(path)]
@@ -222,9 +222,9 @@ class Absorb(Method):
         found = {layer.name: capacities(layer, known.numbers) for layer in known.anatomy.layers}
         return {name: some.tolist() for name, some in found.items() if isinstance(some, Tensor)}
 
-    def told(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, Any]:
         """As plain data; calibration inputs by a hash."""
-        return {**super().told(), "calibration": told_inputs(self.calibration)}
+        return {**super().to_dict(), "calibration": told_inputs(self.calibration)}
 
 
 def _unheard(anatomy: Anatomy, found: Mapping[str, InputStatistics]) -> tuple[str, ...]:

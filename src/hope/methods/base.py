@@ -167,7 +167,7 @@ class Method(ABC):
     def name(self) -> str:
         """What it goes by on the command line and in reports."""
 
-    def study(
+    def collect(
         self, model: nn.Module, example: Example | None, anatomy: Anatomy, *, progress: bool | None = None
     ) -> NetworkStatistics:
         """Look at the network as a whole."""
@@ -191,11 +191,11 @@ class Method(ABC):
         """Unit -> what each of its neurons counts in the original network, where that is known."""
 
     @property
-    def looks(self) -> bool:
+    def needs_sensitivity(self) -> bool:
         """Whether costs count by what the judge sees of each unit."""
         return False
 
-    def settled(self, known: NetworkStatistics) -> Method:
+    def resolve(self, known: NetworkStatistics) -> Method:
         """The method with options that the network decides about."""
         return self
 
@@ -218,11 +218,11 @@ class Method(ABC):
         """The order of steps: the smallest goes first. J/ΔP, equal up to rounding counts as equal."""
         return rounded(cost / release)
 
-    def told(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, Any]:
         """The method as plain data: its name, and its options."""
         return {"name": self.name, **{one.name: getattr(self, one.name) for one in fields(self)}}
 
-    def choose(self, **options: tuple[object, Sequence[object]]) -> None:
+    def validate(self, **options: tuple[object, Sequence[object]]) -> None:
         """Refuse options that there are not: name -> (value, known values)."""
         for name, (value, known) in options.items():
             if value not in known:

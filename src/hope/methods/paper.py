@@ -66,7 +66,7 @@ class Paper(Method):
     calibration: Calibration = field(default=None, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        self.choose(
+        self.validate(
             merge=(self.merge, ("pair", "sum", None)),
             kernel=(self.kernel, ("zero-bias", "exact")),
             release=(self.release, ("static", "live")),
@@ -97,7 +97,7 @@ class Paper(Method):
         """How parents get their BN numbers."""
         return Rewrite(clamp=self.literal("parent"))
 
-    def study(
+    def collect(
         self, model: nn.Module, example: Example | None, anatomy: Anatomy, *, progress: bool | None = None
     ) -> NetworkStatistics:
         """The checkpoint's numbers, read as asked, and signals as the inputs showed them."""
@@ -150,9 +150,9 @@ class Paper(Method):
         """Capacities ‖f_i‖."""
         return {s.name: s.capacities.tolist() for s in states if isinstance(s, PaperState)}
 
-    def told(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, Any]:
         """As plain data; calibration inputs by a hash."""
-        return {**super().told(), "calibration": told_inputs(self.calibration)}
+        return {**super().to_dict(), "calibration": told_inputs(self.calibration)}
 
 
 @dataclass(frozen=True)

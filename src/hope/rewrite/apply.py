@@ -40,7 +40,7 @@ class Outcome:
         biases = [name for name, bias in self.evicted.items() if bias is not None]
         return anatomy.size({name: len(gone) for name, gone in self.removed.items()}, self.evicted, biases)
 
-    def told(self, model: nn.Module, anatomy: Anatomy) -> config.Fields | None:
+    def config_fields(self, model: nn.Module, anatomy: Anatomy) -> config.Fields | None:
         """What a configuration must say after the steps; None if it cannot tell them."""
         removed = {name: len(gone) for name, gone in self.removed.items()}
         return None if self.evicted else config.fields_after(model, anatomy, removed)
@@ -284,7 +284,7 @@ def cut(
     same = [tensor for name, tensor in every if own is not None and name not in own]
     small = duplicate(model, same)
     done = operate(small, anatomy, steps, intakes=intakes, rewrite=rewrite)
-    config.rewrite(small, done.told(small, anatomy))
+    config.rewrite(small, done.config_fields(small, anatomy))
     return small if shared or not same else duplicate(small, _apart(small, model))
 
 

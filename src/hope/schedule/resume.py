@@ -40,7 +40,7 @@ class Resume:
         deciding: how far that has come; None if there is nothing to decide, or all is decided.
     """
 
-    steps: list[Step] = field(default_factory=list)
+    steps: tuple[Step, ...] = ()
     deciding: EvictionProgress | None = None
 
 
@@ -63,7 +63,7 @@ class RunCheckpoint:
             data = json.loads(self.path.read_bytes())
             told = (data["format"], data["version"], data["settings"])
             if told == (FORMAT, VERSION, self.settings):
-                steps: list[Step] = list(msgspec.convert(data["steps"], list[AnyStep]))
+                steps: tuple[Step, ...] = tuple(msgspec.convert(data["steps"], list[AnyStep]))
                 return Resume(steps, msgspec.convert(data["deciding"], EvictionProgress | None))
         except (OSError, ValueError, KeyError, TypeError):
             pass

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from itertools import islice
 
 from hope._util.progress import bar
@@ -19,29 +20,46 @@ CHUNK = 256  # steps between two looks at the budget, at least
 PART = 16  # of the steps that are there, in a long run: a look goes through all of them
 
 
-def collect(
+@dataclass(frozen=True)
+class Collected:
+    """The actions that meet a budget.
+
+    Attributes:
+        trajectory: them, with sizes.
+        multiple_of: what its widths are multiples of.
+        steps: all that the scheduler gave, in its order, also those that width constraints left out.
+    """
+
+    trajectory: Trajectory
+    multiple_of: int
+    steps: tuple[Step, ...]
+
+
+def run_to_budget(
     anatomy: Anatomy,
     more: Iterator[Step],
     budget: Budget,
-    begun: list[Step],
+    done: Sequence[Step],
     multiples: Sequence[int] = (1,),
     file: RunCheckpoint | None = None,
     *,
     pace: CostModel | None = None,
     groups: Groups = (),
     progress: bool | None = None,
-) -> tuple[Trajectory, int]:
-    """Take steps until the budget is met, or nothing is left to do; and what widths are multiples of.
+) -> Collected:
+    """Take steps until the budget is met, or nothing is left to do.
 
     Args:
         more: the steps that follow those that are done.
-        begun: what is done already; what is taken is added to it.
+        done: what is done already.
         multiples: of what widths may be kept multiples (see `schedule.width_constraints`). Of those with
             which the budget is met first, the one that costs least is taken, of equals the largest.
         file: where to note what is done.
         pace: predicted times, if the run is to know them.
         groups: layers that keep one width.
     """
+
+    begun = list(done)
 
     def made() -> list[Trajectory]:
         return [Trajectory.of(anatomy, begun, multiple, pace, groups) for multiple in multiples]
@@ -63,12 +81,13 @@ def collect(
         file.write(begun, now=True)
     best = min(range(len(found)), key=lambda k: (found[k].price(budget), -multiples[k]))
     if not groups or budget.unit not in LIMITS:
-        return found[best], multiples[best]
+        return Collected(found[best], multiples[best], tuple(begun))
 
     def tried(steps: Sequence[Step]) -> Trajectory:
         return Trajectory.of(anatomy, steps, multiples[best], pace, groups)
 
-    return _nearer(found[best], begun, more, budget, groups, tried), multiples[best]
+    nearer = _nearer(found[best], begun, more, budget, groups, tried)
+    return Collected(nearer, multiples[best], tuple(begun))
 
 
 def _nearer(
@@ -95,8 +114,8 @@ def _nearer(
         left.discard(group)
         ways = [found, _earlier(found, end, group, begun, budget, tried)]
         before = max((stop for stop in found.stops if stop < end), default=0)
-        kept = {id(step) for step in found.steps[:before]}
-        while not (held := tried([s for s in begun if s.name not in group or id(s) in kept])).meets(budget):
+        kept = set(found.steps[:before])
+        while not (held := tried([s for s in begun if s.name not in group or s in kept])).meets(budget):
             some = list(islice(more, CHUNK))
             begun += some
             if not some:
@@ -123,5 +142,5 @@ def _earlier(
     if place == len(stops):
         return found
     steps = first(stops[place])
-    there = {id(step) for step in steps}
-    return tried([*steps, *(step for step in begun if id(step) not in there)])
+    there = set(steps)
+    return tried([*steps, *(step for step in begun if step not in there)])

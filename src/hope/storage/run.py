@@ -21,7 +21,7 @@ from hope._util.locks import locked
 from hope._util.notes import note
 from hope.errors import CheckpointMismatch, DamagedFolder, InfeasibleBudget, InvalidAction, first_line
 from hope.latency.timing import Timing
-from hope.methods import recalled
+from hope.methods import method_from_dict
 from hope.methods.base import Rewrite
 from hope.rewrite.apply import cut, operate
 from hope.rewrite.config import rewrite
@@ -209,7 +209,7 @@ class Run:
     @property
     def rewrite(self) -> Rewrite:
         """How its steps rewrite weights."""
-        method = recalled(self.told)
+        method = method_from_dict(self.told)
         return method.rewrite if method is not None else Rewrite()
 
     def inputs(self) -> list[Any]:
@@ -317,7 +317,7 @@ def _load(run: Run, model: nn.Module, given: dict[str, Any], calibration: Iterab
     small = duplicate(model)
     try:
         done = operate(small, run.anatomy, run.trajectory.steps[: run.steps], arithmetic=False)
-        rewrite(small, done.told(small, run.anatomy))
+        rewrite(small, done.config_fields(small, run.anatomy))
         fit_dtypes(small, weights)
         small.load_state_dict(weights, strict=True)
     except (InvalidAction, RuntimeError) as error:

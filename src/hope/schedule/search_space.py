@@ -1,16 +1,17 @@
-"""What a method has to work with: states of units, prices of blocks, and what it leaves alone."""
+"""What a run may remove, and at what price: the input of the scheduler."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Executor
+from dataclasses import dataclass
 from fnmatch import fnmatchcase
 
 from torch import nn
 
 from hope._util.calls import Example
 from hope.errors import InfeasibleBudget, UnknownMethod
-from hope.methods.base import Branch, Method, State
+from hope.methods.base import Branch, Method, NetworkStatistics, State
 from hope.reasons import Cause, Reason
 from hope.schedule.budget import UNITS, Budget
 from hope.schedule.cost_model import CostModel
@@ -28,83 +29,44 @@ from hope.trace.blocks import Block
 NEEDED = Cause.NO_BN_BEFORE.short  # what all causes that calibration removes are called in tables
 
 
-class Plan:
-    """States and prices for one run.
+@dataclass(frozen=True, eq=False)
+class SearchSpace:
+    """What a run may remove: states of units, prices of blocks, and a reason for everything that is kept.
 
     Attributes:
-        method: whose.
-        known: what the method knows of the network.
+        anatomy: the network.
+        method: whose prices they are, with all its options resolved.
+        statistics: what the method knows of the network.
         states: of the units that it can work on.
         branches: the blocks that it may evict, with their prices.
         left_alone: name -> why, of units and blocks that the method could not price.
-        pace: predicted times, or MACs, if the run is to be ranked by what steps save of them.
         groups: layers that keep one width, where that was asked for.
+        cost: what actions save is counted by it; by parameters without one.
     """
 
-    def __init__(
-        self,
+    anatomy: Anatomy
+    method: Method
+    statistics: NetworkStatistics
+    states: tuple[State, ...]
+    branches: tuple[Branch, ...]
+    left_alone: Mapping[str, Reason]
+    groups: Groups = ()
+    cost: CostModel | None = None
+
+    @classmethod
+    def of(
+        cls,
         model: nn.Module,
         example: Example | None,
         anatomy: Anatomy,
         method: Method,
         *,
         evict: bool = True,
-        exclude: Sequence[str] = (),
-        groups: Groups | None = None,
         progress: bool | None = None,
-    ) -> None:
-        self.anatomy, self.method = anatomy, method
-        self.pace: CostModel | None = None
-        self._check_patterns(model, exclude)
-        self.known = method.study(model, example, anatomy, progress=progress)
-        self.method = method = method.settled(self.known)
-        self.states: list[State] = []
-        self.branches: list[Branch] = []
-        self.left_alone: dict[str, Reason] = {}
-        for unit in anatomy.layers:
-            state = _excluded(unit, exclude) or method.state(unit, self.known)
-            if isinstance(state, Reason):
-                self.left_alone[unit.name] = state
-            else:
-                self.states.append(state)
-        self.groups: Groups = () if groups is None else self._whole(groups)
-        for block in anatomy.blocks if evict and method.evictions != "none" else ():
-            branch = self._excludes(block, exclude) or method.branch(block, self.known, self.states)
-            if isinstance(branch, Reason):
-                self.left_alone[block.name] = branch
-            else:
-                self.branches.append(branch)
-
-    def _whole(self, groups: Groups) -> Groups:
-        """The groups of which every layer can go; all other layers stay."""
-        names = {state.name for state in self.states}
-        found = [group for group in groups if names.issuperset(group)]
-        reasons = {name: Cause.NO_FIELD.at() for name in names}
-        for group in groups:
-            for other in group:
-                if other not in names:
-                    why = self.left_alone.get(other) or self.anatomy.unit(other).fixed
-                    reasons |= dict.fromkeys(group, Cause.ALIKE.at(other, str(why)))
-        stay = names.difference(*found)
-        self.left_alone |= {state.name: reasons[state.name] for state in self.states if state.name in stay}
-        self.states = [state for state in self.states if state.name not in stay]
-        return found
-
-    def _check_patterns(self, model: nn.Module, patterns: Sequence[str]) -> None:
-        """Refuse patterns that fit nothing: what was meant to stay would go."""
-        names = [name for name, _ in model.named_modules() if name]
-        names += [name for unit in self.anatomy.units for name in unit.modules]
-        for pattern in patterns:
-            if not any(fnmatchcase(name, pattern) for name in names):
-                some = ", ".join(names[:5])
-                raise UnknownMethod(
-                    f"exclude={pattern!r} fits no module of {self.anatomy.model}: they are called {some}, …; "
-                    "print(hope.inspect(...)) lists them"
-                )
-
-    def _excludes(self, block: Block, patterns: Sequence[str]) -> Reason | None:
-        modules = {name.rpartition(".")[0] for name in self.known.numbers.tensors if block.removes(name)}
-        return _matching(modules, patterns)
+    ) -> SearchSpace:
+        """The search space of a network, with statistics collected for it."""
+        statistics = method.collect(model, example, anatomy, progress=progress)
+        return search_space(statistics, method.resolve(statistics), evict=evict)
 
     @property
     def judged(self) -> bool:
@@ -126,10 +88,10 @@ class Plan:
                 rank=self.method.rank,
                 executor=executor,
                 live=ParameterSavings(self.anatomy) if self.method.live else None,
-                saves=self.pace.savings() if self.pace is not None else None,
+                saves=self.cost.savings() if self.cost is not None else None,
                 done=done,
                 groups=self.groups,
-                in_turn=self.known.many,
+                in_turn=self.statistics.many,
             )
         )
 
@@ -145,7 +107,7 @@ class Plan:
 
     def amounts(self, steps: Sequence[Step]) -> Counts:
         """(steps + 1,) what the run is ranked by: parameters, MACs, or time."""
-        return sizes(self.anatomy, steps)[:, 1] if self.pace is None else self.pace.times(steps)
+        return sizes(self.anatomy, steps)[:, 1] if self.cost is None else self.cost.times(steps)
 
     @property
     def least(self) -> int:
@@ -159,9 +121,9 @@ class Plan:
 
     def amount(self, removed: Mapping[str, int], evicted: Sequence[str]) -> int:
         """The same after a cut."""
-        if self.pace is None:
+        if self.cost is None:
             return self.anatomy.size(removed, evicted).parameters
-        return self.pace.after(removed, evicted)
+        return self.cost.after(removed, evicted)
 
     @property
     def longest(self) -> int:
@@ -176,9 +138,9 @@ class Plan:
         """What the user should know before the run."""
         width = self._widest
         if not self.states or multiple_of < width:
-            return self.known.notes
+            return self.statistics.notes
         words = f"multiple_of={multiple_of}: no layer is wider than {width}, so only whole blocks can go"
-        return (*self.known.notes, words)
+        return (*self.statistics.notes, words)
 
     def _held(self) -> str:
         """What stays because layers are to keep one width; "" if nothing does."""
@@ -192,8 +154,8 @@ class Plan:
         if budget.unit == "size":
             table = stored(self.anatomy, self._floor())
             budget.check_amount(int(table[-1]), int(table[0]), advice)
-        if budget.unit == "latency" and self.pace is not None:
-            budget.check_amount(self.least, self.pace.after({}), advice)
+        if budget.unit == "latency" and self.cost is not None:
+            budget.check_amount(self.least, self.cost.after({}), advice)
         most = self.longest + len(self.branches)
         if budget.unit == "steps" and budget.value > most:
             way = advice or "take fewer steps"
@@ -205,12 +167,78 @@ class Plan:
         width = self._widest
         if self.branches or not self.states or multiple_of < width:
             return
-        unchanged = Trajectory.of(self.anatomy, (), pace=self.pace)
+        unchanged = Trajectory.of(self.anatomy, (), pace=self.cost)
         if not unchanged.meets(budget):
             reach = unchanged.reach(budget.unit if budget.unit in UNITS else "steps")
             raise InfeasibleBudget(
                 f"{budget} cannot be met with multiple_of={multiple_of}: the run {reach}; take a smaller "
                 f"multiple_of, from 1 to {width - 1}: no layer is wider than {width}"
+            )
+
+
+def search_space(
+    statistics: NetworkStatistics,
+    method: Method,
+    *,
+    evict: bool = True,
+    exclude: Sequence[str] = (),
+    groups: Groups | None = None,
+    cost: CostModel | None = None,
+) -> SearchSpace:
+    """Price every unit and block of a network by a method.
+
+    Args:
+        statistics: what the method has collected.
+        method: resolved for them.
+        evict: whether blocks may be evicted.
+        exclude: patterns of module names that stay untouched.
+        groups: layers that must keep one width; layers outside of them, and of incomplete ones, are kept.
+        cost: what to count savings by, instead of parameters.
+    """
+    anatomy = statistics.anatomy
+    found = {unit.name: _excluded(unit, exclude) or method.state(unit, statistics) for unit in anatomy.layers}
+    left_alone = {name: one for name, one in found.items() if isinstance(one, Reason)}
+    states = tuple(one for one in found.values() if not isinstance(one, Reason))
+    if groups is not None:
+        groups, held = _complete(anatomy, groups, [state.name for state in states], left_alone)
+        left_alone |= held
+        states = tuple(state for state in states if state.name not in held)
+    blocks = anatomy.blocks if evict and method.evictions != "none" else ()
+    prices = {
+        block.name: _excluded_block(statistics, block, exclude) or method.branch(block, statistics, states)
+        for block in blocks
+    }
+    left_alone |= {name: one for name, one in prices.items() if isinstance(one, Reason)}
+    branches = tuple(one for one in prices.values() if not isinstance(one, Reason))
+    return SearchSpace(anatomy, method, statistics, states, branches, left_alone, groups or (), cost)
+
+
+def _complete(
+    anatomy: Anatomy, groups: Groups, prunable: Sequence[str], left_alone: Mapping[str, Reason]
+) -> tuple[Groups, dict[str, Reason]]:
+    """The groups of which every layer is prunable, and a reason for each prunable layer outside of them."""
+    names = set(prunable)
+    complete = [group for group in groups if names.issuperset(group)]
+    reasons = {name: Cause.NO_FIELD.at() for name in names}
+    for group in groups:
+        for other in group:
+            if other not in names:
+                why = left_alone.get(other) or anatomy.unit(other).fixed
+                reasons |= dict.fromkeys(group, Cause.ALIKE.at(other, str(why)))
+    held = names.difference(*complete)
+    return complete, {name: reasons[name] for name in prunable if name in held}
+
+
+def check_patterns(model: nn.Module, anatomy: Anatomy, patterns: Sequence[str]) -> None:
+    """Refuse patterns that match no module: a typing error would remove what was meant to be kept."""
+    names = [name for name, _ in model.named_modules() if name]
+    names += [name for unit in anatomy.units for name in unit.modules]
+    for pattern in patterns:
+        if not any(fnmatchcase(name, pattern) for name in names):
+            some = ", ".join(names[:5])
+            raise UnknownMethod(
+                f"exclude={pattern!r} fits no module of {anatomy.model}: they are called {some}, …; "
+                "print(hope.inspect(...)) lists them"
             )
 
 
@@ -272,6 +300,11 @@ def waiting(anatomy: Anatomy, left_alone: Mapping[str, Reason]) -> str:
 
 def _excluded(unit: Unit, patterns: Sequence[str]) -> Reason | None:
     return _matching({*unit.modules, *(reader.module for reader in unit.readers)}, patterns)
+
+
+def _excluded_block(statistics: NetworkStatistics, block: Block, patterns: Sequence[str]) -> Reason | None:
+    modules = {name.rpartition(".")[0] for name in statistics.numbers.tensors if block.removes(name)}
+    return _matching(modules, patterns)
 
 
 def _matching(names: set[str], patterns: Sequence[str]) -> Reason | None:

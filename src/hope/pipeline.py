@@ -1,0 +1,246 @@
+"""From an anatomy to an encoding: statistics, search space, schedule, rewrite; each stage makes a value that
+the next one reads.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Executor
+from dataclasses import dataclass, replace
+from functools import cached_property, partial
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from hope._util.calls import Example, duplicate
+from hope._util.memory import PART, allowed, beside, size_of
+from hope._util.progress import busy
+from hope.encoding import Encoding
+from hope.evaluate.eviction_search import ordered, with_evictions
+from hope.evaluate.fidelity import Fidelity, images_for
+from hope.evaluate.sensitivity import with_sensitivities
+from hope.evaluate.stream_choice import choose_streams, without_streams
+from hope.latency.latency_model import LatencyModel
+from hope.latency.measure import latency_model, runtime_for
+from hope.latency.runtime import Runtime
+from hope.methods import Method, named
+from hope.methods.base import NetworkStatistics
+from hope.rewrite.apply import outcome
+from hope.rewrite.config import configured, groups_of
+from hope.schedule.budget import RESOURCES, Budget
+from hope.schedule.cost_model import CostModel, MacCost
+from hope.schedule.resume import Resume, RunCheckpoint
+from hope.schedule.run_to_budget import Collected, run_to_budget
+from hope.schedule.search_space import SearchSpace, check_patterns, search_space
+from hope.schedule.width_constraints import check_multiple, check_uniform
+from hope.storage.run import fingerprint
+from hope.structure.anatomy import Anatomy
+from hope.structure.steps import Step
+
+NOT_LOADABLE = (
+    "config.json cannot express per-layer widths, so from_pretrained would fail: "
+    "use encoding.save and hope.load, or uniform=True"
+)
+
+
+@dataclass(frozen=True)
+class Options:
+    """What a run is asked for besides its budget, checked. See `hope.encode`."""
+
+    method: Method
+    evict: bool = True
+    streams: bool = False
+    exclude: tuple[str, ...] = ()
+    multiple_of: int | None = None
+    uniform: bool = False
+    runtime: Runtime | None = None
+    executor: Executor | None = None
+    progress: bool | None = None
+
+    @classmethod
+    def of(
+        cls,
+        budget: Budget,
+        example: Example | None,
+        *,
+        method: Method | str = "absorb",
+        evict: bool = True,
+        exclude: Sequence[str] = (),
+        runtime: Runtime | str | None = None,
+        **rest: Any,
+    ) -> Options:
+        """Options as they are given; what does not go together is refused.
+
+        Raises:
+            UnknownMethod: there is no such method, runtime or option.
+        """
+        multiple_of = rest.get("multiple_of")
+        check_multiple(1 if multiple_of is None else multiple_of)
+        uniform = check_uniform(rest.get("uniform", False), rest.get("streams", False))
+        patterns = (exclude,) if isinstance(exclude, str) else tuple(exclude)
+        where = runtime_for(budget, runtime, example)
+        return cls(named(method), evict and not uniform, exclude=patterns, runtime=where, **rest)
+
+
+def compress(
+    model: nn.Module,
+    example: Example | None,
+    anatomy: Anatomy,
+    budget: Budget,
+    options: Options,
+    *,
+    statistics: NetworkStatistics | None = None,
+    checkpoint: Path | None = None,
+) -> Encoding:
+    """Compress a network whose structure is known.
+
+    Args:
+        statistics: what `Method.collect` returned for this network, to save collecting it again.
+        checkpoint: a file to note the run in while it is under way.
+    """
+    check_patterns(model, anatomy, options.exclude)
+    groups = groups_of(model, anatomy) if options.uniform else None
+    if statistics is None:
+        statistics = options.method.collect(model, example, anatomy, progress=options.progress)
+    method = options.method.resolve(statistics)
+    cost = cost_model(model, example, anatomy, budget, replace(options, method=method))
+    space = search_space(
+        statistics, method, evict=options.evict, exclude=options.exclude, groups=groups, cost=cost
+    )
+    space.check(budget, options.multiple_of or 1)
+    original, settings = fingerprint(model), settings_of(options, space)
+    file = None
+    if checkpoint is not None:
+        timed = {"clock": cost.to_list()} if isinstance(cost, LatencyModel) else {}
+        file = RunCheckpoint(checkpoint, {"original": original, **settings, **timed})
+    judges = Judges(model, example, anatomy, statistics.inputs, options.progress)
+    found, notes = schedule(model, space, budget, options, judges, file)
+    if isinstance(cost, LatencyModel) and options.multiple_of is None:
+        settings["widths"] = "chosen"
+    settings["multiple_of"] = found.multiple_of
+    large = size_of(model) > allowed() / PART
+    encoding = Encoding(
+        anatomy,
+        found.trajectory,
+        0,
+        method,
+        space.left_alone,
+        statistics.intakes,
+        (*space.notes(found.multiple_of), *notes),
+        beside(model) if large else duplicate(model),
+        example,
+        method.measures(statistics, space.states),
+        settings,
+        statistics.inputs if method.rewrite.refit else (),
+        judges.made,
+        runtime=options.runtime,
+        unchanged=original if large else None,
+        fitting=checkpoint.with_name(f"{checkpoint.name}.fit") if checkpoint is not None else None,
+    )
+    return finished(encoding, budget, found.multiple_of, options.progress)
+
+
+def cost_model(
+    model: nn.Module, example: Example | None, anatomy: Anatomy, budget: Budget, options: Options
+) -> CostModel | None:
+    """What savings are counted by: time for a latency, MACs where the method ranks by them; else None, which
+    counts parameters.
+    """
+    if options.runtime is not None:
+        return latency_model(model, example, anatomy, options.runtime, progress=options.progress)
+    return MacCost(anatomy) if budget.unit == "macs" and options.method.by_budget else None
+
+
+def settings_of(options: Options, space: SearchSpace) -> dict[str, Any]:
+    """What a run depends on besides its network, as plain data."""
+    told: dict[str, Any] = {"method": space.method.to_dict(), "evict": options.evict}
+    told["exclude"] = list(options.exclude)
+    told |= {name: True for name in ("streams", "uniform") if getattr(options, name)}
+    if options.runtime is not None:
+        return {**told, "runtime": options.runtime.to_dict()}
+    return {**told, **({"ranked": "macs"} if space.cost is not None else {})}
+
+
+class Judges:
+    """Fidelity to the original, on synthetic probes and on given inputs; each is made when first needed."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        example: Example | None,
+        anatomy: Anatomy,
+        inputs: Sequence[Example],
+        progress: bool | None,
+    ) -> None:
+        self._model, self._example, self._anatomy = model, example, anatomy
+        self._inputs, self._progress = inputs, progress
+        self._count = images_for(anatomy.size().macs)
+
+    @cached_property
+    def synthetic(self) -> Fidelity:
+        """On probes that need no data."""
+        program = self._anatomy.program
+        return Fidelity(self._model, self._example, program, self._count, progress=self._progress)
+
+    @cached_property
+    def best(self) -> Fidelity:
+        """On the given inputs, or without any on probes."""
+        if not self._inputs:
+            return self.synthetic
+        return Fidelity(self._model, self._example, count=self._count, inputs=self._inputs)
+
+    @property
+    def made(self) -> Fidelity | None:
+        """The one on probes, if it was needed."""
+        return self.__dict__.get("synthetic")
+
+
+def schedule(
+    model: nn.Module,
+    space: SearchSpace,
+    budget: Budget,
+    options: Options,
+    judges: Judges,
+    file: RunCheckpoint | None,
+) -> tuple[Collected, tuple[str, ...]]:
+    """The actions that meet a budget, in order, and what a user should know of the choice."""
+    progress, begun = options.progress, file.read() if file is not None else Resume()
+    undecided = space.judged and (not begun.steps or begun.deciding is not None)
+    if space.method.needs_sensitivity and (not space.judged or (undecided and not ordered(begun))):
+        space = with_sensitivities(model, space, judges.best, progress=progress)
+    if undecided:
+        steps = with_evictions(model, space, judges.synthetic, begun, options.executor, file, progress)
+        begun = Resume(tuple(steps))
+    more: Iterator[Step] = iter(())
+    if not space.judged:
+        more = space.steps(executor=options.executor, done=begun.steps)
+    timed = space.cost if isinstance(space.cost, LatencyModel) else None
+    multiples: Sequence[int] = (options.multiple_of or 1,)
+    if timed is not None and options.multiple_of is None:
+        multiples = timed.multiples
+    how: dict[str, Any] = {"pace": timed, "groups": space.groups, "progress": progress}
+    found = run_to_budget(space.anatomy, more, budget, begun.steps, multiples, file, **how)
+    if not (options.streams and space.method.evictions == "judged" and budget.unit in RESOURCES):
+        return found, ()
+    some, rest = tuple(without_streams(space, found.steps)), without_streams(space, more)
+    other = partial(run_to_budget, space.anatomy, rest, budget, some, multiples, **how)
+    return choose_streams(model, space, budget, found, other, judges.best)
+
+
+def finished(encoding: Encoding, budget: Budget, multiple_of: int, progress: bool | None) -> Encoding:
+    """A run ended at its budget, with notes if it could not end exactly there, or if transformers cannot load
+    the result; measured where it was made for a latency.
+    """
+    encoding = encoding.ended_at(budget, multiple_of, progress=progress)
+    notes, model = [*encoding.notes], encoding.original
+    if encoding.settings.get("uniform") and budget.unit == "steps" and encoding.steps != budget.value:
+        notes.append(f"{budget} is no stop of this run, whose layers go together: {encoding.steps} are taken")
+    done = outcome(encoding.anatomy, encoding.trajectory.steps[: encoding.steps])
+    if configured(model) and done.config_fields(model, encoding.anatomy) is None:
+        notes.append(NOT_LOADABLE)
+    encoding = replace(encoding, notes=tuple(notes))
+    if encoding.runtime is not None:
+        with busy("measuring the result", progress):
+            encoding.look_at_latency()
+    return encoding
