@@ -23,7 +23,7 @@ def model() -> nn.Module:
     return randomise(CifarResNet(14)).eval()
 
 
-def plan(model: nn.Module, release: str) -> Plan:
+def plan(model: nn.Module, release: str) -> SearchSpace:
     return SearchSpace.of(model, EXAMPLE, hope.inspect(model, EXAMPLE), hope.Paper(release=release))
 
 
