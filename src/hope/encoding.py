@@ -27,7 +27,7 @@ from hope.report.page import write_page
 from hope.rewrite.export import Exported, export_onnx, export_program
 from hope.rewrite.refit import compressed
 from hope.schedule.budget import Budget, one_budget
-from hope.schedule.plan import calibration
+from hope.schedule.search_space import calibration
 from hope.schedule.trajectory import Trajectory
 from hope.statistics.input_statistics import InputStatistics
 from hope.storage.arrays import Arrays

@@ -10,7 +10,7 @@ import torch
 
 import hope
 from hope.evaluate.fidelity import Fidelity
-from hope.evaluate.sensitivity import LEAST, LEFT, weigh
+from hope.evaluate.sensitivity import LEAST, LEFT, with_sensitivities
 from hope.methods.absorption import AbsorbState
 from hope.schedule.search_space import SearchSpace
 from tests.evaluate.test_absorb_networks import EXAMPLE, network
@@ -28,7 +28,7 @@ def test_a_layer_counts_by_the_fidelity_that_its_own_loss_costs() -> None:
     plan, judge = SearchSpace.of(net, EXAMPLE, anatomy, LOOKING), Fidelity(net, EXAMPLE, anatomy.program)
     before = {name: [s.cost for s in plan.method.path(state).steps()] for name, state in named(plan).items()}
     old = shares(plan)
-    weigh(net, plan, judge)
+    plan = with_sensitivities(net, plan, judge)
     for name, state in named(plan).items():
         path, steps = hope.Absorb().path(state), []
         while path.left > LEFT and path.neurons > 1:
