@@ -62,11 +62,16 @@ class SearchSpace:
         method: Method,
         *,
         evict: bool = True,
+        exclude: Sequence[str] = (),
+        groups: Groups | None = None,
         progress: bool | None = None,
     ) -> SearchSpace:
         """The search space of a network, with statistics collected for it."""
+        check_patterns(model, anatomy, exclude)
         statistics = method.collect(model, example, anatomy, progress=progress)
-        return search_space(statistics, method.resolve(statistics), evict=evict)
+        return search_space(
+            statistics, method.resolve(statistics), evict=evict, exclude=exclude, groups=groups
+        )
 
     @property
     def judged(self) -> bool:
