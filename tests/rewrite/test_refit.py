@@ -16,7 +16,7 @@ from hope.rewrite import normal_equations, refit_checkpoint
 from hope.rewrite import refit as loop
 from hope.rewrite.layer_sites import spots
 from hope.rewrite.normal_equations import FLOOR, PLACES, NormalEquations
-from hope.trace.interpreter import Execution
+from hope.trace.trace import Trace
 from tests.support import check_cut, randomise, run
 
 
@@ -159,7 +159,7 @@ def _stream(net: nn.Module, small: nn.Module, batches: list[Tensor]) -> float:
     """How far the stream behind the second add is from the original's."""
     ends = []
     for one in (net, small):
-        execution = Execution(one, batches)
+        execution = Trace().interpreter(one, batches)
         adds = [op.position for op in execution.program if op.operator == "add"]
         execution.keep(adds[1:2])
         ends.append(torch.cat(execution.get(adds[1])))
@@ -185,7 +185,7 @@ def test_moments_are_those_of_what_the_weight_reads(layer: Any, shape: tuple[int
     """Against the layer itself: each unknown's column is what the layer computes with that entry alone."""
     layer = layer.double()
     x, y = inputs(*shape, count=2)
-    program = Execution(nn.Sequential(layer), [x]).program
+    program = Trace().interpreter(nn.Sequential(layer), [x]).program
     (spot,) = spots(program).values()
     sums = NormalEquations(program[spot.position], layer.weight.detach(), 10**9)
     with torch.no_grad():
@@ -222,7 +222,7 @@ def _column(layer: Any, unknown: int, batches: list[Tensor], channel: int) -> Te
 def test_fewer_places_are_looked_at_where_there_are_plenty() -> None:
     layer = nn.Conv2d(2, 3, 1)
     x = torch.randn(8, 2, 64, 64)
-    program = Execution(nn.Sequential(layer), [x]).program
+    program = Trace().interpreter(nn.Sequential(layer), [x]).program
     (spot,) = spots(program).values()
     sums = NormalEquations(program[spot.position], layer.weight.detach(), 8 * 64 * 64)
     sums.add(x, torch.randn(8, 3, 64, 64))

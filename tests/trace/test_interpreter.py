@@ -9,7 +9,8 @@ from torch.nn import functional
 
 import hope
 from hope.trace import interpreter
-from hope.trace.interpreter import Execution
+from hope.trace.interpreter import Interpreter
+from hope.trace.trace import Trace
 from tests.support import randomise
 
 
@@ -39,7 +40,7 @@ def batches(*sizes: int) -> list[dict[str, Tensor]]:
     ]
 
 
-def outputs(run: Execution) -> list[dict[str, Tensor]]:
+def outputs(run: Interpreter) -> list[dict[str, Tensor]]:
     end = len(run.program) - 1
     run.keep([end])
     return run.get(end)
@@ -50,7 +51,7 @@ def test_it_gives_the_models_answers(held: int, monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(interpreter, "HELD", held)
     net = randomise(Crooked()).eval()
     some = batches(4, 4, 2)
-    run = Execution(net, some)
+    run = Trace().interpreter(net, some)
     found = [value[0] for value in outputs(run)]
     with torch.no_grad():
         for got, batch in zip(found, some, strict=True):
@@ -75,7 +76,7 @@ def test_parameters_are_read_when_they_are_used() -> None:
             dict(net.named_parameters())[operation.tensors["weight"]].mul_(2)
         return True
 
-    run = Execution(net, [x], after=after)
+    run = Trace().interpreter(net, [x], after=after)
     (((got,),),) = outputs(run)
     assert seen == ["0.weight", "1.weight"]
     assert torch.allclose(got, net(x))  # by now twice the weights
@@ -86,5 +87,5 @@ def test_batches_that_take_different_ways_are_refused() -> None:
         def forward(self, x: Tensor) -> Tensor:
             return x.relu() if len(x) > 3 else x.tanh()
 
-    with pytest.raises(hope.InvalidExample, match="give equal ones"):
-        Execution(Odd(), [torch.zeros(4, 2), torch.zeros(2, 2)])
+    with pytest.raises(hope.InvalidExample, match="give equal shapes"):
+        Trace().interpreter(Odd(), [torch.zeros(4, 2), torch.zeros(2, 2)])

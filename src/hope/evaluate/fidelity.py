@@ -19,6 +19,7 @@ from hope.errors import InvalidExample
 from hope.statistics.dreams import probes
 from hope.statistics.token_weights import mask_of
 from hope.trace.program import Program
+from hope.trace.trace import Trace
 
 IMAGES = 32
 GRID, REFINEMENTS = 20, 6  # looks at a run's fidelity
@@ -172,10 +173,7 @@ def fidelity(
         >>> hope.fidelity(net, net, torch.zeros(1, 3, 8, 8))
         1.0
     """
-    from hope.trace.capture import capture
-    from hope.trace.program import read_program
-
-    program = read_program(capture(original, example))
+    program = Trace().captured(original, example, progress=None).program
     return Fidelity(original, example, program, count)(compressed)
 
 

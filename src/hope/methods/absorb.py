@@ -139,11 +139,13 @@ class Absorb(Method):
         batches, notes = batches_of(self.calibration, model, example, anatomy, progress=progress)
         source = iter(unlabelled(model, batches))
         inputs = taken(source, MOST)
-        with busy("settling", progress):
-            stand = stand_in(model, inputs, self.rewrite.made_up) if anatomy.eps and inputs else model
+        stand, made_up = model, self.rewrite.made_up
+        if anatomy.eps and inputs:
+            with busy("settling", progress):
+                stand = stand_in(model, inputs, made_up, anatomy.trace)
         total = len(batches) if isinstance(batches, Sized) else None
         heard = chain(inputs, source)
-        how: dict[str, Any] = {"total": total, "made_up": self.rewrite.made_up, "progress": progress}
+        how: dict[str, Any] = {"total": total, "made_up": made_up, "progress": progress}
         found = measured_intakes(stand, anatomy, heard, intakes, **how)
         return found, inputs, notes + _unheard(anatomy, found)
 

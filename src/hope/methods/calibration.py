@@ -9,9 +9,10 @@ from torch import nn
 
 from hope._util.calls import Example, as_call
 from hope.errors import UnknownMethod
-from hope.statistics.dreams import PASSES, dream
+from hope.statistics.dreams import PASSES, dreamed
 from hope.statistics.sample import speaks
 from hope.structure.anatomy import Anatomy
+from hope.trace.trace import Trace
 
 Calibration: TypeAlias = "Iterable[Any] | str | None"
 
@@ -39,10 +40,13 @@ def batches_of(
         return calibration, ()
     noise = "there is no BN to dream from: what was measured on is noise; give inputs"
     told = anatomy.eps or (calibration == "dream" and speaks(model, as_call(example)[1]))
-    return made(calibration, model, example, progress=progress), () if told else (noise,)
+    made = synthetic(calibration, model, example, anatomy.trace, progress=progress)
+    return made, () if told else (noise,)
 
 
-def made(word: str, model: nn.Module, example: Example | None, *, progress: bool | None = None) -> list[Any]:
-    """Batches that are made up."""
+def synthetic(
+    word: str, model: nn.Module, example: Example | None, trace: Trace, *, progress: bool | None = None
+) -> list[Any]:
+    """Batches of synthetic inputs."""
     check_calibration(word)
-    return list(dream(model, example, steps=MADE_UP[word], progress=progress))
+    return dreamed(model, example, trace, steps=MADE_UP[word], progress=progress)

@@ -31,7 +31,7 @@ from hope._util.calls import Example, duplicate, mode, unlabelled
 from hope._util.progress import bar, busy
 from hope.errors import InvalidExample
 from hope.methods.base import Rewrite
-from hope.methods.calibration import made
+from hope.methods.calibration import synthetic
 from hope.rewrite.absorb import LEAST
 from hope.rewrite.apply import cut, kept_places, outcome
 from hope.rewrite.layer_sites import STATISTICS, LayerSite, every_row, gain, given_rows, spots
@@ -44,8 +44,8 @@ from hope.statistics.observe import check_batch
 from hope.statistics.token_weights import counts, mask_of, normed_adds, without_padding
 from hope.structure.anatomy import Anatomy
 from hope.structure.steps import Step
-from hope.trace.interpreter import Execution
 from hope.trace.program import module_of
+from hope.trace.trace import Trace
 
 
 class LayerwiseRefit:
@@ -64,11 +64,14 @@ class LayerwiseRefit:
         rows: Mapping[str, Tensor | None],
         fixed: Collection[str] = (),
         drift: bool = True,
+        trace: Trace | None = None,
     ) -> None:
+        trace = trace or Trace()
         self.rows, self.masks = rows, [mask_of(original, batch) for batch in batches]
         self.file: Fitted | None = None
         self._heard: dict[str, Tensor] = {}  # variances of what BNs got in the original
-        self.before, self.now = Execution(original, batches), Execution(small, batches, after=self._after)
+        self.before = trace.interpreter(original, batches)
+        self.now = trace.interpreter(small, batches, after=self._after)
         there, here = spots(self.before.program), spots(self.now.program)
         both = [
             name
@@ -198,6 +201,7 @@ def close_loop(
     drift: bool = True,
     made_up: bool = False,
     checkpoint: Path | None = None,
+    trace: Trace | None = None,
     progress: bool | None = None,
 ) -> None:
     """Fit a small network to the original, in place.
@@ -210,13 +214,16 @@ def close_loop(
         drift: branches make up for what the stream lacks.
         made_up: the inputs are (see `statistics/bn_recalibration.py`).
         checkpoint: a file to note what is fitted in; what an earlier attempt has noted is taken from it.
+        trace: the original's captured graphs.
     """
+    trace = trace or Trace()
     file = None
     if checkpoint is not None:
         file = Fitted.of(checkpoint, (original, small), batches, (sorted(fixed), drift, made_up))
     with busy("closing the loop", progress):
-        stand = stand_in(original, batches, made_up)
-    _fit(original, small, LayerwiseRefit(stand, small, batches, rows, fixed, drift), file, progress)
+        stand = stand_in(original, batches, made_up, trace)
+    loop = LayerwiseRefit(stand, small, batches, rows, fixed, drift, trace)
+    _fit(original, small, loop, file, progress)
 
 
 def _fit(
@@ -261,6 +268,7 @@ def compressed(
         places = kept_places(anatomy, outcome(anatomy, steps))
         rows = {tensor: left for (tensor, dim), left in places.items() if dim == 0}
         how: dict[str, Any] = {"made_up": rewrite.made_up, "checkpoint": checkpoint, "progress": progress}
+        how["trace"] = anatomy.trace
         close_loop(model, small, inputs, rows, fixed=fixed, **how)
     return small
 
@@ -309,8 +317,9 @@ def refit(
         True
     """
     made_up = isinstance(inputs, str)
+    trace = Trace()
     if isinstance(inputs, str):
-        inputs = made(inputs, original, example, progress=progress)
+        inputs = synthetic(inputs, original, example, trace, progress=progress)
     batches = list(unlabelled(original, inputs))
     if not batches:
         raise InvalidExample("refit: there were no inputs; give an iterable of batches")
@@ -319,8 +328,8 @@ def refit(
     fitted = duplicate(small)
     given = given_rows(original, kept or {})
     with busy("closing the loop", progress):
-        stand = stand_in(original, batches, made_up)
-    loop = LayerwiseRefit(stand, fitted, batches, {}, exclude)
+        stand = stand_in(original, batches, made_up, trace)
+    loop = LayerwiseRefit(stand, fitted, batches, {}, exclude, trace=trace)
     loop.rows = every_row(original, small, loop.there.values(), given)
     file = None
     if checkpoint is not None:

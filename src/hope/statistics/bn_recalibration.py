@@ -24,19 +24,23 @@ from hope._util.calls import Example, as_call, duplicate, mode
 from hope.ops.norm import bn_of, is_bn, uses_of_bns
 from hope.statistics.measured import PLACES
 from hope.statistics.observe import check_batch, running
-from hope.trace.interpreter import Execution
+from hope.trace.interpreter import Interpreter
+from hope.trace.trace import Trace
 
 MEAN, VARIANCE = "running_mean", "running_var"
 CHANCE = 1.5  # /N: what means and deviations of N independent inputs differ by, of the variance
 
 
-def stand_in(model: nn.Module, batches: Sequence[Example], made_up: bool = False) -> nn.Module:
+def stand_in(
+    model: nn.Module, batches: Sequence[Example], made_up: bool = False, trace: Trace | None = None
+) -> nn.Module:
     """A copy of a network whose BNs have the statistics of these inputs, all batches together, as far as they
     differ from what the BNs remember by chance. BNs that are used more than once stay as they are.
 
     Args:
         batches: inputs.
         made_up: they are, so that they differ in any case; what the BN remembers counts as one more input.
+        trace: the network's captured graphs.
 
     >>> net = nn.Sequential(nn.Conv2d(1, 2, 1), nn.BatchNorm2d(2)).eval()
     >>> out = stand_in(net, [torch.randn(128, 1, 8, 8)], made_up=True)(torch.randn(99, 1, 8, 8))
@@ -48,7 +52,7 @@ def stand_in(model: nn.Module, batches: Sequence[Example], made_up: bool = False
     stand = duplicate(model)
     tensors = dict([*stand.named_parameters(), *stand.named_buffers()])
     with mode(stand, training=False), torch.no_grad():
-        execution = _laid(stand, batches, lambda position: settle(position))
+        execution = _laid(stand, batches, trace or Trace(), lambda position: settle(position))
         uses = uses_of_bns(execution.program)
         norms = {
             form.operation.position: (form.inputs[0], bn_of(form.operation))
@@ -74,10 +78,12 @@ def stand_in(model: nn.Module, batches: Sequence[Example], made_up: bool = False
     return stand
 
 
-def _laid(stand: nn.Module, batches: Sequence[Example], after: Callable[[int], bool]) -> Execution:
+def _laid(
+    stand: nn.Module, batches: Sequence[Example], trace: Trace, after: Callable[[int], bool]
+) -> Interpreter:
     """A network on its way; a batch that it cannot run on is named."""
     try:
-        return Execution(stand, batches, after=after)
+        return trace.interpreter(stand, batches, after=after)
     except Exception:
         for number, batch in enumerate(batches):
             args, kwargs = as_call(batch)

@@ -9,21 +9,24 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from math import prod
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 from hope import ops
-from hope._util.calls import Example, as_call, duplicate, mode
+from hope._util.calls import Example, as_call, mode
 from hope._util.progress import bar
-from hope.errors import UnknownMethod
+from hope.errors import HopeError, UnknownMethod
 from hope.ops.norm import bn_of, is_bn
 from hope.ops.uses import first_convolution
 from hope.statistics.patterns import again, noise
 from hope.statistics.sample import sampled, speaks
 from hope.trace.program import Program, Ref
+from hope.trace.trace import Trace
+
+Batch: TypeAlias = Callable[[Tensor], Example]  # images -> a batch as the model takes it
 
 STEPS = 10  # from noise to what the BNs describe: more brings little to the judge
 NEAR = 0.025  # squared deviations from what the BNs remember: batches of real images are .02 to .035 away
@@ -44,6 +47,7 @@ def probes(
     seed: int = 0,
     near: float = 0.0,
     leaves: bool = False,
+    trace: Trace | None = None,
     progress: bool | None = False,
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """So many inputs for a network, in the example's shape (large images smaller, see `smaller`), as
@@ -53,6 +57,7 @@ def probes(
         steps: passes forward and back.
         near: stop when they are as near to what the BNs remember.
         leaves: images are dead leaves, not noise.
+        trace: the network's captured graphs.
     """
     args, kwargs = as_call(smaller(model, example))
     names = sorted(kwargs)
@@ -67,13 +72,13 @@ def probes(
     if len(images) == 1:
         (k,) = images
 
-        def call(x: Tensor, net: nn.Module = model) -> Any:
+        def batch(x: Tensor) -> Example:
             some = _fitted(model, [*made[:k], x, *made[k + 1 :]])
-            return net(*some[: len(args)], **dict(zip(names, some[len(args) :], strict=True)))
+            return dict(zip(names, some, strict=True)) if names else tuple(some)
 
         with bar("dreaming up inputs", steps, progress) as show:
-            made[k] = _settled(model, program, made[k], call)
-            made[k] = _dreamed(model, made[k], call, steps, show, near)
+            made[k] = _settled(model, program, made[k], batch)
+            made[k] = _dreamed(model, made[k], batch, steps, show, near, trace or Trace())
     made = _fitted(model, made)
     return tuple(made[: len(args)]), dict(zip(names, made[len(args) :], strict=True))
 
@@ -107,12 +112,23 @@ def dream(
         >>> [batch[0].shape for batch in hope.dream(net, torch.zeros(1, 3, 8, 8), count=40, steps=2)]
         [torch.Size([32, 3, 8, 8]), torch.Size([8, 3, 8, 8])]
     """
-    from hope.trace.capture import capture
-    from hope.trace.program import read_program
-
     for name, number, least in (("count", count, 1), ("steps", steps, 0)):
         if number is not None and (not isinstance(number, int) or number < least):
             raise UnknownMethod(f"{name}={number!r} makes no sense: give a whole number from {least}")
+    return dreamed(model, example, Trace(), count=count, steps=steps, seed=seed, progress=progress)
+
+
+def dreamed(
+    model: nn.Module,
+    example: Example | None,
+    trace: Trace,
+    *,
+    count: int | None = None,
+    steps: int = PASSES,
+    seed: int = 0,
+    progress: bool | None = None,
+) -> list[tuple[Any, ...] | dict[str, Any]]:
+    """What `dream` returns, with the network's captured graphs."""
     if count is None:
         count = _enough(smaller(model, example), "dream" if steps else "patterns")
     written = speaks(model, as_call(example)[1]) if steps else None
@@ -121,7 +137,7 @@ def dream(
         texts = sampled(model, count, given[written].shape[1], seed, progress=progress)
         args, kwargs = (), {name: again(value, count) for name, value in given.items()} | {written: texts}
     else:
-        program = read_program(capture(model, example, progress=progress))
+        program = trace.captured(model, example, progress=progress).program
         args, kwargs = probes(
             model,
             example,
@@ -131,6 +147,7 @@ def dream(
             seed=seed,
             near=NEAR,
             leaves=True,
+            trace=trace,
             progress=progress,
         )
     batches: list[tuple[Any, ...] | dict[str, Any]] = []
@@ -205,35 +222,36 @@ def _fitted(model: nn.Module, values: Sequence[Any]) -> list[Any]:
     ]
 
 
-class _EnoughObserved(BaseException):
-    """What comes after is not wanted; no error, so that no model's own code catches it."""
-
-
 @contextmanager
-def _listening(model: nn.Module, most: int | None = None) -> Iterator[list[tuple[nn.Module, Tensor]]]:
-    """Collect what reaches the BNs that keep statistics: of so many calls, then the model is left."""
-    heard: list[tuple[nn.Module, Tensor]] = []
+def _observing(model: nn.Module) -> Iterator[list[tuple[nn.Module, Tensor]]]:
+    """Collect what reaches the BNs that keep statistics."""
+    observed: list[tuple[nn.Module, Tensor]] = []
 
-    def hear(bn: nn.Module, args: tuple[Tensor, ...], kwargs: dict[str, Tensor]) -> None:
-        heard.append((bn, args[0] if args else kwargs["input"]))
-        if len(heard) == most:
-            raise _EnoughObserved
+    def observe(bn: nn.Module, args: tuple[Tensor, ...], kwargs: dict[str, Tensor]) -> None:
+        observed.append((bn, args[0] if args else kwargs["input"]))
 
     handles = [
-        module.register_forward_pre_hook(hear, with_kwargs=True)
+        module.register_forward_pre_hook(observe, with_kwargs=True)
         for module in model.modules()
-        if isinstance(module, nn.modules.batchnorm._BatchNorm) and module.running_var is not None
+        if _keeps_statistics(module)
     ]
     try:
-        yield heard
-    except _EnoughObserved:
-        pass
+        yield observed
     finally:
         for handle in handles:
             handle.remove()
 
 
-def _settled(model: nn.Module, program: Program, x: Tensor, call: Any) -> Tensor:
+def _keeps_statistics(module: nn.Module) -> bool:
+    return isinstance(module, nn.modules.batchnorm._BatchNorm) and module.running_var is not None
+
+
+def _run(model: nn.Module, batch: Example) -> Any:
+    args, kwargs = as_call(batch)
+    return model(*args, **kwargs)
+
+
+def _settled(model: nn.Module, program: Program, x: Tensor, batch: Batch) -> Tensor:
     """Give images the deviation and mean that the first BN's statistics imply."""
     first = first_convolution(program)
     behind = {form.inputs[0]: bn_of(form.operation) for form in reversed(ops.forms(program)) if is_bn(form)}
@@ -241,9 +259,9 @@ def _settled(model: nn.Module, program: Program, x: Tensor, call: Any) -> Tensor
         return x
     bn = model.get_submodule(behind[first.position])
     weight = dict(model.named_parameters()).get(first.tensors["weight"])
-    with mode(model, training=False), torch.no_grad(), _listening(model) as heard:
-        call(x)
-    reached = next((z.double().cpu() for one, z in heard if one is bn), None)
+    with mode(model, training=False), torch.no_grad(), _observing(model) as observed:
+        _run(model, batch(x))
+    reached = next((z.double().cpu() for one, z in observed if one is bn), None)
     mean, variance = bn.running_mean, bn.running_var
     if reached is None or weight is None or not isinstance(mean, Tensor) or not isinstance(variance, Tensor):
         return x
@@ -263,7 +281,13 @@ def _settled(model: nn.Module, program: Program, x: Tensor, call: Any) -> Tensor
 
 
 def _dreamed(
-    model: nn.Module, x: Tensor, call: Any, steps: int, show: Callable[[float], None], near: float
+    model: nn.Module,
+    x: Tensor,
+    batch: Batch,
+    steps: int,
+    show: Callable[[float], None],
+    near: float,
+    trace: Trace,
 ) -> Tensor:
     """A few steps of gradient descent towards the BNs' means and deviations.
 
@@ -278,23 +302,23 @@ def _dreamed(
         for p, _ in frozen:
             p.requires_grad_(False)
         with mode(model, training=False), torch.inference_mode(False), torch.enable_grad():
-            early, half = steps // 2 if near else 0, None
+            early, total = steps // 2 if near else 0, 0
             for done in range(steps):
                 show(done)
-                terms = _some_terms(model, x, call, half) if half and done < early else None
+                terms = _first_half(model, x, batch, total, trace) if total and done < early else None
                 if terms is None:
-                    early = min(early, done) if half else early  # all of them from here on
-                    with _listening(model) as heard:
-                        call(x)
-                    terms = [_distance(bn, z) for bn, z in heard]
+                    early = min(early, done) if total else early  # all of them from here on
+                    with _observing(model) as observed:
+                        _run(model, batch(x))
+                    terms = [_distance(bn, z) for bn, z in observed]
                 if not terms:
                     break
                 distance = torch.stack(terms).mean()
                 if float(distance.detach()) <= near:
-                    if half is None or done >= early:
+                    if not total or done >= early:
                         break
                     early = done  # the first half is there
-                half = half or max(1, len(terms) // 2)
+                total = total or len(terms)
                 if not distance.requires_grad:
                     break
                 optimizer.zero_grad()
@@ -306,18 +330,26 @@ def _dreamed(
     return x.detach()
 
 
-def _some_terms(model: nn.Module, x: Tensor, call: Any, most: int) -> list[Tensor] | None:
-    """How far the first BNs are away; None if that cannot be told apart from the rest.
-
-    A copy is run: one that is left in the middle may be in no state to be run again.
+def _first_half(model: nn.Module, x: Tensor, batch: Batch, total: int, trace: Trace) -> list[Tensor] | None:
+    """How far the first half of the BNs are away, run no further than that; None if the captured graph does
+    not have all of them.
     """
     try:
-        net = duplicate(model, [*model.parameters(), *model.buffers()])
-        with _listening(net, most) as heard:
-            call(x, net)
-        terms = [_distance(bn, z) for bn, z in heard]
-    except Exception:  # it runs as a whole
+        program = trace.captured(model, batch(x.detach())).program
+    except HopeError:  # it runs as a whole
         return None
+    norms = [(form.inputs[0], bn_of(form.operation)) for form in ops.forms(program) if is_bn(form)]
+    found = [(reads, model.get_submodule(bn)) for reads, bn in norms]
+    found = [(reads, bn) for reads, bn in found if _keeps_statistics(bn)]
+    if len(found) != total:
+        return None
+    first, terms = found[: max(1, total // 2)], list[Tensor]()
+
+    def observe(position: int) -> None:
+        terms.extend(_distance(bn, run.look(reads)[0]) for reads, bn in first if reads == position)
+
+    run = trace.interpreter(model, [batch(x)], after=observe, in_place=True)
+    run.run_in_order(max(reads for reads, _ in first))
     return terms if any(term.requires_grad for term in terms) else None
 
 

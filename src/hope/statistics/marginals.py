@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -16,7 +17,7 @@ from torch import Tensor, nn
 
 from hope.errors import InvalidExample
 from hope.ops.norm import bn_of
-from hope.statistics.observe import listen
+from hope.statistics.observe import observe
 from hope.structure.anatomy import Anatomy
 from hope.structure.observation_points import ObservationPoint
 from hope.trace.blocks import Block
@@ -92,11 +93,12 @@ def measured_marginals(
     for name, dim in sums:
         wanted.setdefault(name, set()).add(dim)
 
-    def hear(name: str, result: Tensor) -> None:
+    def observer(name: str, result: Tensor) -> None:
         for dim in wanted[name]:
             sums[name, dim].add(result, dim)
 
-    listen(model, anatomy.program, inputs, wanted, hear, made_up=made_up, progress=progress)
+    how: dict[str, Any] = {"trace": anatomy.trace, "made_up": made_up, "progress": progress}
+    observe(model, anatomy.program, inputs, wanted, observer, **how)
     found = {}
     for key, tap in taps.items():
         one = sums[tap.operation, tap.dim]

@@ -17,12 +17,11 @@ from hope.geometry.projection import variances
 from hope.ops.reading import DEFAULT_DECAY
 from hope.ops.weight import Weighted, spatial
 from hope.statistics.input_statistics import InputStatistics, behind, centred, stored
-from hope.statistics.observe import listen
+from hope.statistics.observe import observe
 from hope.statistics.token_weights import counts, mask_of, normed_adds, without_padding
 from hope.structure.anatomy import Anatomy
 from hope.structure.units import Unit
 from hope.trace.program import Ref
-from hope.trace.replay import Replay
 
 SPARE = 0.3  # of the samples, more than there are signals: fewer do not tell what signals have in common
 MOST = 0.9  # of a signal that others may seem not to tell
@@ -116,10 +115,10 @@ def measured_intakes(
         sums = {weight: _Sums(repeat, space) for weight, (_, repeat, space) in readers.items()}
         _gather(model, anatomy, inputs, sums, **how)
         return {**known, **dict(_told(model, anatomy, readers, sums, known))}
-    inputs, replay, found = list(inputs), Replay(model, anatomy.program), dict(known)
+    inputs, found = list(inputs), dict(known)
     for part in _parts(anatomy, readers):
         sums = {weight: _Sums(*readers[weight][1:]) for weight in part}
-        _gather(model, anatomy, inputs, sums, replay, **how)
+        _gather(model, anatomy, inputs, sums, **how)
         for weight, intake in _told(model, anatomy, readers, sums, known):
             found[weight] = replace(intake, covariance=filed(intake.covariance.float()))
     return found
@@ -167,17 +166,16 @@ def _gather(
     anatomy: Anatomy,
     inputs: Iterable[Any],
     sums: dict[str, _Sums],
-    replay: Replay | None = None,
     **options: Any,
 ) -> None:
     """One pass over the inputs: what these weights read."""
-    heard: dict[str, list[str]] = {}  # operation -> the weights that read its result
+    readers: dict[str, list[str]] = {}  # operation -> the weights that read its result
     for operation in anatomy.program:
         entry = ops.find(operation)
         names = entry.names if isinstance(entry, Weighted) else Weighted.names
         source, weight = operation.arguments.get(names[0]), operation.tensors.get(names[1])
         if weight in sums and isinstance(source, Ref):
-            heard.setdefault(anatomy.program[source.position].name, []).append(weight)
+            readers.setdefault(anatomy.program[source.position].name, []).append(weight)
 
     streams = {weight: anatomy.program[at].name for weight, at in normed_adds(anatomy.program).items()}
     streams = {weight: name for weight, name in streams.items() if weight in sums}
@@ -191,17 +189,18 @@ def _gather(
         plain = sums[weight].repeat == 1 and not sums[weight].spatial
         sums[weight].add(x, without_padding(known, mask[0], x.shape[:-1]) if plain else known)
 
-    def hear(name: str, result: Tensor) -> None:
+    def observer(name: str, result: Tensor) -> None:
         for weight in [one for one in waiting if streams[one] == name]:
             add(weight, waiting.pop(weight), counts(result))
-        for weight in heard.get(name, ()):
+        for weight in readers.get(name, ()):
             if weight in streams and sums[weight].repeat == 1:
                 waiting[weight] = result.clone()
             else:
                 add(weight, result)
 
-    wanted = {*heard, *streams.values()}
-    listen(model, anatomy.program, inputs, wanted, hear, begin=begin, replay=replay, **options)
+    wanted = {*readers, *streams.values()}
+    how: dict[str, Any] = {"trace": anatomy.trace, "begin": begin, **options}
+    observe(model, anatomy.program, inputs, wanted, observer, **how)
 
 
 def _told(

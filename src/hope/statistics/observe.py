@@ -1,4 +1,4 @@
-"""One pass over a few unlabelled batches, listening to a captured network: all that is measured."""
+"""One pass over a few unlabelled batches, observing a captured network: all that is measured."""
 
 from __future__ import annotations
 
@@ -15,31 +15,31 @@ from hope._util.progress import bar
 from hope._util.tokens import check_tokens, unmasked
 from hope.errors import InvalidExample, first_line
 from hope.trace.program import Program
-from hope.trace.replay import Observer, Replay
+from hope.trace.trace import Observer, Trace
 
 
-def listen(
+def observe(
     model: nn.Module,
     program: Program,
     inputs: Iterable[Any],
     wanted: Collection[str],
-    hear: Observer,
+    observer: Observer,
     *,
+    trace: Trace,
     begin: Callable[[Any], None] = lambda _: None,
-    replay: Replay | None = None,
     total: int | None = None,
     made_up: bool = False,
     progress: bool | None = None,
 ) -> None:
-    """Run a network on batches in evaluation; `hear` is given what the wanted operations return.
+    """Run a network on batches in evaluation; the observer gets what the wanted operations return.
 
     Args:
         program: the network's.
         inputs: batches as the model takes them, or pairs of inputs and labels; labels are left out.
         wanted: names of operations.
-        hear: called with a name and a result, as soon as that is there.
+        observer: called with a name and a result, as soon as that is there.
+        trace: the network's captured graphs.
         begin: called with each batch before it is run.
-        replay: of this network, from an earlier pass, which saves capturing it again.
         total: how many batches there are, where they do not tell it themselves.
         made_up: the batches are: no token of theirs is padding.
         progress: show how far it is; None shows it on a terminal.
@@ -47,7 +47,6 @@ def listen(
     Raises:
         InvalidExample: there is no batch, or one that the model cannot run on or that is not finite.
     """
-    replay = replay or Replay(model, program)
     batches, count = unlabelled(model, inputs), 0
     total = len(inputs) if isinstance(inputs, Sized) else total
     with mode(model, training=False), torch.no_grad(), bar("measuring", total, progress) as show:
@@ -58,7 +57,7 @@ def listen(
                 note(f"calibration: {words}")
             begin(batch)
             with running(f"batch {count}"):
-                replay.run(batch, wanted, hear)
+                trace.observe(model, program, batch, wanted, observer)
             count += 1
             show(count)
     if not count:

@@ -26,6 +26,7 @@ from hope.trace.blocks import Block, BlockMatch, DominatorTree, Replace, Replace
 from hope.trace.capture import capture, check_readable
 from hope.trace.labels import Shape
 from hope.trace.program import Program, read_program
+from hope.trace.trace import Trace
 
 SIMPLE = (int, float, str, tuple)
 SETTINGS = (
@@ -56,7 +57,8 @@ def read_model(
     tensors = dict([*model.named_parameters(), *model.named_buffers()])
     parameters = frozenset(name for name, _ in model.named_parameters())
     flow = ChannelTracer({name: tuple(tensor.shape) for name, tensor in tensors.items()}, streams=streams)
-    program = read_program(capture(model, example, progress=progress))
+    trace = Trace()
+    program = trace.captured(model, example, progress=progress).program
     unused = parameters - flow.walk(program)
     if unused:  # heads that only training uses read channels too
         with suppress(UnsupportedModel):  # then they stay, and the trial run tells whether that holds
@@ -86,6 +88,7 @@ def read_model(
         taps=find_taps(flow, program, units),
         thins=streams,
         made=made_of(model),
+        trace=trace,
     )
     found = sorted([*residual, *skipless(layout, flow, layers, residual)], key=lambda one: one.add)
     candidates = _candidates(layout, found, anatomy, flow)

@@ -12,6 +12,7 @@ from hope.structure.units import IndexMap, Skipped, Unit
 from hope.trace.blocks import Block
 from hope.trace.labels import Shape
 from hope.trace.program import Program
+from hope.trace.trace import Trace
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -33,6 +34,7 @@ class Anatomy:
         taps: (unit, reading weight) -> where the program shows the unit's signal; not saved either.
         thins: whether it was read for channels of streams to go; not saved either.
         made: module -> its kind and settings, by which another network is told; not saved either.
+        trace: the captured graphs, for whatever runs the network; not saved either.
 
     Example:
         >>> import torch, hope
@@ -56,6 +58,7 @@ class Anatomy:
     taps: Taps = field(default_factory=dict, repr=False)
     thins: bool = field(default=False, repr=False)
     made: Mapping[str, str] = field(default_factory=dict, repr=False)
+    trace: Trace = field(default_factory=Trace, repr=False)
 
     @cached_property
     def layers(self) -> tuple[Unit, ...]:

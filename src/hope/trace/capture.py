@@ -107,7 +107,7 @@ def capture(
     """
     args, kwargs = as_call(example)
     check_tokens(model, example)
-    with mode(model, training), _kept(model), busy(f"reading {type(model).__name__}", progress):
+    with mode(model, training), unchanged(model), busy(f"reading {type(model).__name__}", progress):
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")
@@ -118,7 +118,7 @@ def capture(
 
 
 @contextmanager
-def _kept(model: nn.Module) -> Iterator[None]:
+def unchanged(model: nn.Module) -> Iterator[None]:
     """Export leaves tensors without data where a forward keeps something in the model, such as a buffer, a
     loss, or a layer that it makes when it first runs: take them out again, also out of dicts and lists.
     """

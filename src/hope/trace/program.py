@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any, TypeAlias
 
 import torch
@@ -101,6 +102,22 @@ class Operation:
 
 
 Program: TypeAlias = tuple[Operation, ...]
+
+
+@dataclass(frozen=True, eq=False)
+class Captured:
+    """A captured network: the graph that can be run, and its description."""
+
+    graph: Graph
+    program: Program
+
+    @cached_property
+    def positions(self) -> dict[Node, Mapping[Node, int]]:
+        """Node -> where it finds what it reads (its own position included): writing in place moves it."""
+        found: dict[Node, Mapping[Node, int]] = {}
+        for position, (node, at) in enumerate(standings(self.graph)):
+            found[node] = {**{other: at[other] for other in node.all_input_nodes}, node: position}
+        return found
 
 
 def read_program(graph: Graph) -> Program:
