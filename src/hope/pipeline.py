@@ -205,7 +205,8 @@ def schedule(
     file: RunCheckpoint | None,
 ) -> tuple[Collected, tuple[str, ...]]:
     """The actions that meet a budget, in order, and what a user should know of the choice."""
-    progress, begun = options.progress, file.read() if file is not None else Resume()
+    progress = options.progress
+    begun = file.read(space.anatomy, len(space.branches)) if file is not None else Resume()
     undecided = space.judged and (not begun.steps or begun.deciding is not None)
     if space.method.needs_sensitivity and (not space.judged or (undecided and not ordered(begun))):
         space = with_sensitivities(model, space, judges.best, progress=progress)

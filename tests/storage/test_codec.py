@@ -18,8 +18,9 @@ from hypothesis import strategies as st
 from torch import nn
 
 import hope
+from hope._util.digest import digest_of
 from hope.reasons import Cause, Reason
-from hope.storage.codec import Format, decode, digest_of, encode, json_schema, pack, unpack
+from hope.storage.codec import Format, decode, encode, json_schema, pack, unpack
 from hope.storage.record import PLAN, Details, StoredAnatomy
 from hope.storage.run import read_run
 from hope.structure.steps import Absorption, AnyStep, Evict, Merge, Prune

@@ -36,8 +36,21 @@ def recipe(layer: nn.Module) -> dict[str, Any] | None:
 def build(options: Mapping[str, Any], like: nn.Module) -> nn.Module:
     """The layer of a recipe, fresh, where `like` is and of its type."""
     place = next(like.parameters())
-    made = PLAIN[options["kind"]](**{name: value for name, value in options.items() if name != "kind"})
-    return made.to(device=place.device, dtype=place.dtype).train(like.training)
+    return _made(options).to(device=place.device, dtype=place.dtype).train(like.training)
+
+
+def shapes_of(options: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
+    """The shapes of a recipe's parameters; no memory is taken for them.
+
+    >>> shapes_of(recipe(nn.Linear(8, 3)))
+    {'weight': (3, 8), 'bias': (3,)}
+    """
+    with torch.device("meta"):
+        return {name: tuple(value.shape) for name, value in _made(options).state_dict().items()}
+
+
+def _made(options: Mapping[str, Any]) -> nn.Module:
+    return PLAIN[options["kind"]](**{name: value for name, value in options.items() if name != "kind"})
 
 
 def new_head(old: nn.Module, head: int | nn.Module | None, name: str, source: nn.Module) -> nn.Module:

@@ -10,6 +10,7 @@ last and names the arrays by theirs, so a folder is either as it was or complete
 from __future__ import annotations
 
 import math
+import reprlib
 from collections.abc import Mapping
 from os import PathLike
 from pathlib import Path
@@ -20,14 +21,14 @@ import torch
 from torch import Tensor, nn
 
 from hope._util.calls import duplicate
-from hope.deft.heads import PLAIN, build, new_head, recipe
+from hope.deft.heads import PLAIN, build, new_head, recipe, shapes_of
 from hope.deft.masks import in_head
 from hope.deft.tuning import Penalty, Tuning
 from hope.errors import CheckpointMismatch, DamagedFolder, InvalidHead
 from hope.rewrite.resize import get
 from hope.storage.adapter import ADAPTER, PLAN, AdapterRecord, Head, read_adapter, write_adapter
 from hope.storage.arrays import fingerprint, read_arrays
-from hope.storage.codec import not_as_it_should
+from hope.storage.codec import SENSELESS, not_as_it_should
 
 __all__ = ["PLAN", "load", "save"]
 
@@ -158,11 +159,36 @@ def load(folder: str | PathLike[str], model: nn.Module, *, head: nn.Module | Non
         if read_adapter(folder) == record:
             raise
         return load(folder, model, head=head)
-    new = _head(record.head, model, head)
     try:
+        _check_masks(record, arrays, model)
+        new = _head(record.head, arrays, model, head)
         return _rebuild(record, arrays, duplicate(model), new)
-    except (KeyError, TypeError) as error:
+    except InvalidHead:
+        raise
+    except (RuntimeError, *SENSELESS) as error:
         raise not_as_it_should(folder / PLAN, ADAPTER, error) from error
+
+
+def _check_masks(record: AdapterRecord, arrays: Mapping[str, Tensor], model: nn.Module) -> None:
+    """Refuse masks that do not broadcast to the model's tensors, before any is made.
+
+    Raises:
+        LookupError, AttributeError: there is no such tensor.
+        ValueError: it has another shape, or its bits are too few or too many.
+    """
+    prefix = f"{record.head.name}."
+    for kind, head, outlines in (("frozen", "", record.frozen), ("columns", prefix, record.columns)):
+        for name, outline in outlines.items():
+            if isinstance(outline, bool):
+                continue
+            shape, bits = get(model, f"{head}{name}").shape, arrays[f"{kind}/{name}"]
+            fits = len(outline) == len(shape) and all(
+                m in (1, n) for m, n in zip(outline, shape, strict=True)
+            )
+            if not fits or bits.numel() != -(-math.prod(outline) // 8):
+                raise ValueError(
+                    f"a mask of {name} must broadcast to {tuple(shape)}, got {reprlib.repr(outline)}"
+                )
 
 
 @torch.no_grad()
@@ -225,7 +251,7 @@ def _rewrite(
     return rewritten
 
 
-def _head(saved: Head, source: nn.Module, given: nn.Module | None) -> nn.Module:
+def _head(saved: Head, arrays: Mapping[str, Tensor], source: nn.Module, given: nn.Module | None) -> nn.Module:
     """The given module, or one made as the saved one was; refused unless it is like the saved one."""
     old = source.get_submodule(saved.name)
     known = _known_recipe(saved, old)
@@ -233,6 +259,8 @@ def _head(saved: Head, source: nn.Module, given: nn.Module | None) -> nn.Module:
         raise InvalidHead(
             f"the saved head is a {saved.kind} of its own making: pass a module that is made like it, head="
         )
+    if given is None:
+        _check_recipe(known or {}, _under(arrays, "head"))
     made = build(known or {}, old) if given is None else new_head(old, given, saved.name, source)
     wrong = _differences(saved, known, made)
     if wrong:
@@ -241,6 +269,13 @@ def _head(saved: Head, source: nn.Module, given: nn.Module | None) -> nn.Module:
             "pass a module that is made like it, head="
         )
     return made
+
+
+def _check_recipe(known: Mapping[str, Any], stored: Mapping[str, Tensor]) -> None:
+    """Refuse to make a head of other shapes than the stored one has."""
+    want, have = shapes_of(known), {name: tuple(value.shape) for name, value in stored.items()}
+    if want != have:
+        raise ValueError(f"the head's recipe gives {want}, but stored is {have}")
 
 
 def _known_recipe(saved: Head, old: nn.Module) -> dict[str, Any] | None:

@@ -7,15 +7,15 @@ interrupted goes on from there.
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Callable, Sequence
-from math import prod
+from math import isfinite, prod
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
+from hope._util.digest import is_sealed, parsed, sealed
 from hope._util.files import make_folder, write_file
 from hope._util.notes import note
 from hope._util.progress import bar
@@ -25,7 +25,7 @@ from hope.latency.runtime import Runtime, machine
 from hope.latency.stopwatch import Point
 from hope.latency.surface import Width
 
-FORMAT, VERSION = "hope-latency", 1
+FORMAT, VERSION = "hope-latency", 2
 TOGETHER = 24  # points that are measured in turns
 ENTRIES = 50_000_000  # that they may read and write together
 
@@ -37,6 +37,7 @@ class Kept(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
         machine: where it was measured (see `runtime.machine`).
         operators: operator -> "inputs x outputs" -> nanoseconds.
         networks: a network's digest -> nanoseconds of it at some widths.
+        sha256: a hash of the rest.
     """
 
     format: str = FORMAT
@@ -44,6 +45,7 @@ class Kept(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     machine: dict[str, Any]
     operators: dict[str, dict[str, float]] = {}
     networks: dict[str, list[float]] = {}
+    sha256: str = ""
 
 
 def cache_folder() -> Path:
@@ -69,12 +71,16 @@ class Table:
         if not self.path.exists():
             return None
         try:
-            kept = msgspec.json.decode(self.path.read_bytes(), type=Kept)
-        except (OSError, msgspec.DecodeError):
+            data = parsed(self.path.read_bytes())
+            if (data.get("format"), data.get("version")) != (FORMAT, VERSION):
+                note(f"{self.path} is of another version: latencies are measured anew")
+                return None
+            if not is_sealed(data):
+                note(f"{self.path} was altered after it was written: latencies are measured anew")
+                return None
+            kept = msgspec.convert(data, Kept)
+        except (OSError, OverflowError, RecursionError, ValueError):
             note(f"{self.path} cannot be read: latencies are measured anew")
-            return None
-        if (kept.format, kept.version) != (FORMAT, VERSION):
-            note(f"{self.path} is of another version: latencies are measured anew")
             return None
         other = [
             f"{name} {kept.machine.get(name)}, here {here[name]}"
@@ -84,13 +90,15 @@ class Table:
         if other:
             note(f"{self.path} was measured elsewhere ({other[0]}): latencies are measured anew")
             return None
+        if _drop_absurd(kept):
+            note(f"{self.path} has latencies that are not positive numbers: these are measured anew")
         return kept
 
     def write(self) -> None:
         """Keep what is known."""
         try:
             make_folder(self.path.parent)
-            write_file(self.path, json.dumps(msgspec.to_builtins(self.kept), indent=1).encode())
+            write_file(self.path, sealed(msgspec.to_builtins(self.kept), indent=1))
         except CannotWrite as error:
             raise CannotWrite(f"{error}; set HOPE_CACHE to a folder for measured latencies") from error
 
@@ -117,12 +125,29 @@ class Table:
                 done += len(some)
                 show(done)
 
-    def networks(self, digest: str, measure: Callable[[], list[float]]) -> list[float]:
-        """Times of whole networks, measured if they are not known yet."""
-        if digest not in self.kept.networks:
+    def networks(self, digest: str, count: int, measure: Callable[[], list[float]]) -> list[float]:
+        """Times of so many whole networks, measured if they are not known yet."""
+        if len(self.kept.networks.get(digest, ())) != count:
             self.kept.networks[digest] = [round(value, 1) for value in measure()]
             self.write()
         return self.kept.networks[digest]
+
+
+def _drop_absurd(kept: Kept) -> bool:
+    """Forget latencies that are not positive and finite; whether there were any."""
+    dropped = False
+    for known in kept.operators.values():
+        for key in [key for key, value in known.items() if not _sound(value)]:
+            del known[key]
+            dropped = True
+    for digest in [digest for digest, times in kept.networks.items() if not all(map(_sound, times))]:
+        del kept.networks[digest]
+        dropped = True
+    return dropped
+
+
+def _sound(nanoseconds: float) -> bool:
+    return isfinite(nanoseconds) and nanoseconds > 0
 
 
 def _key(width: Width) -> str:

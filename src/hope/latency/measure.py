@@ -65,7 +65,7 @@ def latency_model(
         with busy(f"measuring {anatomy.model} at {len(cuts)} widths, once: {runtime}", progress):
             return stopwatch.networks([narrow(model, anatomy, *cut) for cut in cuts], example)
 
-    measured = table.networks(_digest(anatomy, runtime, cuts), networks)
+    measured = table.networks(_digest(anatomy, runtime, cuts), len(cuts), networks)
     layout, moves = read_layout(anatomy, runtime.batch, runtime.engine), set(movable(anatomy))
     curves = [LatencyCurve(site, moves, block_of(runtime)) for site in layout.sites]
     points = [(curve.site.operator, width) for curve in curves for width in curve.points()]

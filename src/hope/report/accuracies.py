@@ -24,7 +24,7 @@ def read_accuracies(path: Path, total: int) -> list[tuple[int, float]]:
         data = json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise InvalidAccuracies(f"{path} cannot be read: {error.strerror}") from error
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise InvalidAccuracies(f"{path} is not JSON: {first_line(error)}") from error
     if not isinstance(data, dict):
         raise InvalidAccuracies(f'{path} is not an object: write it like {{"0": 0.93, "120": 0.91}}')

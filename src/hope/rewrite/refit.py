@@ -101,7 +101,8 @@ class LayerwiseRefit:
             return False
         own = {name: get(self.now.model, name) for name in spot.tensors}
         known = self.file.tensors if self.file is not None else {}
-        if own.keys() <= known.keys():  # an earlier attempt has come this far
+        same = (name in known and known[name].shape == tensor.shape for name, tensor in own.items())
+        if all(same):  # an earlier attempt has come this far
             self._pass(spot)
             for name, tensor in own.items():
                 tensor.copy_(known[name])

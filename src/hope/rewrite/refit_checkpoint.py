@@ -15,13 +15,14 @@ from torch import Tensor, nn
 
 from hope._util.files import make_folder, write_file
 from hope._util.hashing import told_inputs
+from hope._util.notes import note
 
 EVERY = 15.0  # seconds between two writes
 
 
 @dataclass
 class Fitted:
-    """A file with what a fit has come to. One of another fit is not gone on with.
+    """A file with what a fit has come to. One that is damaged or of another fit is not resumed.
 
     Attributes:
         path: where.
@@ -36,17 +37,25 @@ class Fitted:
 
     @classmethod
     def of(cls, path: Path, models: Sequence[nn.Module], inputs: Sequence[Any], rest: object) -> Fitted:
-        """The file of a fit, with what it has."""
+        """The file of a fit, with what it has; a note says if that cannot be used."""
         digest = hashlib.sha256(f"{rest} {told_inputs(list(inputs))}".encode())
         for model in models:
             digest.update(str(told_inputs(sorted(model.state_dict().items()))).encode())
         found = cls(path, digest.hexdigest())
         try:
             with safe_open(str(path), framework="pt") as file:
-                if (file.metadata() or {}).get("told") == found.told:
-                    found.tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-        except (OSError, SafetensorError):
-            pass
+                metadata = file.metadata() or {}
+                tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+        except FileNotFoundError:
+            return found
+        except (OSError, SafetensorError, AttributeError, LookupError, RuntimeError, TypeError, ValueError):
+            metadata, tensors = {}, {}
+        if metadata.get("sha256") != _digest(metadata.get("told", ""), tensors):
+            note(f"{path} is damaged: weights are fitted anew")
+        elif metadata["told"] != found.told:
+            note(f"{path} is of another fit: weights are fitted anew")
+        else:
+            found.tensors = tensors
         return found
 
     def note(self, tensors: Mapping[str, Tensor]) -> None:
@@ -55,9 +64,15 @@ class Fitted:
         if time.monotonic() - self._written < EVERY:
             return
         make_folder(self.path.parent)
-        write_file(self.path, save(self.tensors, metadata={"told": self.told}))
+        metadata = {"told": self.told, "sha256": _digest(self.told, self.tensors)}
+        write_file(self.path, save(self.tensors, metadata=metadata))
         self._written = time.monotonic()
 
     def remove(self) -> None:
         """The fit is finished."""
         self.path.unlink(missing_ok=True)
+
+
+def _digest(told: str, tensors: Mapping[str, Tensor]) -> str:
+    """A hash of what a file holds."""
+    return hashlib.sha256(f"{told} {told_inputs(sorted(tensors.items()))}".encode()).hexdigest()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -11,10 +10,13 @@ from typing import Any
 
 import msgspec
 
+from hope._util.digest import is_sealed, parsed, sealed
 from hope._util.files import make_folder, write_file
-from hope.structure.steps import AnyStep, Step
+from hope._util.notes import note
+from hope.structure.anatomy import Anatomy
+from hope.structure.steps import AnyStep, Evict, Step
 
-FORMAT, VERSION = "hope-partial", 3
+FORMAT, VERSION = "hope-partial", 4
 EVERY = 2.0  # seconds between two writes
 
 
@@ -50,23 +52,40 @@ class RunCheckpoint:
 
     Attributes:
         path: where.
-        settings: what the run depends on; a file of other settings is not gone on with.
+        settings: what the run depends on; a file of other settings is not resumed.
     """
 
     path: Path
     settings: Mapping[str, Any]
     _written: float = field(default=0.0)
 
-    def read(self) -> Resume:
-        """What was done so far; nothing if there is no file, or one of another run."""
+    def read(self, anatomy: Anatomy, blocks: int) -> Resume:
+        """What was done so far; nothing if there is no file. One that is damaged or of another run is not
+        resumed, which a note says.
+
+        Args:
+            anatomy: the network.
+            blocks: how many blocks can be evicted.
+        """
         try:
-            data = json.loads(self.path.read_bytes())
-            told = (data["format"], data["version"], data["settings"])
-            if told == (FORMAT, VERSION, self.settings):
-                steps: tuple[Step, ...] = tuple(msgspec.convert(data["steps"], list[AnyStep]))
-                return Resume(steps, msgspec.convert(data["deciding"], EvictionProgress | None))
-        except (OSError, ValueError, KeyError, TypeError):
-            pass
+            data = parsed(self.path.read_bytes())
+            if (data.get("format"), data.get("version")) != (FORMAT, VERSION):
+                return self._anew("was not written by this version")
+            if not is_sealed(data):
+                return self._anew("was altered after it was written")
+            if data["settings"] != self.settings:
+                return self._anew("is of another model, or of other options")
+            steps: tuple[Step, ...] = tuple(msgspec.convert(data["steps"], list[AnyStep]))
+            begun = Resume(steps, msgspec.convert(data["deciding"], EvictionProgress | None))
+            _check(begun, anatomy, blocks)
+        except FileNotFoundError:
+            return Resume()
+        except (OSError, ArithmeticError, LookupError, RecursionError, TypeError, ValueError):
+            return self._anew("cannot be read")
+        return begun
+
+    def _anew(self, why: str) -> Resume:
+        note(f"{self.path} {why}: the run starts anew")
         return Resume()
 
     def write(
@@ -79,14 +98,34 @@ class RunCheckpoint:
             "format": FORMAT,
             "version": VERSION,
             "schema": f"{FORMAT}-{VERSION}",
-            "settings": self.settings,
+            "settings": dict(self.settings),
             "steps": msgspec.to_builtins(list(steps)),
             "deciding": msgspec.to_builtins(deciding),
         }
         make_folder(self.path.parent)
-        write_file(self.path, json.dumps(data, separators=(",", ":")).encode())
+        write_file(self.path, sealed(data))
         self._written = time.monotonic()
 
     def remove(self) -> None:
         """The run is finished."""
         self.path.unlink(missing_ok=True)
+
+
+def _check(begun: Resume, anatomy: Anatomy, blocks: int) -> None:
+    """Refuse what cannot be done to this network.
+
+    Raises:
+        LookupError, ValueError: there is no such unit, neuron or block, or a neuron is removed twice.
+    """
+    removed: dict[str, set[int]] = {}
+    for step in begun.steps:
+        if isinstance(step, Evict):
+            anatomy.block(step.name)
+            continue
+        known, gone = range(anatomy.unit(step.name).neurons), removed.setdefault(step.name, set())
+        if not all(neuron in known for neuron in step.neurons) or not gone.isdisjoint(step.neurons):
+            raise ValueError(f"{step} cannot be done")
+        gone.update(step.gone)
+    for position, number in begun.deciding.evicted if begun.deciding is not None else ():
+        if not (0 <= position <= len(begun.steps) and 0 <= number < blocks):
+            raise ValueError(f"there is no block {number}, or no step {position}")

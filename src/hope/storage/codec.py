@@ -7,8 +7,8 @@ versions are brought up one by one before they are read.
 
 from __future__ import annotations
 
-import hashlib
 import json
+import reprlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +17,7 @@ from typing import Any, Generic, TypeVar, cast
 import msgspec
 import numpy as np
 
+from hope._util.digest import is_sealed, parsed, sealed
 from hope._util.files import write_file
 from hope.errors import DamagedFolder, first_line
 from hope.trace.labels import Ids
@@ -34,12 +35,15 @@ class Format(Generic[T]):
         what: what people call what is in it.
         record: the type of its record.
         migrations: the first makes version 2 of version 1, and so on: functions of plain data alone.
+        check: raises ValueError for plain data, of the version that is written, whose numbers would have
+            more memory taken than they may.
     """
 
     name: str
     what: str
     record: type[T]
     migrations: tuple[Callable[[Plain], Plain], ...] = ()
+    check: Callable[[Plain], None] = lambda plan: None
 
     @property
     def version(self) -> int:
@@ -74,22 +78,26 @@ def decode(data: Any, kind: type[T]) -> T:
 def write_record(path: Path, form: Format[T], record: T) -> None:
     """Write a record, all or nothing."""
     plan = {"format": form.name, "version": form.version, "schema": form.schema, **encode(record)}
-    plan["sha256"] = digest_of(plan)
-    write_file(path, json.dumps(plan, separators=(",", ":")).encode())
+    write_file(path, sealed(plan))
 
 
-def read_record(path: Path, form: Format[T]) -> T:
+def read_record(path: Path, form: Format[T], before: Callable[[Plain], None] = lambda plan: None) -> T:
     """Read a record that this package wrote, in whatever version, and check it.
+
+    Args:
+        before: looks at the plain data of whatever version, before anything is made of it.
 
     Raises:
         DamagedFolder: there is no such file, or it is truncated, altered, foreign, or of a newer version.
     """
     plan = _read(path, form)
     try:
+        before(plan)
         plan = brought_up(plan, form)
+        form.check(plan)
         body = {key: value for key, value in plan.items() if key not in _ENVELOPE}
         return decode(body, form.record)
-    except (msgspec.ValidationError, AttributeError, LookupError, TypeError, ValueError) as error:
+    except SENSELESS as error:
         raise not_as_it_should(path, form, error) from error
 
 
@@ -104,6 +112,7 @@ def stored_files(path: Path, form: Format[Any]) -> set[str]:
     return {file for file, digest in pairs if file.endswith(f"-{digest}.safetensors")}
 
 
+SENSELESS = (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError)
 _ENVELOPE = ("format", "version", "schema", "sha256")
 
 
@@ -112,19 +121,20 @@ def _read(path: Path, form: Format[Any]) -> Plain:
     if not path.is_file():
         raise DamagedFolder(f"{path.parent} is not a saved {form.what}: it has no {path.name}")
     try:
-        plan = json.loads(path.read_bytes())
-    except (ValueError, RecursionError) as error:
+        plan = parsed(path.read_bytes())
+    except ValueError as error:
         raise DamagedFolder(
             f"{path} is truncated or not JSON: copy the folder again, or save the {form.what} again"
         ) from error
-    if not isinstance(plan, dict) or plan.get("format") != form.name:
+    if plan.get("format") != form.name:
         raise DamagedFolder(f"{path} was not written by this package")
     version = plan.get("version")
     if type(version) is not int or not 1 <= version <= form.version:
         raise DamagedFolder(
-            f"{path} has version {version}, this package reads {form.version}: update the package"
+            f"{path} has version {reprlib.repr(version)}, this package reads {form.version}: "
+            "update the package"
         )
-    if plan.get("sha256") != digest_of(plan):
+    if not is_sealed(plan):
         raise DamagedFolder(
             f"{path} was altered after it was saved: copy the folder again, or save the {form.what} again"
         )
@@ -140,14 +150,9 @@ def brought_up(plan: Plain, form: Format[Any]) -> Plain:
 
 def not_as_it_should(path: Path, form: Format[Any], error: Exception) -> DamagedFolder:
     """What to say of a file that is whole and yet makes no sense."""
-    said = first_line(error) if isinstance(error, msgspec.ValidationError) else repr(error)
+    kind = "" if isinstance(error, msgspec.ValidationError) else f"{type(error).__name__}: "
+    said = f"{kind}{first_line(error)}"
     return DamagedFolder(f"{path} does not say what it should ({said}): save the {form.what} again")
-
-
-def digest_of(plan: Plain) -> str:
-    """A hash of a file's content, without the hash that it carries."""
-    body = {key: value for key, value in plan.items() if key != "sha256"}
-    return hashlib.sha256(json.dumps(body, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
 
 
 def json_schema(form: Format[Any]) -> Plain:
@@ -205,20 +210,49 @@ def unpack(packed: Any) -> Ids:
     >>> unpack([8, 2, 2, 4, 2, 1])
     array([-1, -1, -1, -1,  0,  0,  1,  1])
     """
-    if isinstance(packed, list) and len(packed) == 1:
-        return np.array(msgspec.convert(packed[0], list[int]), dtype=np.int64)
-    owner = _laid_out(msgspec.convert(packed, tuple[int, int, int, int, int, int]))
-    if owner is None:
-        raise ValueError(f"{packed} leads out of the tensor")
+    told = _told(packed)
+    if len(told) == 1:
+        return np.array(told[0], dtype=np.int64)
+    owner = _laid_out(told)
+    assert owner is not None
     return owner
+
+
+def extent(packed: Any) -> tuple[int, int]:
+    """How many places and how many neurons packed owners are of; no array is made.
+
+    >>> extent([8, 2, 2, 4, 2, 1]), extent([[0, 1, 1]])
+    ((8, 2), (3, 2))
+
+    Raises:
+        ValueError: they lead out of the tensor, or are no owners.
+    """
+    told = _told(packed)
+    return (len(told[0]), max(told[0], default=-1) + 1) if len(told) == 1 else (told[0], told[1])
+
+
+def _told(packed: Any) -> Any:
+    """Packed owners, if they are some: a list of whole numbers in a list, or six numbers that stay inside."""
+    if isinstance(packed, list) and len(packed) == 1:
+        return [msgspec.convert(packed[0], list[int])]
+    numbers = msgspec.convert(packed, tuple[int, int, int, int, int, int])
+    if not _inside(*numbers):
+        raise ValueError(f"{reprlib.repr(packed)} leads out of the tensor")
+    return numbers
+
+
+def _inside(size: int, neurons: int, places: int, start: int, down: int, across: int) -> bool:
+    """Whether owners by six numbers stay inside the tensor; a place has one owner."""
+    corners = [start + down * n + across * p for n in (0, neurons - 1) for p in (0, places - 1)]
+    positive = neurons > 0 and places > 0
+    return positive and min(corners) >= 0 and max(corners) < size and neurons * places <= size
 
 
 def _laid_out(packed: Any) -> Ids | None:
     """Owners by six numbers; None if these lead out of the tensor."""
-    size, neurons, places, start, down, across = packed
-    corners = [start + down * n + across * p for n in (0, neurons - 1) for p in (0, places - 1)]
-    if not (min(corners) >= 0 and max(corners) < size and neurons > 0 and places > 0):
+    if not _inside(*packed):
         return None
+    size, neurons, places, start, down, across = packed
     owner = np.full(size, -1, dtype=np.int64)
     rows = np.arange(neurons)[:, None]
     owner[start + down * rows + across * np.arange(places)[None, :]] = rows

@@ -10,6 +10,7 @@ from math import prod
 from typing import Any
 
 Plain = dict[str, Any]  # a JSON object
+MOST = 1 << 26  # places that all units of a network may have together, whatever a file says
 
 
 # ---- runs --------------------------------------------------------------------------------------------------
@@ -96,6 +97,10 @@ def _action(data: Plain) -> list[Any]:
 def _anatomy(data: Plain) -> Plain:
     shapes = data["shapes"]
     streams = [one for one in data["streams"] if one.get("owners")]  # nothing could be done with others
+    parts = [part for one in (*data["layers"], *streams) for part in one["slices"]]
+    total = sum(shapes[part["tensor"]][part["dim"]] for part in parts)
+    if total > MOST:
+        raise ValueError(f"units must have at most {MOST:,} places, got {total:,}")
     kept = ("model", "blocks", "shapes", "parameters", "positions", "aliases")
     return {
         **{name: data[name] for name in kept},
@@ -140,7 +145,7 @@ def _stream(data: Plain, shapes: Plain) -> Plain:
     reading = [p["tensor"] for p in parts if p["role"] == "in"]
     ordered = [tensor for module in data["readers"] for tensor in reading if _module(tensor) == module]
     entries = {
-        id(p): len(_index(p["index"])) * prod(shapes[p["tensor"]]) // shapes[p["tensor"]][p["dim"]]
+        id(p): len(_index(p["index"], MOST)) * prod(shapes[p["tensor"]]) // shapes[p["tensor"]][p["dim"]]
         for p in parts
     }
     return {
@@ -178,8 +183,8 @@ def _places(part: Plain, index: list[Any], owners: list[Any] | None, shapes: Pla
     packed: list[Any] = [size, *index]
     if owners is not None or isinstance(index[0], list):
         owner = [-1] * size
-        rows = _index(index)
-        names = [row[0] for row in _index(owners)] if owners is not None else range(len(rows))
+        rows = _index(index, size)
+        names = [row[0] for row in _index(owners, size)] if owners is not None else range(len(rows))
         for neuron, row in zip(names, rows, strict=True):
             for position in row:
                 owner[position] = neuron
@@ -187,11 +192,15 @@ def _places(part: Plain, index: list[Any], owners: list[Any] | None, shapes: Pla
     return {"tensor": part["tensor"], "dim": part["dim"], "role": part["role"], "owner": packed}
 
 
-def _index(packed: list[Any]) -> list[list[int]]:
-    """Rows of positions, from [rows, columns, start, step per row, step per column] or as they are."""
+def _index(packed: list[Any], most: int) -> list[list[int]]:
+    """Rows of so many positions at most, from [rows, columns, start, step per row, step per column] or as
+    they are.
+    """
     if isinstance(packed[0], list):
         return packed
     rows, columns, start, down, across = packed
+    if max(rows, 1) * max(columns, 1) > most:
+        raise ValueError(f"{rows} rows of {columns} positions must be at most {most} positions")
     return [[start + down * row + across * column for column in range(columns)] for row in range(rows)]
 
 

@@ -11,8 +11,8 @@ import msgspec
 from hope.latency.timing import Timing
 from hope.reasons import Reason
 from hope.storage.arrays import Arrays
-from hope.storage.codec import Format
-from hope.storage.migrations import run_to_2, run_to_3
+from hope.storage.codec import Format, Plain, extent
+from hope.storage.migrations import MOST, run_to_2, run_to_3
 from hope.structure.anatomy import Anatomy
 from hope.structure.steps import AnyStep
 from hope.structure.units import Skipped, Unit
@@ -137,6 +137,66 @@ class RunRecord(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
             raise ValueError("there is not a time for each step")
         if not isinstance(self.method.get("name"), str):
             raise ValueError("the method has no name")
+        if not all(0 <= count <= len(self.trajectory) for count in (self.steps, *self.stops)):
+            raise ValueError(f"a number of steps must be between 0 and {len(self.trajectory)}")
 
 
-RUN = Format("hope-run", "run", RunRecord, (run_to_2, run_to_3))
+class _Shapes(msgspec.Struct):
+    model: str
+    shapes: dict[str, tuple[int, ...]]
+
+
+class AnatomyShapes(msgspec.Struct):
+    """The part of a record that has been the same in every version."""
+
+    anatomy: _Shapes
+
+
+class _PlacesTold(msgspec.Struct):
+    """`Places` whose owners are still packed."""
+
+    tensor: str
+    dim: int
+    owner: Any
+
+
+class _UnitTold(msgspec.Struct):
+    name: str
+    neurons: int
+    places: tuple[_PlacesTold, ...]
+
+
+class _AnatomyTold(msgspec.Struct):
+    units: tuple[_UnitTold, ...]
+    shapes: dict[str, tuple[int, ...]]
+
+
+class _RunTold(msgspec.Struct):
+    anatomy: _AnatomyTold
+
+
+def check_places(plan: Plain) -> None:
+    """Refuse owners that are of other sizes than their tensors, or too many, before arrays are made of them.
+
+    Raises:
+        ValueError: what is wrong.
+    """
+    anatomy, total = msgspec.convert(plan, _RunTold).anatomy, 0
+    for unit in anatomy.units:
+        widest = 0
+        for place in unit.places:
+            (size, neurons), shape = extent(place.owner), anatomy.shapes[place.tensor]
+            if not 0 <= place.dim < len(shape) or size != shape[place.dim]:
+                raise ValueError(f"{place.tensor} has shape {shape}, dimension {place.dim} is told as {size}")
+            if neurons > unit.neurons:
+                raise ValueError(
+                    f"{place.tensor} has {neurons} neurons of {unit.name}, which has {unit.neurons}"
+                )
+            total, widest = total + size, max(widest, size)
+        if unit.neurons > widest:
+            raise ValueError(f"{unit.name} has {unit.neurons} neurons in at most {widest} places")
+    if total > MOST:
+        raise ValueError(f"units must have at most {MOST:,} places, got {total:,}")
+
+
+RUN = Format("hope-run", "run", RunRecord, (run_to_2, run_to_3), check_places)

@@ -13,10 +13,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, cast
 
+import msgspec
 import numpy as np
 from torch import Tensor, nn
 
 from hope._util.calls import duplicate, unlabelled
+from hope._util.digest import digest_of
 from hope._util.locks import locked
 from hope._util.notes import note
 from hope.errors import CheckpointMismatch, DamagedFolder, InfeasibleBudget, InvalidAction, first_line
@@ -39,10 +41,10 @@ from hope.storage.arrays import (
     state,
     write_arrays,
 )
-from hope.storage.codec import digest_of, not_as_it_should, read_record, stored_files, write_record
+from hope.storage.codec import SENSELESS, Plain, not_as_it_should, read_record, stored_files, write_record
 from hope.storage.inputs import read_inputs, write_inputs
 from hope.storage.moments import read_moments, write_moments
-from hope.storage.record import PLAN, RUN, Details, Moments, RunRecord, StoredAnatomy
+from hope.storage.record import PLAN, RUN, AnatomyShapes, Details, Moments, RunRecord, StoredAnatomy
 from hope.structure.anatomy import Anatomy
 from hope.structure.sizes import sizes, stored
 from hope.structure.steps import AnyStep, Step
@@ -221,18 +223,30 @@ class Run:
         return read_moments(self.folder, self.moments) if self.held is None else dict(self.held)
 
 
-def read_run(folder: str | os.PathLike[str]) -> Run:
+def read_run(folder: str | os.PathLike[str], model: nn.Module | None = None) -> Run:
     """Read a saved run's plan, without its weights.
+
+    Args:
+        model: of which architecture it must be, if that is known: no other shapes are believed.
 
     Raises:
         DamagedFolder: the folder is incomplete, altered, not one of ours, or from a newer version.
+        CheckpointMismatch: the model is of another architecture.
     """
     folder = Path(folder)
-    record = read_record(folder / PLAN, RUN)
+
+    def before(plan: Plain) -> None:
+        if model is not None:
+            told = msgspec.convert(plan, AnatomyShapes).anatomy
+            bare = Anatomy(told.model, (), (), (), told.shapes, frozenset(), {}, {}, {})
+            check_architecture(bare, model, folder)
+
+    record = read_record(folder / PLAN, RUN, before)
     anatomy = record.anatomy.read()
     try:
         table, stored_bytes = sizes(anatomy, record.trajectory), stored(anatomy, record.trajectory)
-    except (LookupError, ValueError, InvalidAction) as error:
+        times = np.array(record.times, dtype=np.int64) if record.times else None
+    except (AssertionError, *SENSELESS) as error:
         raise not_as_it_should(folder / PLAN, RUN, error) from error
     return Run(
         folder,
@@ -243,7 +257,7 @@ def read_run(folder: str | os.PathLike[str]) -> Run:
             table,
             record.stops,
             stored_bytes,
-            np.array(record.times, dtype=np.int64) if record.times else None,
+            times,
         ),
         record.steps,
         record.method,
@@ -298,19 +312,18 @@ def load(
     given = {
         "density": density, "params": params, "macs": macs, "size": size, "latency": latency, "steps": steps
     }  # fmt: skip
-    run = read_run(folder)
+    run = read_run(folder, model)
     while True:
         try:
             return _load(run, model, given, calibration)
         except DamagedFolder:  # unless another save has replaced the run and removed its files meanwhile
-            now = read_run(folder)
+            now = read_run(folder, model)
             if now.files == run.files:
                 raise
             run = now
 
 
 def _load(run: Run, model: nn.Module, given: dict[str, Any], calibration: Iterable[Any] | None) -> nn.Module:
-    check_architecture(run.anatomy, model, run.folder)
     if any(value is not None for value in given.values()) and not _is_trained_at(run, given):
         return _replay(run, model, given, calibration)
     weights = read_arrays(run.folder, run.arrays)
