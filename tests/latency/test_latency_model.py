@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from itertools import pairwise
+from math import inf, nan
 from pathlib import Path
 
 import numpy as np
@@ -14,6 +15,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import hope
+from hope._util.digest import sealed
 from hope.demo import DigitsNet
 from hope.errors import CannotExport
 from hope.latency.cache import Table
@@ -211,7 +213,19 @@ def test_a_table_of_another_machine_is_measured_anew_and_that_is_said(
     assert other.points
 
 
-@pytest.mark.parametrize("content", [b"{", b"[]", b'{"format":"hope-latency","version":99,"machine":{}}'])
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"{",
+        b"[]",
+        b"[" * 100_000,
+        b'{"format":"hope-latency","version":99,"machine":{}}',
+        sealed({"format": "hope-latency", "version": 2, "machine": json.loads("[" * 500 + "]" * 500)}),
+        sealed({"format": "hope-latency", "version": 2, "machine": {}, "operators": {"a": {"b": [[1]]}}}),
+        sealed({"format": "hope-latency", "version": 2, "machine": {}, "networks": {"a": [10**400]}}),
+    ],
+    ids=range(7),
+)
 def test_a_damaged_table_is_measured_anew(
     content: bytes, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -221,6 +235,42 @@ def test_a_damaged_table_is_measured_anew(
         path.write_bytes(content)
         assert Table(TORCH).kept.operators == {}
     assert "measured anew" in capsys.readouterr().err
+
+
+def test_a_changed_latency_is_noticed(
+    network: nn.Module, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with faked(folder=str(tmp_path)):
+        before = hope.encode(network, EXAMPLE, latency=0.9)
+        (path,) = tmp_path.glob("latency/*.json")
+        told = json.loads(path.read_text())
+        told["networks"] = {digest: [2 * one for one in times] for digest, times in told["networks"].items()}
+        path.write_text(json.dumps(told))
+        after = hope.encode(network, EXAMPLE, latency=0.9)
+    assert "was altered after it was written: latencies are measured anew" in capsys.readouterr().err
+    assert after.trajectory.steps == before.trajectory.steps
+
+
+@pytest.mark.parametrize("absurd", [0.0, -5.0, inf, -inf, nan])
+def test_only_latencies_that_are_positive_and_finite_are_kept(
+    absurd: float, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    operator = TimedOperator("linear", (1,))
+    points: list[Point] = [(operator, (k, 1)) for k in (1, 2)]
+    with faked(folder=str(tmp_path)):
+        table = Table(TORCH)
+        table.fill(points, lambda _: [absurd, EACH], progress=False)
+        table.networks("a", 2, lambda: [EACH, absurd])
+        table.networks("b", 2, lambda: [EACH, EACH])
+        again, measured = Table(TORCH), list[Point]()
+        again.fill(points, lambda some: [measured.append(one) or EACH for one in some], progress=False)  # type: ignore[func-returns-value]
+        assert again.networks("a", 2, lambda: [1.0, 2.0]) == [1.0, 2.0]
+        assert again.networks("b", 2, lambda: [1.0, 2.0]) == [EACH, EACH]
+        assert again.networks("b", 3, lambda: [1.0, 2.0, 3.0]) == [1.0, 2.0, 3.0]
+    assert measured == points[:1]
+    told = capsys.readouterr().err
+    assert told.endswith("has latencies that are not positive numbers: these are measured anew\n")
+    assert told.count("\n") == 1
 
 
 def test_an_interrupted_measurement_goes_on_where_it_was(tmp_path: Path) -> None:

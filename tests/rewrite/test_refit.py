@@ -507,3 +507,31 @@ def test_a_file_of_another_fit_is_not_gone_on_with(tmp_path: Path) -> None:
     file.write_bytes(b"something else")
     again = hope.refit(net, small, [x], checkpoint=file)
     torch.testing.assert_close(again(x), hope.refit(net, small, [x])(x))
+
+
+def test_a_flipped_bit_in_the_file_of_a_fit_is_noticed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 2)).eval()
+    x = torch.randn(64, 6)
+    small = hope.cut(net, hope.inspect(net, x), [hope.Prune("0", 2)])
+    whole, file = hope.refit(net, small, [x]), tmp_path / "fit"
+    monkeypatch.setattr(refit_checkpoint, "EVERY", 0.0)
+    with monkeypatch.context() as patch:
+        patch.setattr(refit_checkpoint.Fitted, "remove", lambda self: None)
+        hope.refit(net, small, [x], checkpoint=file)
+    content = file.read_bytes()
+    for position in (*range(0, len(content), len(content) // 12), len(content) - 1):
+        file.write_bytes(content[:position] + bytes([content[position] ^ 16]) + content[position + 1 :])
+        capsys.readouterr()
+        again = hope.refit(net, small, [x], checkpoint=file)
+        told = capsys.readouterr().err
+        assert told in {
+            f"note: {file} is {why}: weights are fitted anew\n" for why in ("damaged", "of another fit")
+        }
+        assert all(torch.equal(value, whole.state_dict()[name]) for name, value in again.state_dict().items())
+    file.write_bytes(content)
+    other = hope.refit(net, small, [x + 1], checkpoint=file)
+    assert "is of another fit: weights are fitted anew" in capsys.readouterr().err
+    assert not torch.equal(other[2].weight, whole[2].weight)

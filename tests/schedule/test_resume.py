@@ -13,6 +13,7 @@ import torch
 from msgspec.structs import replace
 
 import hope
+from hope._util.digest import digest_of
 from hope._util.hashing import told_inputs
 from hope.demo import DigitsNet
 from hope.schedule import resume
@@ -111,3 +112,87 @@ def test_a_file_of_other_calibration_inputs_is_not_gone_on_with() -> None:
     assert told_inputs([first[0].bfloat16()]) != told_inputs([])
     assert hope.Absorb(calibration=first).to_dict()["calibration"] == told[2]
     assert hope.Paper(calibration=first).to_dict()["calibration"] == told[2]
+
+
+def interrupted(net: torch.nn.Module, file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A run that has written some steps and no more."""
+    write = resume.RunCheckpoint.write
+
+    def stop(self: Any, *args: Any, **kwargs: Any) -> None:
+        write(self, *args, **{**kwargs, "now": True})
+        raise Stopped
+
+    with monkeypatch.context() as patch:
+        patch.setattr("hope.schedule.run_to_budget.CHUNK", 8)
+        patch.setattr(resume.RunCheckpoint, "write", stop)
+        with pytest.raises(Stopped):
+            hope.encode(net, EXAMPLE, density=0.5, method="hope", checkpoint=file)
+
+
+def test_a_changed_number_in_a_checkpoint_is_noticed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    net, file = model(), tmp_path / "partial.json"
+    whole = hope.encode(net, EXAMPLE, density=0.5, method="hope")
+    interrupted(net, file, monkeypatch)
+    data = json.loads(file.read_text())
+    data["steps"][0][-3] = 1234.5  # what the first step cost
+    file.write_text(json.dumps(data))
+    capsys.readouterr()
+    again = hope.encode(net, EXAMPLE, density=0.5, method="hope", checkpoint=file)
+    assert again.trajectory.steps == whole.trajectory.steps
+    assert capsys.readouterr().err == f"note: {file} was altered after it was written: the run starts anew\n"
+
+
+DEEP = json.loads("[" * 500 + "]" * 500)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"steps": [["prune", "nowhere", [0], 0.0, 0, 0.0]]},
+        {"steps": [["prune", "stem.0", [10**30], 0.0, 0, 0.0]]},
+        {"steps": [["prune", "stem.0", [-1], 0.0, 0, 0.0]]},
+        {"steps": [["prune", "stem.0", [0], 0.0, 0, 0.0]] * 2},
+        {"steps": [["evict", "nowhere", None, 0.0, 0, 0.0]]},
+        {"steps": [["prune", "stem.0", [[0]], 0.0, 0, 0.0]]},
+        {"steps": [["prune", "stem.0", [0], 10**400, 0, 0.0]]},
+        {"steps": DEEP},
+        {"steps": None},
+        {"steps": {"prune": float("nan")}},
+        {"deciding": {"levels": 1, "evicted": [[0, 10**30]]}},
+        {"deciding": {"levels": 1, "evicted": [[-1, 0]]}},
+        {"deciding": DEEP},
+        {"settings": DEEP},
+        {"format": DEEP},
+        {"version": [4]},
+    ],
+    ids=lambda change: str(change)[:60],
+)
+def test_a_checkpoint_that_makes_no_sense_is_told_in_a_line(
+    tmp_path: Path,
+    change: dict[str, Any],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    net, file = model(), tmp_path / "partial.json"
+    interrupted(net, file, monkeypatch)
+    data = {**json.loads(file.read_text()), **change}
+    file.write_text(json.dumps({**data, "sha256": digest_of(data)}))
+    capsys.readouterr()
+    assert hope.encode(net, EXAMPLE, density=0.9, method="hope", checkpoint=file).steps > 0
+    told = capsys.readouterr().err
+    assert told.endswith(": the run starts anew\n")
+    assert ("other options" in told) == ("settings" in change)
+    assert told.count("\n") == 1
+
+
+@pytest.mark.parametrize("content", [b"", b"[]", b"\xff\xfe", b"[" * 100_000, b'{"a":' * 100_000])
+def test_a_checkpoint_that_is_no_record_is_told_in_a_line(
+    tmp_path: Path, content: bytes, capsys: pytest.CaptureFixture[str]
+) -> None:
+    net, file = model(), tmp_path / "partial.json"
+    file.write_bytes(content)
+    begun = resume.RunCheckpoint(file, {}).read(hope.inspect(net, EXAMPLE), 0)
+    assert begun == resume.Resume()
+    assert capsys.readouterr().err.count("the run starts anew\n") == 1

@@ -52,7 +52,7 @@ class Fitted:
             metadata, tensors = {}, {}
         if metadata.get("sha256") != _digest(metadata.get("told", ""), tensors):
             note(f"{path} is damaged: weights are fitted anew")
-        elif metadata["told"] != found.told:
+        elif metadata.get("told") != found.told:
             note(f"{path} is of another fit: weights are fitted anew")
         else:
             found.tensors = tensors
