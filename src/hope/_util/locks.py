@@ -23,6 +23,7 @@ except ImportError:  # Windows
     fcntl = None  # type: ignore[assignment]
 
 LOCK, OWNER = ".hope.lock", ".hope.owner"  # the second where files cannot be locked
+PATIENCE = 1.0  # seconds in which an owner that has just locked the file writes its name in it
 NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP)  # of a file system without locks
 
 
@@ -75,7 +76,7 @@ def _acquire(folder: Path, place: Path) -> int | None:
         folder: as the caller names it.
         place: its real path.
     """
-    path = place / LOCK
+    path, begun = place / LOCK, time.monotonic()
     while True:
         make_folder(folder)
         if fcntl is None:
@@ -92,7 +93,10 @@ def _acquire(folder: Path, place: Path) -> int | None:
                 return held
         except BlockingIOError:
             assert file is not None
-            raise _refusal(folder, _read_owner(file)) from None
+            owner = _read_owner(file)
+            if owner or time.monotonic() - begun > PATIENCE:
+                raise _refusal(folder, owner) from None
+            time.sleep(PATIENCE / 100)
         except FileNotFoundError:  # the previous owner has removed the empty folder
             continue
         except OSError as error:
