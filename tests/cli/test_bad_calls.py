@@ -154,6 +154,7 @@ CALLS = [
     (ENCODE + " --out {m}/below/it --density 0.5", "model.py is a file"),
     (ENCODE + " --out /proc/nowhere/run --density 0.5", "cannot be"),
     (ENCODE + " --out {f}/run --density 0.5", "has a run already: give --resume"),
+    (ENCODE + " --density 0.5 --out=", "argument --out: a path must be given, got ''"),
     (EXTRACT + " --out {f}/none/x.safetensors", "there is no folder"),
     (EXTRACT + " --out {f}/x.safetensors --density 0.01", "comes down to density="),
     ("extract {f}/empty {m}:build --input 2x3 --out {f}/x.safetensors", "is not a saved run"),

@@ -16,6 +16,9 @@ from hope.cli.main import main
 from hope.cli.models import make
 from hope.demo import DigitsNet as Network
 from hope.errors import MissingData
+from hope.methods import Absorb
+from hope.run.checkpoint import Checkpoint
+from hope.storage.run import fingerprint
 
 ROOT = Path(__file__).resolve().parents[2]
 MODEL = """
@@ -145,7 +148,7 @@ def test_a_run_on_random_weights_can_be_had_at_other_budgets(file: Path, tmp_pat
     state = torch.get_rng_state()
     assert main(["encode", *model, "--density", "0.5", "--out", run]) == 0
     small = tmp_path / "small.safetensors"
-    assert main(["extract", run, "--density", "0.75", "--out", str(small)]) == 0
+    assert main(["extract", run, "--trust-source", "--density", "0.75", "--out", str(small)]) == 0
     assert load_file(small)["0.weight"].shape[0] == 6
     assert torch.equal(torch.get_rng_state(), state)  # of whoever calls it
 
@@ -200,7 +203,7 @@ def test_a_run_with_another_multiple_is_made_anew(file: Path, capsys: pytest.Cap
     weights = file.parent / "w.safetensors"
     save_file(make(f"{file}:build").state_dict(), weights)
     given = ["encode", f"{file}:build", "--weights", str(weights), "--input", "1x3x8x8", "--density", "0.5"]
-    given += ["--out", str(file.parent / "run"), "--resume"]
+    given += ["--out", str(file.parent / "run"), "--resume", "--force"]
     assert main([*given, "--multiple-of", "2"]) == 0
     for multiple, there in (("2", True), ("4", False), ("4", True), ("1", False)):
         capsys.readouterr()
@@ -216,7 +219,7 @@ def test_a_run_with_other_options_is_made_anew_and_they_are_named(
         np.save(tmp_path / f"{name}.npy", rng.normal(size=(4, 3, 8, 8)).astype(np.float32))
     run = tmp_path / "run"
     given = ["encode", f"{file}:build", "--weights", str(checkpoint), "--input", "1x3x8x8"]
-    given += ["--density", "0.5", "--out", str(run), "--resume"]
+    given += ["--density", "0.5", "--out", str(run), "--resume", "--force"]
     hope, absorb = ["--method", "hope"], ["--method", "absorb"]
     for more, differs in (
         (hope, None),
@@ -247,6 +250,57 @@ def test_a_run_with_other_options_is_made_anew_and_they_are_named(
     save_file({name: tensor + 1 for name, tensor in load_file(checkpoint).items()}, checkpoint)
     assert main([*given, *more]) == 0
     assert "(it has other weights): it is made anew" in capsys.readouterr().out
+
+
+def test_resume_does_not_replace_a_run_of_other_options(
+    file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    plan, partial = tmp_path / "run" / "trajectory.json", tmp_path / "run" / "partial.json"
+    given = ["encode", f"{file}:build", "--input", "1x3x8x8", "--out", str(plan.parent), "--resume"]
+    assert main([*given, "--density", "0.5"]) == 0
+    before = plan.read_bytes()
+    for more, differs in (
+        (["--density", "0.75"], "another budget"),
+        (["--density", "0.5", "--method", "hope"], "method was absorb, not hope"),
+    ):
+        assert main([*given, *more]) == 2
+        err = capsys.readouterr().err
+        assert f"{plan.parent} has a run of other options ({differs}" in err
+        assert "give the same options to resume it, --force too to replace it" in err
+    plan.write_bytes(before[:-20])
+    assert main([*given, "--density", "0.5"]) == 2  # what cannot be read may be another's
+    assert plan.read_bytes() == before[:-20]
+    assert main([*given, "--density", "0.75", "--force"]) == 0
+    assert plan.read_bytes() != before
+    assert not partial.exists()
+
+
+def test_resume_does_not_replace_an_interrupted_run_of_other_options(
+    file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    partial = tmp_path / "run" / "partial.json"
+    model = make(f"{file}:build").eval()
+    told = {"original": fingerprint(model), "method": Absorb(look=False).told(), "evict": True, "exclude": []}
+    Checkpoint(partial, told).write([], now=True)
+    before = partial.read_bytes()
+    given = ["encode", f"{file}:build", "--input", "1x3x8x8", "--out", str(partial.parent), "--resume"]
+    for more, differs in (
+        (["--method", "hope"], "method was absorb, not hope"),
+        (["--no-evict"], "(evict was True, not False)"),
+        (["--streams"], "(streams was False, not True)"),
+    ):
+        assert main([*given, "--density", "0.5", *more]) == 2
+        err = capsys.readouterr().err
+        assert f"{partial.parent} has an interrupted run of other options (" in err
+        assert differs in err
+        assert partial.read_bytes() == before
+    assert main([*given, "--macs", "0.5"]) == 2
+    assert "ranked was params, not macs" in capsys.readouterr().err
+    weights = tmp_path / "w.safetensors"
+    save_file({name: tensor + 1 for name, tensor in model.state_dict().items()}, weights)
+    assert main([*given, "--density", "0.5", "--weights", str(weights)]) == 2
+    assert "(it has other weights)" in capsys.readouterr().err
+    assert main([*given, "--density", "0.5", "--no-evict", "--force"]) == 0
 
 
 def test_a_multiple_that_no_width_can_have_is_named(

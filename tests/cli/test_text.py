@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
+import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -120,3 +123,63 @@ def test_code_in_the_folder_of_a_model_is_never_run(tmp_path: Path, monkeypatch:
     (tmp_path / "config.json").write_text(json.dumps(config))
     assert main(["inspect", f"hf:{tmp_path}", "--input", "1x8"]) != 0
     assert not (tmp_path / "ran").exists()
+
+
+def changed(folder: Path, target: Path, name: str, **values: Any) -> Path:
+    """The folder again, with other values in one of its JSON files."""
+    shutil.copytree(folder, target)
+    file = target / name
+    file.write_text(json.dumps({**json.loads(file.read_text()), **values}))
+    (target / "code.py").write_text("open('ran', 'w').close()\n")
+    return target
+
+
+def test_code_in_a_folder_is_neither_run_nor_asked_about(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    asked: list[str] = []
+    monkeypatch.setattr("builtins.input", lambda words="": asked.append(words) or "y")
+    monkeypatch.chdir(tmp_path)
+    text = tmp_path / "text.txt"
+    text.write_text(" ".join(WORDS) * 20)
+    codes = {"AutoConfig": "code.C", "AutoModel": "code.M"}
+    strange = changed(folder, tmp_path / "a", "config.json", model_type="strange", auto_map=codes)
+    reads = changed(
+        folder, tmp_path / "b", "tokenizer_config.json",
+        auto_map={"AutoTokenizer": ["code.T", None]}, tokenizer_class="T",
+    )  # fmt: skip
+    kernel = changed(folder, tmp_path / "c", "config.json", attn_implementation="someone/attention")
+    assert main(["inspect", f"hf:{strange}", "--input", "1x8"]) == 2
+    call = ["encode", f"hf:{reads}", "--params", "0.8", "--input", "1x8", "--out", "run"]
+    main([*call, "--calibration", str(text)])
+    capsys.readouterr()
+    assert main(["inspect", f"hf:{kernel}", "--input", "1x8"]) == 2
+    assert "must not bring code, got attn_implementation='someone/attention'" in capsys.readouterr().err
+    assert asked == []
+    assert not Path("ran").exists()
+
+
+def test_a_folder_names_a_model_and_nothing_else_of_the_library(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    other = changed(folder, tmp_path / "a", "config.json", architectures=["AutoTokenizer"])
+    assert main(["inspect", f"hf:{other}", "--input", "1x8"]) == 0
+    assert "layers.1.mlp.gate_proj" in capsys.readouterr().out
+
+
+class Bad:
+    """What a pickle can do."""
+
+    def __reduce__(self) -> Any:
+        return os.mkdir, ("ran",)
+
+
+def test_pickled_weights_of_a_folder_run_no_code(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    other = changed(folder, tmp_path / "a", "config.json")
+    (other / "model.safetensors").unlink()
+    torch.save({"model.norm.weight": Bad()}, other / "pytorch_model.bin")
+    assert main(["inspect", f"hf:{other}", "--input", "1x8"]) == 2
+    assert not Path("ran").exists()

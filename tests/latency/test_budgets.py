@@ -206,14 +206,14 @@ def test_the_command_line_takes_both(fake: Fake, tmp_path: Path, capsys: pytest.
     assert "were predicted" in out
     assert main(["encode", *spec, "--latency", "0.6", "--batch", "2", "--out", run, "--resume"]) == 0
     assert "already has this run" in capsys.readouterr().out
-    assert main(["encode", *spec, "--latency", "0.6", "--out", run, "--resume"]) == 0
-    assert "it was made for torch, batch 2" in " ".join(capsys.readouterr().out.split())
+    assert main(["encode", *spec, "--latency", "0.6", "--out", run, "--resume"]) == 2
+    assert "it was made for torch, batch 2" in " ".join(capsys.readouterr().err.split())
     assert main(["encode", *spec, "--size", "100kB", "--out", run, "--force"]) == 0
     assert main(["encode", *spec, "--latency", "12", "--out", run, "--force"]) == 2
     assert "has no unit" in capsys.readouterr().err
     assert main(["encode", *spec, "--params", "0.6", "--threads", "2", "--out", run, "--force"]) == 2
     assert "--threads goes with --latency" in capsys.readouterr().err
-    assert main(["extract", run, "--latency", "0.9", "--out", str(tmp_path / "x.safetensors")]) == 2
+    assert main(["extract", run, spec[0], "--latency", "0.9", "--out", str(tmp_path / "x.safetensors")]) == 2
     assert "does not know its latency" in capsys.readouterr().err
 
 

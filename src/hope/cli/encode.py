@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -12,6 +13,7 @@ from hope._util.locks import locked
 from hope._util.notes import note
 from hope.cli import models
 from hope.cli.budgets import add_budgets, budget_of
+from hope.cli.targets import path
 from hope.cli.text import windows
 from hope.errors import (
     CannotWrite,
@@ -44,7 +46,7 @@ def register(commands: Any) -> None:
     )
     models.add_arguments(parser)
     add_budgets(parser, required=True)
-    parser.add_argument("--out", metavar="FOLDER", required=True, help="where to save the run")
+    parser.add_argument("--out", metavar="FOLDER", type=path, required=True, help="where to save the run")
     parser.add_argument(
         "--method", choices=METHODS, default="absorb", help="how to choose (default: %(default)s)"
     )
@@ -95,7 +97,8 @@ def register(commands: Any) -> None:
     parser.add_argument(
         "--resume",
         action="store_true",
-        help="go on with an interrupted run; do nothing if the folder already has this run",
+        help="go on with an interrupted run; do nothing if the folder already has this run; a run of other "
+        "options is replaced with --force only",
     )
     parser.add_argument(
         "--report",
@@ -133,6 +136,10 @@ def _run(options: argparse.Namespace, out: Path, budget: dict[str, Any]) -> None
         print(f"{options.out} already has this run")
         _report(options)
         return
+    if options.resume and not options.force:
+        begun = _begun_otherwise(partial, model, example, budget, given)
+        _check_same(options.out, "a run", differs)
+        _check_same(options.out, "an interrupted run", begun)
     if differs:
         print(f"{options.out} has another run ({'; '.join(differs)}): it is made anew")
     if not options.resume:
@@ -162,6 +169,15 @@ def _check_free(out: Path, options: argparse.Namespace) -> None:
                 f"{options.out} has {what} already: give --resume to go on with it, --force to replace it, "
                 "or another folder"
             )
+
+
+def _check_same(out: str, what: str, differs: list[str] | None) -> None:
+    """Nobody's run is replaced by one of other options."""
+    if differs:
+        raise CannotWrite(
+            f"{out} has {what} of other options ({'; '.join(differs)}): give the same options to resume it, "
+            "--force too to replace it, or another folder"
+        )
 
 
 def _source(options: argparse.Namespace) -> dict[str, str]:
@@ -293,27 +309,20 @@ def _differs(
 ) -> list[str] | None:
     """What sets a saved run apart from the one that is asked for; None if there is no run."""
     from hope.latency.measure import resolve_runtime
-    from hope.methods.absorb import AUTOMATIC
-    from hope.storage.run import fingerprint, read_run
+    from hope.storage.run import PLAN, fingerprint, read_run
 
+    if not (folder / PLAN).exists():
+        return None
     try:
         saved = read_run(folder)
-    except DamagedFolder:
-        return None
-    told, wanted = (
-        _flat({**USUAL, **saved.details.settings}),
-        _flat({**given, "method": given["method"].to_dict(), **_unsaid(budget, given)}),
-    )
+    except DamagedFolder as error:
+        return [first_line(error)]
+    wanted = _wanted(budget, given)
     runtime = wanted.pop("runtime", None)
     where = None if runtime is None else resolve_runtime(runtime, example)
     before = None if saved.timing is None else saved.timing.runtime
-    found = [
-        f"{name} was {_word(told[name])}, not {_word(value)}"
-        for name, value in wanted.items()
-        if name in told
-        and told[name] != value
-        and not (value is None and name in (*AUTOMATIC, "multiple_of"))
-    ]
+    told = _flat({**USUAL, **saved.details.settings})
+    found = _other(told, wanted)
     if told.get("method") == wanted["method"] and not wanted.keys() <= told.keys():
         found.append("it does not tell its options")
     if where != before:
@@ -326,6 +335,52 @@ def _differs(
     except InfeasibleBudget:
         same = False
     return found if same else [*found, "another budget"]
+
+
+def _begun_otherwise(
+    partial: Path, model: Any, example: Any, budget: dict[str, Any], given: dict[str, Any]
+) -> list[str]:
+    """What sets an interrupted run apart from the one that is asked for; nothing if there is none. Budgets of
+    one kind have their first steps in common.
+    """
+    from hope.latency.measure import resolve_runtime
+    from hope.run.checkpoint import FORMAT, VERSION
+    from hope.storage.run import fingerprint
+
+    try:
+        data = json.loads(partial.read_bytes())
+        version, told = (data["format"], data["version"]), dict(data["settings"])
+    except FileNotFoundError:
+        return []
+    except (OSError, ValueError, KeyError, TypeError):
+        return ["it cannot be read"]
+    if version != (FORMAT, VERSION):
+        return ["another version has written it"]
+    wanted = _wanted(budget, given)
+    runtime = wanted.pop("runtime", None)
+    where = None if runtime is None else settled(runtime, example).told()
+    found = _other(_flat({**USUAL, **told}), {name: wanted[name] for name in wanted if name != "widths"})
+    if where != told.get("runtime"):
+        found.append("it was made for another latency" if where else "it was made for a latency")
+    return found if told.get("original") == fingerprint(model) else [*found, "it has other weights"]
+
+
+def _wanted(budget: dict[str, Any], given: dict[str, Any]) -> dict[str, Any]:
+    """What is asked for, as runs note it."""
+    return _flat({**given, "method": given["method"].told(), **_unsaid(budget, given)})
+
+
+def _other(told: Mapping[str, Any], wanted: Mapping[str, Any]) -> list[str]:
+    """The options of a run that are not those that are asked for."""
+    from hope.methods.absorb import AUTOMATIC
+
+    return [
+        f"{name} was {_word(told[name])}, not {_word(value)}"
+        for name, value in wanted.items()
+        if name in told
+        and told[name] != value
+        and not (value is None and name in (*AUTOMATIC, "multiple_of"))
+    ]
 
 
 def _flat(settings: Mapping[str, Any]) -> dict[str, Any]:

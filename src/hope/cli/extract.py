@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import argparse
+import shlex
 import warnings
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hope.cli import models
 from hope.cli.budgets import add_budgets, budget_of
+from hope.cli.encode import PARTIAL
+from hope.cli.targets import check_apart, path
 from hope.errors import CannotExport, CannotWrite, HopeError, InvalidExample, UnknownModel
 
 if TYPE_CHECKING:
@@ -29,11 +32,17 @@ def register(commands: Any) -> None:
         help="write the network at any moment of a saved run",
         description="Write the compressed network of a saved run. Without a budget: the saved one, and the "
         "original weights are not needed. With one: any moment of the run, replayed on the original weights. "
-        "What `hope encode` was given, the run knows; what is given here wins.",
+        "What `hope encode` was given, the run knows; what is given here wins. A MODEL that is code "
+        "(file.py:function) must be given, or trusted with --trust-source: no run has code run by itself.",
         epilog="example: hope extract run/ --onnx small.onnx",
     )
     parser.add_argument("folder", metavar="RUN", help="what `hope encode` saved")
-    parser.add_argument("model", metavar="MODEL", nargs="?", help=f"{models.HELP}; default: the run's")
+    parser.add_argument(
+        "model", metavar="MODEL", nargs="?", help=f"{models.HELP}; default: the run's, if it is no file"
+    )
+    parser.add_argument(
+        "--trust-source", action="store_true", help="run the file.py:function that the run was made from"
+    )
     parser.add_argument(
         "--weights", metavar="FILE", help="the original checkpoint, for another budget (default: the run's)"
     )
@@ -44,12 +53,20 @@ def register(commands: Any) -> None:
     parser.add_argument(
         "--out",
         metavar="FILE",
+        type=path,
         help=f"where to write the weights (.safetensors); when nothing is asked for: RUN/{SMALL}",
     )
-    parser.add_argument("--onnx", metavar="FILE", help="write the network as ONNX, for batches of any size")
-    parser.add_argument("--pt2", metavar="FILE", help="write the network for torch.export.load, likewise")
     parser.add_argument(
-        "--save-pretrained", metavar="FOLDER", help="write a model of transformers for from_pretrained"
+        "--onnx", metavar="FILE", type=path, help="write the network as ONNX, for batches of any size"
+    )
+    parser.add_argument(
+        "--pt2", metavar="FILE", type=path, help="write the network for torch.export.load, likewise"
+    )
+    parser.add_argument(
+        "--save-pretrained",
+        metavar="FOLDER",
+        type=path,
+        help="write a model of transformers for from_pretrained",
     )
     parser.add_argument(
         "--no-check", action="store_true", help="do not run the ONNX or .pt2 file to compare its answers"
@@ -60,15 +77,19 @@ def register(commands: Any) -> None:
 def run(options: argparse.Namespace) -> None:
     """Load, write, and say what was written."""
     more = [getattr(options, kind) for kind in KINDS]
-    for given in (options.out, options.save_pretrained, *more):
-        if given and not Path(given).parent.is_dir():
+    targets = [one for one in (options.out, options.save_pretrained, *more) if one]
+    for given in targets:
+        if not Path(given).parent.is_dir():
             raise CannotWrite(f"{given} cannot be written: there is no folder {Path(given).parent}: make it")
     from hope.storage.run import load, read_run
 
     saved, budget = read_run(options.folder), budget_of(options)
+    wanted = _wanted(options, saved, replayed=bool(budget))
+    for given in targets:
+        check_apart(given, _sources(options, saved))
     if any(more) and not (options.input or saved.details.source.get("input")):
         raise InvalidExample(f"{saved.folder} does not know its --input: give a shape like {models.INPUT}")
-    model, example = _built(options, saved, replayed=bool(budget))
+    model, example = _built(options, saved, wanted)
     small = load(options.folder, model, **budget).eval()
     if options.steps is not None:
         taken = saved.trajectory.steps_to("steps", options.steps)
@@ -78,17 +99,18 @@ def run(options: argparse.Namespace) -> None:
     before, after = (sum(p.numel() for p in net.parameters()) for net in (model, small))
     print(f"{after:,} of {before:,} parameters ({after / before:.1%})")
     if options.save_pretrained:
-        _save_pretrained(
-            small, options.save_pretrained, options.model or saved.details.source.get("model", "")
-        )
+        _save_pretrained(small, options.save_pretrained, wanted.model)
     if options.out or not (options.save_pretrained or any(more)):
         _write_weights(small, Path(options.out or saved.folder / SMALL))
     _write_more(small, example, options)
 
 
-def _built(options: argparse.Namespace, saved: Run, *, replayed: bool) -> tuple[nn.Module, Example]:
-    """The uncut model that is named, or the run's own, and an input. The run's weights are loaded only where
-    the run is replayed on them.
+def _wanted(options: argparse.Namespace, saved: Run, *, replayed: bool) -> argparse.Namespace:
+    """The model that is named, or the run's own. The run's weights are loaded only where the run is replayed
+    on them.
+
+    Raises:
+        UnknownModel: there is no model, or only the run names it, and it is code.
     """
     known = saved.details.source
     own = {name: known[name] for name in ("weights", "pretrained") if replayed and name in known}
@@ -100,6 +122,30 @@ def _built(options: argparse.Namespace, saved: Run, *, replayed: bool) -> tuple[
     )
     if not wanted.model:
         raise UnknownModel(f"{saved.folder} does not know its MODEL: give {models.HELP}")
+    if models.is_code(wanted.model) and not (options.model or options.trust_source):
+        command = shlex.join(["hope", "extract", options.folder, wanted.model])
+        raise UnknownModel(
+            f"MODEL must be given, since {saved.folder} was made from {wanted.model}, a file that would be "
+            f"run: if you trust it, type {command}, or add --trust-source"
+        )
+    return wanted
+
+
+def _sources(options: argparse.Namespace, saved: Run) -> list[Path]:
+    """What must not be written over: the run's own files, and what it was made from."""
+    from hope.storage.run import PLAN
+
+    known, partial = saved.details.source, saved.folder / PARTIAL
+    stored = [one for one in (saved.arrays, saved.moments, saved.fitted) if one is not None]
+    found = [saved.folder / PLAN, partial, partial.with_name(f"{PARTIAL}.fit")]
+    found += [one.inside(saved.folder) for one in stored]
+    found += [Path(one) for one in (options.weights, known.get("weights")) if one]
+    specs = [one for one in (options.model, known.get("model")) if one]
+    return found + [Path(one.removeprefix("hf:")) for one in specs if one.startswith("hf:")]
+
+
+def _built(options: argparse.Namespace, saved: Run, wanted: argparse.Namespace) -> tuple[nn.Module, Example]:
+    """The uncut model and an input."""
     try:
         return models.build(wanted)
     except InvalidExample:

@@ -108,8 +108,7 @@ def _again(words: Sequence[str]) -> str:
     """How to go on with what was stopped."""
     if "encode" not in words:
         return ""
-    command = shlex.join(["hope", *(word for word in words if word != "--force")])
-    return f"; to go on: {command}{'' if '--resume' in words else ' --resume'}"
+    return f"; to go on: {shlex.join(['hope', *words])}{'' if '--resume' in words else ' --resume'}"
 
 
 if __name__ == "__main__":

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from hope._util.notes import note
 from hope._util.operators import NOTE, declare_missing_operators
-from hope.cli.text import TOKENS, reads_tokens, tokens, usual
+from hope.cli.text import AS_DATA, TOKENS, reads_tokens, tokens, usual
 from hope.errors import HopeError, InvalidExample, UnknownModel, first_line
 
 if TYPE_CHECKING:
@@ -85,6 +85,15 @@ def random_weights(options: argparse.Namespace) -> bool:
     return options.model.partition(":")[0] in LIBRARIES and not given
 
 
+def is_code(spec: str) -> bool:
+    """Whether building a model runs a file that its name names.
+
+    >>> is_code("torchvision:resnet18"), is_code("hf:folder"), is_code("net.py:build"), is_code("hf:a.py:b")
+    (False, False, True, True)
+    """
+    return spec.rpartition(":")[0] not in EXTRAS
+
+
 def make(spec: str, *, pretrained: bool = False) -> nn.Module:
     """A model by its name on the command line. Random weights are the same every time, so that a run on them
     can be resumed and extracted.
@@ -128,12 +137,32 @@ def _made(source: str, name: str, pretrained: bool) -> Any:
         from hope.rewrite.experts import stacks, unstack_experts
 
         library = importlib.import_module("transformers")
-        how = {"local_files_only": True, "trust_remote_code": False}  # no code of the folder, nor a question
-        config = library.AutoConfig.from_pretrained(name, **how)
-        own = getattr(library, (config.architectures or [""])[0], library.AutoModel)
-        model = own.from_pretrained(name, **how)
+        config = library.AutoConfig.from_pretrained(name, **AS_DATA)
+        _check_kernels(name, config)
+        own = _class_of(config, library)
+        model = own.from_pretrained(name, weights_only=True, **AS_DATA)
         return unstack_experts(model) if any(map(stacks, model.modules())) else model
     return getattr(_file(Path(source)), name)()
+
+
+def _class_of(config: Any, library: Any) -> Any:
+    """The class that a configuration names, if it is a model of transformers, and no other thing in there."""
+    found = getattr(library, (config.architectures or [""])[0], None)
+    is_model = isinstance(found, type) and issubclass(found, library.PreTrainedModel)
+    return found if is_model else library.AutoModel
+
+
+def _check_kernels(name: str, config: Any) -> None:
+    """Refuse configurations that have code fetched: attention as a kernel from a hub ("owner/name")."""
+    from hope._util.calls import configs
+
+    for one in configs(config):
+        attention = getattr(one, "_attn_implementation", None)
+        if "/" in str(attention):
+            raise UnknownModel(
+                f"{name} must not bring code, got attn_implementation={attention!r}, a kernel from a hub: "
+                "remove it from config.json"
+            )
 
 
 def _why(spec: str, pretrained: bool, error: Exception) -> str:

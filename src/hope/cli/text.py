@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
 
 TOKENS = "1x128"
+AS_DATA: dict[str, Any] = {"local_files_only": True, "trust_remote_code": False}  # no code, no question
 WINDOWS = 256  # texts that are taken from a file, at most
 
 
@@ -59,7 +60,7 @@ def windows(file: str, folder: str, example: Mapping[str, Tensor]) -> list[dict[
 
     try:
         text = Path(file).read_text(encoding="utf-8")
-        tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+        tokenizer = AutoTokenizer.from_pretrained(folder, **AS_DATA)
     except (OSError, ValueError) as error:
         raise InvalidExample(
             f"--calibration {file} cannot be read by the tokenizer of {folder} ({first_line(error)}): give a "
