@@ -17,7 +17,7 @@ from hope.cli.models import make
 from hope.demo import DigitsNet as Network
 from hope.errors import MissingData
 from hope.methods import Absorb
-from hope.run.checkpoint import Checkpoint
+from hope.schedule.resume import RunCheckpoint
 from hope.storage.run import fingerprint
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -280,8 +280,9 @@ def test_resume_does_not_replace_an_interrupted_run_of_other_options(
 ) -> None:
     partial = tmp_path / "run" / "partial.json"
     model = make(f"{file}:build").eval()
-    told = {"original": fingerprint(model), "method": Absorb(look=False).told(), "evict": True, "exclude": []}
-    Checkpoint(partial, told).write([], now=True)
+    method = Absorb(look=False).to_dict()
+    told = {"original": fingerprint(model), "method": method, "evict": True, "exclude": []}
+    RunCheckpoint(partial, told).write([], now=True)
     before = partial.read_bytes()
     given = ["encode", f"{file}:build", "--input", "1x3x8x8", "--out", str(partial.parent), "--resume"]
     for more, differs in (

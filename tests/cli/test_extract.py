@@ -118,7 +118,7 @@ def test_a_colon_more_does_not_make_code_of_a_library() -> None:
 def test_the_run_and_what_it_was_made_from_are_not_written_over(
     place: Path, option: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    before = {file: file.read_bytes() for file in [*Path("run").iterdir(), Path("w.safetensors")]}
+    before = {file: file.read_bytes() for file in [*Path("run").glob("[!.]*"), Path("w.safetensors")]}
     assert any(file.name.startswith("moments") for file in before)
     Path("link").symlink_to("run/trajectory.json")
     for target in ("run/../run/partial.json", "link", *map(str, before)):

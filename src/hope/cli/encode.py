@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -343,22 +342,23 @@ def _begun_otherwise(
     """What sets an interrupted run apart from the one that is asked for; nothing if there is none. Budgets of
     one kind have their first steps in common.
     """
+    from hope._util.digest import parsed
     from hope.latency.measure import resolve_runtime
-    from hope.run.checkpoint import FORMAT, VERSION
+    from hope.schedule.resume import FORMAT, VERSION
     from hope.storage.run import fingerprint
 
     try:
-        data = json.loads(partial.read_bytes())
+        data = parsed(partial.read_bytes())
         version, told = (data["format"], data["version"]), dict(data["settings"])
     except FileNotFoundError:
         return []
-    except (OSError, ValueError, KeyError, TypeError):
+    except (OSError, ArithmeticError, LookupError, RecursionError, TypeError, ValueError):
         return ["it cannot be read"]
     if version != (FORMAT, VERSION):
         return ["another version has written it"]
     wanted = _wanted(budget, given)
     runtime = wanted.pop("runtime", None)
-    where = None if runtime is None else settled(runtime, example).told()
+    where = None if runtime is None else resolve_runtime(runtime, example).to_dict()
     found = _other(_flat({**USUAL, **told}), {name: wanted[name] for name in wanted if name != "widths"})
     if where != told.get("runtime"):
         found.append("it was made for another latency" if where else "it was made for a latency")
@@ -367,7 +367,7 @@ def _begun_otherwise(
 
 def _wanted(budget: dict[str, Any], given: dict[str, Any]) -> dict[str, Any]:
     """What is asked for, as runs note it."""
-    return _flat({**given, "method": given["method"].told(), **_unsaid(budget, given)})
+    return _flat({**given, "method": given["method"].to_dict(), **_unsaid(budget, given)})
 
 
 def _other(told: Mapping[str, Any], wanted: Mapping[str, Any]) -> list[str]:
