@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from contextlib import suppress
 
+import pytest
 import torch
 from torch import Tensor, nn
 
@@ -108,3 +109,51 @@ def test_what_a_forward_keeps_in_the_model_is_taken_out_again() -> None:
     assert hope.encode(net, x, params=1.0, progress=False).steps == 0
     assert type(net.loss) is Tensor
     copy.deepcopy(net)
+
+
+class Counting(nn.Module):
+    """Counts its calls in one buffer and replaces another."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.bn, self.last = nn.Linear(4, 8), nn.BatchNorm1d(8), nn.Linear(8, 3)
+        self.calls: torch.Tensor
+        self.register_buffer("calls", torch.zeros(()))
+        self.register_buffer("mean", torch.full((4,), torch.nan))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.calls += 1
+        self.mean = x.mean(dim=0)
+        y: torch.Tensor = self.last(torch.relu(self.bn(self.first(x))))
+        return y
+
+
+@pytest.mark.parametrize("method", ["absorb", "hope"])
+def test_no_call_changes_the_buffers_of_the_model(method: str) -> None:
+    net, example = Counting().eval(), torch.randn(3, 4)
+    buffers = dict(net.named_buffers())
+    before = {name: tensor.clone() for name, tensor in buffers.items()}
+    encoding = hope.encode(net, example, density=0.5, method=method, progress=False)
+    encoding.fidelities()
+    hope.fidelity(net, encoding.model, example)
+    hope.inspect(net, example)
+    for name, tensor in net.named_buffers():
+        assert tensor is buffers[name]
+        assert torch.equal(tensor, before[name].to(tensor)) or bool(tensor.isnan().all())
+
+
+class Inverting(nn.Module):
+    """Its shapes fit, its numbers do not."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(4, 8), nn.Linear(8, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y: torch.Tensor = self.last(torch.relu(self.first(x)))
+        return torch.linalg.cholesky(-x.T @ x) @ y.T
+
+
+def test_a_model_that_fails_on_its_example_is_refused() -> None:
+    with pytest.raises(hope.InvalidExample, match=r"Inverting cannot run on this example .*not positive"):
+        hope.encode(Inverting().eval(), torch.ones(4, 4), density=0.5, method="l1-in")

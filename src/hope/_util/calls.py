@@ -89,7 +89,7 @@ def _labelled(model: nn.Module, batch: Any) -> bool:
 
 
 def _runs(model: nn.Module, args: tuple[Any, ...]) -> bool:
-    with mode(model, training=False), torch.no_grad():
+    with evaluation(model), torch.no_grad():
         try:
             model(*args)
         except Exception:  # whatever its forward raises: the question was whether
@@ -115,6 +115,28 @@ def mode(model: nn.Module, training: bool) -> Iterator[None]:
             module.training = was
         for config in caching.values():
             config.use_cache = True
+
+
+@contextmanager
+def evaluation(model: nn.Module) -> Iterator[None]:
+    """Run a user's model in evaluation mode and restore its buffers: a forward may count its calls, or keep
+    averages, in them.
+    """
+    before = [
+        (module, name, tensor, tensor.detach().clone())
+        for module in model.modules()
+        for name, tensor in module._buffers.items()
+        if tensor is not None and not tensor.is_meta
+    ]
+    try:
+        with mode(model, training=False):
+            yield
+    finally:
+        with torch.no_grad():
+            for module, name, tensor, value in before:
+                module._buffers[name] = tensor
+                if not torch.equal(tensor, value):
+                    tensor.copy_(value)
 
 
 def configs(config: Any) -> list[Any]:

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 import torch
 from torch import Tensor, nn
 
-from hope._util.calls import mode
+from hope._util.calls import evaluation
 from hope._util.notes import note
 from hope.deft.partition import Partition
 from hope.deft.tuning import Tuning
@@ -31,7 +31,7 @@ def cost_of(
         if batches is None:
             return Cost(fidelity=fidelity)
         right, total = [0, 0], 0
-        with mode(model, training=False), torch.inference_mode():
+        with evaluation(model), torch.inference_mode():
             for batch in batches:
                 inputs, labels = _pair(batch)
                 for position, one in enumerate((model, source)):

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
-from hope._util.calls import Example, as_call, mode
+from hope._util.calls import Example, as_call, evaluation
 from hope.errors import InvalidExample
 from hope.statistics.dreams import probes
 from hope.statistics.token_weights import mask_of
@@ -68,7 +68,7 @@ class Fidelity:
         self._answers = _centred(self._run(model))
 
     def _run(self, model: nn.Module) -> Tensor:
-        with mode(model, training=False), torch.no_grad():
+        with evaluation(model), torch.no_grad():
             answers = _first_tensor(model(*self._args, **self._kwargs)).double().cpu()
         if self._mask is not None and answers.shape[:-1] == self._mask.shape:
             return answers[self._mask.bool().cpu()]  # what is said of padding is no answer

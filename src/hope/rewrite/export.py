@@ -18,7 +18,7 @@ import torch
 from torch import nn
 from torch.export import ExportedProgram
 
-from hope._util.calls import Example, mode
+from hope._util.calls import Example, evaluation
 from hope._util.files import staged
 from hope.errors import CannotExport, MissingExtra, first_line
 from hope.rewrite.programs import Captured, capture, compare, tensors
@@ -85,7 +85,7 @@ def export_onnx(
         >>> session = onnxruntime.InferenceSession(file)  # doctest: +SKIP
         >>> (answer,) = session.run(None, {"input": numpy.zeros((16, 4), "float32")})  # doctest: +SKIP
     """
-    with _quiet(), mode(model, False), torch.no_grad():
+    with _quiet(), evaluation(model), torch.no_grad():
         captured = capture(model, example, dynamic)
         with staged(Path(path)) as place:
             _write_onnx(captured, place)
@@ -121,7 +121,7 @@ def export_program(
         >>> torch.export.load(written).module()(torch.zeros(16, 4)).shape
         torch.Size([16, 2])
     """
-    with _quiet(), mode(model, False), torch.no_grad():
+    with _quiet(), evaluation(model), torch.no_grad():
         captured = capture(model, example, dynamic)
         with staged(Path(path)) as place:
             torch.export.save(captured.program, place)

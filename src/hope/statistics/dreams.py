@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 from hope import ops
-from hope._util.calls import Example, as_call, mode
+from hope._util.calls import Example, as_call, evaluation
 from hope._util.progress import bar
 from hope.errors import HopeError, UnknownMethod
 from hope.ops.norm import bn_of, is_bn
@@ -187,7 +187,7 @@ def smaller(model: nn.Module, example: Example | None) -> Example | None:
 
     def shapes(image: Tensor) -> list[tuple[int, ...]]:
         call = [image if v is images[0] else v for v in values]
-        with mode(model, training=False), torch.no_grad():
+        with evaluation(model), torch.no_grad():
             out = model(*call[: len(args)], **dict(zip(kwargs, call[len(args) :], strict=True)))
         return [tuple(leaf.shape) for leaf in tree_leaves(out) if isinstance(leaf, Tensor)]
 
@@ -259,7 +259,7 @@ def _settled(model: nn.Module, program: Program, x: Tensor, batch: Batch) -> Ten
         return x
     bn = model.get_submodule(behind[first.position])
     weight = dict(model.named_parameters()).get(first.tensors["weight"])
-    with mode(model, training=False), torch.no_grad(), _observing(model) as observed:
+    with evaluation(model), torch.no_grad(), _observing(model) as observed:
         _run(model, batch(x))
     reached = next((z.double().cpu() for one, z in observed if one is bn), None)
     mean, variance = bn.running_mean, bn.running_var
@@ -301,7 +301,7 @@ def _dreamed(
     try:
         for p, _ in frozen:
             p.requires_grad_(False)
-        with mode(model, training=False), torch.inference_mode(False), torch.enable_grad():
+        with evaluation(model), torch.inference_mode(False), torch.enable_grad():
             early, total = steps // 2 if near else 0, 0
             for done in range(steps):
                 show(done)

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from hope._util.calls import as_call, mode, unlabelled
+from hope._util.calls import as_call, evaluation, unlabelled
 from hope._util.notes import note
 from hope._util.progress import bar
 from hope._util.tokens import check_tokens, unmasked
@@ -49,7 +49,7 @@ def observe(
     """
     batches, count = unlabelled(model, inputs), 0
     total = len(inputs) if isinstance(inputs, Sized) else total
-    with mode(model, training=False), torch.no_grad(), bar("measuring", total, progress) as show:
+    with evaluation(model), torch.no_grad(), bar("measuring", total, progress) as show:
         for batch in batches:
             check_batch(batch, count)
             check_tokens(model, batch, f"calibration: batch {count}")

@@ -23,7 +23,7 @@ from torch.fx import Graph as FxGraph
 from torch.fx import Node
 from torch.utils import _pytree as pytree
 
-from hope._util.calls import Example, as_call, mode
+from hope._util.calls import Example, as_call, evaluation
 from hope.trace.capture import unchanged
 from hope.trace.interpreter import Interpreter
 from hope.trace.program import Captured, read_program
@@ -39,7 +39,7 @@ def adapted(known: Sequence[Captured], model: nn.Module, batch: Example | None) 
     known = [one for one in known if _is_plain(one)]
     if not known or not any(map(_varies, pytree.tree_leaves(as_call(batch)))):
         return None
-    with suppress(Exception), mode(model, training=False), torch.no_grad():  # then an export says why
+    with suppress(Exception), evaluation(model), torch.no_grad():  # then an export says why
         args, kwargs = _copy(as_call(batch))
         with unchanged(model):
             answers = _tensors(model(*args, **kwargs))

@@ -20,7 +20,7 @@ from torch.export.graph_signature import InputKind
 from torch.fx import Node
 from torch.nn.parameter import is_lazy
 
-from hope._util.calls import Example, as_call, by_name, mode
+from hope._util.calls import Example, as_call, by_name, evaluation, mode
 from hope._util.progress import busy
 from hope._util.tokens import check_tokens
 from hope.errors import InvalidExample, UnsupportedModel, first_line
@@ -114,6 +114,8 @@ def capture(
                 program = torch.export.export(model, args, kwargs, strict=False)
         except Exception as error:  # torch.export raises many kinds; all mean the same to the caller
             raise _explain(model, args, kwargs, error) from error
+    if not training and (failure := _failure(model, args, kwargs)) is not None:
+        raise failure  # export computes shapes alone
     return _graph(model, program, training)
 
 
@@ -149,18 +151,27 @@ def _explain(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], er
             f"{name} reads two texts: give both by name, decoder_input_ids besides "
             f"{getattr(model, 'main_input_name', 'input_ids')}"
         )
-    try:
-        with torch.no_grad():
-            model(*args, **kwargs)
-    except Exception as failure:  # whatever the user's forward raises
-        return InvalidExample(
-            f"{name} cannot run on this example ({_shapes(args, kwargs)}): {first_line(failure)}; "
-            "pass an example of the shape, dtype and device that the model takes"
-        )
-    return UnsupportedModel(
+    return _failure(model, args, kwargs) or UnsupportedModel(
         f"{name} runs but torch.export cannot capture it: {first_line(error)}; "
         "replace data-dependent Python in forward(), or pass the sub-module that does the work"
     )
+
+
+def _failure(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> InvalidExample | None:
+    """Why a model cannot run on an example; None if it can."""
+    if any(tensor.is_meta for tensor in [*model.parameters(), *model.buffers()]):
+        return None
+    try:
+        with evaluation(model), unchanged(model), torch.no_grad():
+            model(*args, **kwargs)
+    except Exception as failure:  # whatever the user's forward raises
+        error = InvalidExample(
+            f"{type(model).__name__} cannot run on this example ({_shapes(args, kwargs)}): "
+            f"{first_line(failure)}; pass an example of the shape, dtype and device that the model takes"
+        )
+        error.__cause__ = failure
+        return error
+    return None
 
 
 def _shapes(args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
