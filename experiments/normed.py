@@ -190,12 +190,11 @@ def table() -> str:
         gains = [(str(count), entry["gains"][str(count)]) for count in CHANNELS]
         budgets = [(str(share), entry["budgets"][str(share)]) for share in BUDGETS]
         lines += [
-            f"\n**{TITLES[name]}**, base {entry['base']:.3f}: perplexity by channels of the stream that are "
-            "gone\n",
-            f"| what goes is, and weights of norms times | {' | '.join(count for count, _ in gains)} |",
+            f"\n**{TITLES[name]}**, base {entry['base']:.3f}: perplexity by stream channels removed\n",
+            f"| removed channels; norm weights times | {' | '.join(count for count, _ in gains)} |",
             "|---" * (len(gains) + 1) + "|",
             *(f"| {row} | {' | '.join(f'{one[row]:.3f}' for _, one in gains)} |" for row in gains[0][1]),
-            "\nPerplexity by parameters that are left, without → with streams (channels that went)\n",
+            "\nPerplexity by parameters kept, without → with streams (channels removed)\n",
             f"| {' | '.join(share for share, _ in budgets)} |",
             "|---" * len(budgets) + "|",
             f"| {' | '.join(_cell(one) for _, one in budgets)} |",

@@ -76,7 +76,7 @@ def table() -> str:
             if points:
                 cells = [_cell(points.get(b), method) for b in columns]
                 lines.append(
-                    f"| {method.replace('hope', 'hope, mended') if method in METHODS[:2] else method} | "
+                    f"| {method.replace('hope', 'hope, corrected') if method in METHODS[:2] else method} | "
                 )
                 lines[-1] += " | ".join(cells) + " |"
     return "\n".join(lines).strip() + "\n"

@@ -3,7 +3,7 @@
 Absorption in closed forms, without evictions, its layers' costs weighed by what the branch writes into the
 stream (as it is), by nothing, or by what the layer's loss does to the answers (`hope.Absorb(look=True)`); and
 the first of these with signals measured on patterns, without and with fitting (the default). Two of the
-networks were set aside: no rule was chosen on them (`python -m experiments.train`).
+networks were held out: no rule was chosen on them (`python -m experiments.train`).
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ from zoo import networks
 RESULTS = FOLDER / "rules.json"
 RULES = {
     "the branch's share": hope.Absorb(calibration=None, refit=False),
-    "nothing": hope.Absorb(calibration=None, refit=False, share=False),
-    "the answers": hope.Absorb(calibration=None, refit=False, look=True),
+    "no weight": hope.Absorb(calibration=None, refit=False, share=False),
+    "sensitivity": hope.Absorb(calibration=None, refit=False, look=True),
     "share, on patterns": hope.Absorb(refit=False),
-    "and fitted (the default)": hope.Absorb(),
+    "the same, refitted (the default)": hope.Absorb(),
 }
-ASIDE = {"svhn-depthwise": "depthwise, SVHN (set aside)", "cifar100-plain": "plain, CIFAR-100 (set aside)"}
+ASIDE = {"svhn-depthwise": "depthwise, SVHN (held out)", "cifar100-plain": "plain, CIFAR-100 (held out)"}
 SHARES = {"density": (0.7, 0.5, 0.3), "params": (0.7, 0.5, 0.35)}
 LARGE = {"params": (0.825, 0.65, 0.56, 0.475, 0.4)}
 IMAGES = {"keras-resnet50": 250}
@@ -82,9 +82,13 @@ def table() -> str:
     results = json.loads(RESULTS.read_text())
     lines: list[str] = []
     for unit, what in (("density", "neurons"), ("params", "parameters")):
-        lines += [f"\nBy {what} kept:\n", "| top-1 | " + " | ".join(RULES) + " |", "|---" * 4 + "|"]
+        lines += [
+            f"\nBy {what} kept:\n",
+            "| top-1 | " + " | ".join(RULES) + " |",
+            "|---" * (len(RULES) + 1) + "|",
+        ]
         for name, entry in results.items():
-            for share in entry["points"]["nothing"].get(unit, {}):
+            for share in entry["points"]["no weight"].get(unit, {}):
                 cells = [f"{entry['points'][rule][unit][share]:.3f}" for rule in RULES]
                 lines.append(f"| {(TITLES | ASIDE)[name]}, {share} | " + " | ".join(cells) + " |")
     spans = [(TITLES | ASIDE)[n] + f" ±{_half(e['images']):.3f}" for n, e in results.items()]

@@ -52,19 +52,20 @@ def table() -> str:
     net, rows = results["network"], results["layers"]
     last = rows[-1]
     return (
-        f"ResNet-50 (random weights) from 1.0 to density 0.3, {net['steps']:,} steps, everything but the "
-        f"capture of the graph: **{net['encode / grams']:.1f} times** the time of its float64 Gram products "
-        f"alone and **{net['naive rescan / encode']:.0f} times** faster than working out all live pairs "
-        "before each step (if a naive loop keeps all pairs and only looks through them: "
-        f"{net['the same, pairs kept']:.1f} times, and over the {net['steps without evictions']:,} steps of "
-        f"a run without evictions {net['the same, pairs kept, no evictions']:.0f} times); "
-        f"{net['megabytes beyond the model']:.0f} MB beyond the model. One layer of "
-        f"{last['neurons']:,} neurons with fan-in and fan-out 2,048, down to one: {last['seconds']:.0f} s, "
-        f"{last['megabytes']:,.0f} MB. Absorption, the judge apart: {net['absorb / hope']:.1f} times the "
-        f"time of the paper's method ({net['absorb / hope, both without evictions']:.1f} times if neither "
-        "evicts); with evictions, which the judge decides about, it takes "
-        f"{net['absorb, with / without evictions']:.1f} times as long as without. Ratios from "
-        "one run of `python -m experiments.speed` on two cores.\n"
+        f"ResNet-50 (random weights) from 1.0 to density 0.3, {net['steps']:,} steps, without the capture of "
+        "the graph:\n\n"
+        f"- **{net['encode / grams']:.1f} times** the time of its float64 Gram products alone; "
+        f"{net['megabytes beyond the model']:.0f} MB beyond the model.\n"
+        f"- **{net['naive rescan / encode']:.0f} times** faster than computing all pairs before each step.\n"
+        f"- {net['the same, pairs kept']:.1f} times faster than a naive loop that stores all pairs and searches "
+        f"them; {net['the same, pairs kept, no evictions']:.0f} times over the "
+        f"{net['steps without evictions']:,} steps of a run without evictions.\n"
+        f"- One layer of {last['neurons']:,} neurons with fan-in and fan-out 2,048, down to one neuron: "
+        f"{last['seconds']:.0f} s, {last['megabytes']:,.0f} MB.\n"
+        f"- Absorption without the eviction search: {net['absorb / hope']:.1f} times the time of the paper's "
+        f"method ({net['absorb / hope, both without evictions']:.1f} times if neither evicts). The eviction "
+        f"search makes it {net['absorb, with / without evictions']:.1f} times as long.\n\n"
+        "Ratios from one run of `python -m experiments.speed` on two cores.\n"
     )
 
 

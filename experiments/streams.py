@@ -102,7 +102,7 @@ def table() -> str:
         low, high = interval(0.5, entry["images"])
         heads = [budget.replace("=", " ") for budget in BUDGETS]
         lines += [
-            f"\n**{TITLES[name]}**: top-1 without → with streams (channels of them that went), by what is "
+            f"\n**{TITLES[name]}**: top-1 without → with streams (stream channels removed), by budget "
             f"kept; base {entry['base']:.3f}, {entry['images']:,} images, 95% intervals within "
             f"±{(high - low) / 2:.3f}\n",
             f"| how | {' | '.join(heads)} |",

@@ -40,10 +40,12 @@ IMAGES = {"cifar10-resnet20": 1000, "cifar10-resnet56": 1000, "keras-resnet50": 
 
 BORDER = "constants exact at zero-padded borders (at run time)"
 ROWS: dict[str, dict[str, Any]] = {
-    "as it is, no evictions": {},
-    "no survivors take over (constants only)": {"method": hope.Absorb(calibration=None, takeover=False)},
+    "absorption, no evictions": {},
+    "no compensation by remaining neurons (constants only)": {
+        "method": hope.Absorb(calibration=None, takeover=False)
+    },
     "no constants": {"method": hope.Absorb(calibration=None, constants=False)},
-    "no repair of BN variances": {"method": hope.Absorb(calibration=None, repair=False)},
+    "no correction of BN variances": {"method": hope.Absorb(calibration=None, repair=False)},
     BORDER: {},
     "correlations from the paper's pairwise warp": {
         "method": hope.Absorb(calibration=None, surrogate="pairwise")
@@ -56,9 +58,9 @@ ROWS: dict[str, dict[str, Any]] = {
     "cost not per parameter (J instead of J/ΔP)": {
         "method": hope.Absorb(calibration=None, per_parameter=False)
     },
-    "evictions too, decided by the judge": {"evict": True},
-    "moments dreamed": {"method": hope.Absorb(calibration="dream", refit=False)},
-    "moments of 96 images": {"method": hope.Absorb(refit=False), "calibration": IMAGES_OF_TASK},
+    "with the eviction search": {"evict": True},
+    "moments from dreams": {"method": hope.Absorb(calibration="dream", refit=False)},
+    "moments from 96 images": {"method": hope.Absorb(refit=False), "calibration": IMAGES_OF_TASK},
 }
 
 

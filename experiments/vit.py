@@ -127,7 +127,7 @@ def table() -> str:
         titles = [f"{share:g} of the MLP neurons" for share in SHARES["neurons"]]
         titles += [f"{share:g} of all parameters, heads too" for share in SHARES["params"]]
         lines += [
-            f"\n**{TITLES[name]}**: top-1 by what is kept, cut → refitted (heads that are left); "
+            f"\n**{TITLES[name]}**: top-1 by share kept, cut → refitted (heads kept); "
             f"base {entry['base']:.3f}, {entry['images']:,} images, 95% intervals within "
             f"±{(high - low) / 2:.3f}\n",
             f"| chosen on | {' | '.join(titles)} |",

@@ -59,7 +59,7 @@ def table() -> str:
 
 def _kept(rows: list[tuple[str, dict[str, Any]]], columns: list[str]) -> list[str]:
     """What every network really keeps, folded away."""
-    what = "neurons, parameters, MACs; time beside hope's, on a busy machine"
+    what = "neurons, parameters, MACs; time relative to hope, on a busy machine"
     lines = [f"\n<details><summary>What they keep: {what}</summary>\n"]
     lines += ["| | " + " | ".join(b.partition("=")[2] for b in columns) + " | time |"]
     lines += ["|---" * (len(columns) + 2) + "|"]

@@ -34,22 +34,22 @@ def _one(title: str, kind: str, entry: dict[str, Any], found: dict[str, Any]) ->
     )
     base = entry["base"]
     if "spearman" in base:
-        told = f"Spearman by share of {OF[kind]} that goes; base {base['spearman']:.3f}"
+        told = f"Spearman by share of {OF[kind]} removed; base {base['spearman']:.3f}"
     else:
         told = (
-            f"perplexity (excess of its logarithm ± standard error) by share of {OF[kind]} that goes; base "
+            f"perplexity (excess of its logarithm ± standard error) by share of {OF[kind]} removed; base "
             f"{math.exp(base['loss']):.2f}"
         )
     lines = [
         f"**{title}, {WHAT[kind]}**: {told}",
         "",
-        f"| method | learns from | {' | '.join(f'{float(share):.0%}' for share in shares)} |",
+        f"| method | calibration | {' | '.join(f'{float(share):.0%}' for share in shares)} |",
         "|---|---|" + "---:|" * len(shares),
     ]
     for method, source in rows:
         cells = [_cell(found[share].get(method, {}).get(source), base) for share in shares]
         words = f"{source} windows" if source[0].isdigit() else source
-        lines.append(f"| {method} | {words} | {' | '.join(cells)} |")
+        lines.append(f"| {method.replace('not looked', 'no sensitivity')} | {words} | {' | '.join(cells)} |")
     return lines
 
 

@@ -60,9 +60,9 @@ def table(path: Path = RESULTS) -> str:
         f"task), {scale['pretraining']} epochs of pre-training and {scale['tuning']} of fine-tuning with "
         f"batches of {scale['batch']} and an L2 penalty of {scale['penalty']:g}. *H-score*: the harmonic "
         "mean of target and source, at the epoch with the best target validation, as in the paper; *H, epoch "
-        "by H*: at the one with the best validation H. *masked*: the source with a head that does not hear "
-        "slack (of a baseline, slack at P = 40); *prepared*: the source after merging and severing, before "
-        "the first step."
+        "by H*: at the one with the best validation H. *masked*: the source with a head whose weights for "
+        "slack are zero (for a baseline, slack at P = 40); *prepared*: the source after merging and "
+        "severing, before the first step."
     )
     return "\n".join(lines) + "\n"
 
@@ -81,7 +81,7 @@ def vit(path: Path = VIT) -> str:
         return _cell(value) if trials > 1 else f"{100 * value[0]:.1f}"
 
     lines = [
-        "| | target | source kept | H-score | H, epoch by H | prepared | scores moved | after loading |",
+        "| | target | source kept | H-score | H, epoch by H | prepared | scores changed | after loading |",
         "|---|---:|---:|---:|---:|---:|---:|---:|",
     ]
     top = max(row[BEST]["test h"][0] for row in methods.values())
@@ -100,10 +100,10 @@ def vit(path: Path = VIT) -> str:
         f"{5 * scale['superclasses']} classes of CIFAR-100 (all of {scale['superclasses']} superclasses; "
         f"{before} on its own task) to SVHN, {scale['pretraining']} epochs of pre-training and "
         f"{scale['tuning']} of fine-tuning with AdamW, batches of {scale['batch']}. *H-score* and *prepared* "
-        "as above. *scores moved*: "
+        "as above. *scores changed*: "
         "the largest difference of any score of any source test image between the model as prepared and as "
-        "tested, in `source()`; *after loading*: the same of both tasks between the model and what was saved "
-        "and loaded again."
+        "tested, in `source()`; *after loading*: the same for both tasks between the model and its "
+        "saved and reloaded copy."
     )
     return "\n".join(lines) + "\n"
 
