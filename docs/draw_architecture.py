@@ -1,13 +1,14 @@
-"""Draw docs/architecture.svg from the package's real imports: `python docs/draw_architecture.py`.
+"""Draw docs/architecture.svg from the package's imports: `python docs/draw_architecture.py`.
 
-A box a package, those that import above those that are imported. An arc joins two packages of which one
-imports the other, unless a longer way says so already; its width tells how many modules do. An arc upwards
-would be an import the wrong way round, which `make lint` refuses.
+One box per package, in the order of the layers in pyproject.toml. An arc means that the upper package imports
+the lower one; its width grows with the number of importing modules. Arcs that follow from others are not
+drawn. An upward arc would be an import in the wrong direction, which `make lint` refuses.
 """
 
 from __future__ import annotations
 
 import sys
+import tomllib
 from itertools import product
 from pathlib import Path
 
@@ -15,28 +16,41 @@ import grimp
 import networkx
 
 TARGET = Path(__file__).with_name("architecture.svg")
-ROWS = {
+WORDS = {
     "cli": "the command line",
-    "demo": "a small network and its digits",
-    "bench": "speed and latency of your own model",
-    "deft": "core and slack: learn anew, forget nothing",
-    "api": "inspect, encode, capacities: the way of the data",
-    "encoding": "what a run came to",
-    "report": "a run as a page or a figure",
+    "demo": "a small network for digits",
+    "bench": "accuracy, latency and speed of your own model",
+    "deft": "core and slack: fine-tuning without forgetting",
+    "api": "inspect, encode, capacities",
+    "pipeline": "the stages of encode",
+    "finetuned": "save a compressed, fine-tuned network",
+    "encoding": "the result of a run",
+    "report": "a run as an HTML page or a figure",
     "storage": "runs and adapters as files",
-    "judge": "what must run the model to decide",
-    "surgery": "steps on a copy: real, smaller modules",
-    "run": "the merge of all paths, budgets, trajectories",
-    "methods": "an object per method: states, paths, prices",
-    "signals": "what signals look like: moments",
-    "anatomy": "units, blocks, reasons, steps, sizes",
-    "ops": "everything about an operator, once",
-    "graph": "the captured network: one program",
-    "geometry": "the algebra: kernels, parents, costs, projections",
-    "reasons": "why something is left alone",
-    "_util": "helpers that know nothing of networks",
-    "errors": "one family",
+    "evaluate": "decisions that run the model",
+    "latency": "measured and predicted time",
+    "rewrite": "steps applied to a copy; refit",
+    "actions": "prune, merge, absorb, evict",
+    "schedule": "paths merged into a trajectory; budgets",
+    "methods": "one object per method: states, paths, prices",
+    "statistics": "input statistics: stored, propagated, measured",
+    "structure": "units, blocks, steps, sizes",
+    "ops": "the table of operators",
+    "trace": "the captured network as one program",
+    "geometry": "kernels, parents, costs, projections",
+    "reasons": "why something is kept",
+    "_util": "helpers without knowledge of networks",
+    "errors": "one family of errors",
 }
+
+
+def _layers() -> list[str]:
+    settings = tomllib.loads((TARGET.parents[1] / "pyproject.toml").read_text(encoding="utf-8"))
+    (contract,) = settings["tool"]["importlinter"]["contracts"]
+    return [layer.removeprefix("hope.") for layer in contract["layers"]]
+
+
+ROWS = {name: WORDS[name] for name in _layers()}
 WIDTH, HEIGHT, GAP, LEFT, BOX = 640, 30, 12, 20, 430
 
 
@@ -56,24 +70,24 @@ def imports() -> networkx.DiGraph:
 
 
 def short(graph: networkx.DiGraph) -> networkx.DiGraph:
-    """Without imports that a longer way tells of; those the wrong way round always stay."""
+    """Without imports that follow from a longer path."""
     found = graph.copy()
     for a, b in product(graph, graph):
         if graph.has_edge(a, b):
-            ways = networkx.all_simple_paths(graph, a, b, cutoff=4)
-            if any(len(way) > 2 for way in ways):
+            paths = networkx.all_simple_paths(graph, a, b, cutoff=4)
+            if any(len(path) > 2 for path in paths):
                 found.remove_edge(a, b)
     return found
 
 
 def draw(graph: networkx.DiGraph) -> str:
-    """The picture, in colours that do on a light and on a dark page."""
+    """The picture, in colours for light and dark pages."""
     rows = list(ROWS)
     total = len(rows) * (HEIGHT + GAP) + GAP
     parts = [
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {total}" font-family="sans-serif" '
         'font-size="13">',
-        "<title>The packages of hope and what imports what</title>",
+        "<title>The packages of hope and their imports</title>",
     ]
     for a, b, data in sorted(graph.edges(data=True)):
         start, end = (GAP + rows.index(n) * (HEIGHT + GAP) + HEIGHT / 2 for n in (a, b))
@@ -96,7 +110,7 @@ def draw(graph: networkx.DiGraph) -> str:
 
 
 def main() -> int:
-    """Write the picture; with --check say whether the one that is there is true."""
+    """Write the picture; with --check only compare it with the file."""
     picture = draw(short(imports()))
     if "--check" in sys.argv:
         return int(picture != TARGET.read_text(encoding="utf-8"))

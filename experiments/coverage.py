@@ -1,10 +1,9 @@
-"""How much of other people's networks can be reached: `python -m experiments.coverage`.
+"""How much of the networks of three libraries is prunable: `python -m experiments.coverage`.
 
-Every network of the zoo is inspected, 30 % of its neurons and then all of its blocks are removed, and both
-results are held against the original with the same neurons and branches silenced; then once more with 30 % of
-the channels of its residual streams as well. Each finished network is
-written to coverage.json at once, so that a sweep that was stopped goes on where it was. `--table` prints the
-results as Markdown, `--write-pages` puts them between the markers in docs/coverage.md and README.
+For every network of the zoo HOPE removes 30% of the neurons, then all blocks, then 30% of the neurons and of
+the residual streams' channels. Each result is compared with the original in which the same parts are set to
+zero. Each finished network is written to coverage.json at once, so an interrupted sweep resumes.
+`--table` prints the results as Markdown, `--write-pages` writes them into docs/coverage.md and README.
 """
 
 from __future__ import annotations
@@ -175,12 +174,12 @@ def table(results: Mapping[str, Any]) -> str:
     """The results as Markdown: a summary, and one row per network folded away."""
     models = results["models"]
     lines = [
-        "| source | networks | read | cut = masked | neurons that can go without data | with calibration "
-        "| not at all | not at all, with `streams=True` | parameters that can go (median) |",
+        "| source | networks | analysed | cut = masked | neurons prunable without data | with calibration "
+        "| not prunable | not prunable, with `streams=True` | parameters prunable (median) |",
         "|---|---:|---:|---:|---:|---:|---:|---:|---:|",
     ]
     blocks = [
-        "| blocks that can be evicted | with a skip | parts of concatenations | segments of chains | left |",
+        "| evictable blocks | with a skip | parts of concatenations | segments of chains | not evictable |",
         "|---|---:|---:|---:|---:|",
     ]
     for source in [*dict.fromkeys(record["source"] for record in models.values()), "all"]:
@@ -198,35 +197,40 @@ def table(results: Mapping[str, Any]) -> str:
         blocks.append(f"| {source} | {' | '.join(f'{count:,}' for count in found)} |")
     lines += [
         "",
-        "Neurons: the mean over networks of each one's shares.",
+        "Shares of neurons are means over networks.",
         "",
         *blocks,
         "",
-        f"Most frequent reasons why something is left alone: {_reasons(models.values())}.",
+        f"Most frequent reasons why something is not prunable: {_reasons(models.values())}.",
         "",
         f"With `streams=True`: {_reasons(record.get('with_streams', {}) for record in models.values())}.",
         "",
         "<details>",
         f"<summary>All {len(models)} networks</summary>",
         "",
-        "| network | parameters | layers | neurons | without data | with calibration | not at all "
-        "| with streams | can go | blocks | difference | left alone |",
+        "| network | parameters | layers | neurons | without data | with calibration | not prunable "
+        "| with streams | prunable | blocks | difference | reasons |",
         "|---|---:|---:|---:|---:|---:|---:|---:|---:|---:|---:|---|",
     ]
     lines += [_row(key, record) for key, record in models.items()]
     used = ", ".join(f"{name} {version}" for name, version in results["versions"].items())
     lines += [
         "",
-        "“neurons” are those that can be removed one by one. “without data”, “with calibration” and “not at "
-        "all” are shares of all neurons, the model's outputs and streams included, by the default method; "
-        "where a grouped convolution ties channels together, each channel counts. “with streams” is what "
-        "cannot go with `streams=True` either. “can go” is the share of parameters that prunings and "
-        "evictions of residual blocks can reach. “blocks” are those that can be evicted, of all found: with "
-        "a skip + parts of concatenations + segments of chains. “difference”: the largest of three relative "
-        "differences between the network that was really cut (30 % of all neurons at random; every outermost "
-        "block that can go together with those before it; 30 % of all neurons and channels of streams) and "
-        "the original with the same parts silenced. “left alone” tells the two most frequent reasons. Random "
-        f"weights; {used}.",
+        "Columns:",
+        "",
+        "- *neurons*: neurons that are prunable one by one.",
+        "- *without data*, *with calibration*, *not prunable*: shares of all neurons, including the model's "
+        "outputs and streams, under the default method. In grouped convolutions each channel counts.",
+        "- *with streams*: the share that is not prunable with `streams=True` either.",
+        "- *prunable*: the share of parameters that pruning and evicting residual blocks can remove.",
+        "- *blocks*: evictable blocks of all blocks found: with a skip + parts of concatenations + segments "
+        "of chains.",
+        "- *difference*: the cut network against the original with the same parts set to zero; the largest "
+        "of three relative differences. The three cuts: 30% of all neurons at random; every outermost block "
+        "that can be evicted together with those before it; 30% of all neurons and stream channels.",
+        "- *reasons*: the two most frequent ones.",
+        "",
+        f"Random weights; {used}.",
         "",
         "</details>",
     ]

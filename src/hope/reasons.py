@@ -1,4 +1,4 @@
-"""Why something is left alone: a cause, the place that causes it, and a sentence for people.
+"""Why something is kept: a cause, the place that causes it, and a sentence for the user.
 
 Code compares causes; sentences are for reading only.
 """
@@ -10,10 +10,10 @@ from enum import Enum
 
 
 class Cause(Enum):
-    """Everything that can keep a layer, a block or a parameter as it is.
+    """Why a layer, a block or a parameter is not pruned.
 
-    Each is (the word by which it is saved, a sentence that may name a place and a detail, a few words for
-    tables). The words stay as they are: old files have them.
+    Each cause is (the word it is saved by, a sentence that may name a place and a detail, a short form for
+    tables). The saved words must not change: saved files contain them.
 
     >>> str(Cause.NORMALISED.at("softmax in attention"))
     'softmax in attention normalises its channels together'
@@ -29,7 +29,7 @@ class Cause(Enum):
         cause.sentence, cause.short = sentence, short
         return cause
 
-    # channels that cannot be told apart or cut
+    # channels that cannot be distinguished or cut
     OUTPUT = "output", "it is an output of the model", "output of the model"
     NORMALISED = (
         "normalised",
@@ -57,23 +57,23 @@ class Cause(Enum):
         "{place} mixes or reorders channels in a way that is not analysed",
         "operator without a rule",
     )
-    GROUPED = "grouped", "{place} is grouped over channels that stay", "grouped over channels that stay"
+    GROUPED = "grouped", "{place} is grouped over kept channels", "grouped over kept channels"
     GOES_WITH_GROUPS = (
         "goes_with_groups",
-        "it goes with the channels it is grouped over, which stay",
-        "grouped over channels that stay",
+        "it is grouped with kept channels",
+        "grouped over kept channels",
     )
-    READS_FIXED = "reads_fixed", "{place} reads channels that stay", "grouped over channels that stay"
+    READS_FIXED = "reads_fixed", "{place} reads kept channels", "grouped over kept channels"
     UNTRACKED = (
         "untracked",
         "{place} combines it with values whose channels are not tracked",
         "combined with untracked values",
     )
-    COMBINED = "combined", "{place} combines it with channels that stay", "combined with channels that stay"
+    COMBINED = "combined", "{place} combines it with kept channels", "combined with kept channels"
     POOLED = "pooled", "{place} pools over its channels", "pooled over channels"
     RESIZED = "resized", "{place} resizes along its channels", "resized along channels"
     PADDED = "padded", "{place} pads along its channels", "padded along channels"
-    SUMMED = "summed", "{place} sums up over its channels", "summed up over channels"
+    SUMMED = "summed", "{place} sums over its channels", "summed over channels"
     JOINED = (
         "joined",
         "{place} joins it along a dimension it shares with others",
@@ -84,7 +84,7 @@ class Cause(Enum):
         "{place} folds two kinds of channels into one dimension",
         "joined with others in one dimension",
     )
-    # what the channels turned out to be
+    # properties of the channels
     SHARED_WEIGHT = "shared_weight", "its weight is shared by {place}", "shared weights"
     USED_AGAIN = (
         "used_again",
@@ -93,37 +93,45 @@ class Cause(Enum):
     )
     STREAM = (
         "stream",
-        "a stream: {place} ties it to {detail}; it can go with streams=True",
+        "a stream: {place} ties it to {detail}; prunable with streams=True",
         "part of a residual stream",
     )
     SINGLE = "single", "it has a single neuron", "too few neurons"
     UNREAD = "unread", "no weights read it", "no weights read it"
-    ALL_AT_ONCE = "all_at_once", "its channels can only go all at once", "channels only go all at once"
+    ALL_AT_ONCE = (
+        "all_at_once",
+        "its channels can only be removed all at once",
+        "channels removable only all at once",
+    )
     UNLIKE = (
         "unlike",
-        "its neurons are not alike: some own more places in the weights that read them",
-        "neurons not alike",
+        "its neurons differ in shape: some own more positions in the weights that read them",
+        "neurons of different shapes",
     )
     UNUSED = "unused", "not used when the model runs", "not used"
     # what the model's own code does not accept
     FIXED_WIDTH = (
         "fixed_width",
         "the model's code does not accept another width: {detail}",
-        "width written down in the code",
+        "width hard-coded",
     )
     INTERWOVEN = (
         "interwoven",
-        "the block cannot be evicted: its code is interwoven with what surrounds it",
+        "the block cannot be evicted: its code is interwoven with the surrounding code",
         "block interwoven with other code",
     )
     SHARED_MODULE = (
         "shared_module",
-        "the block cannot be evicted: it lies in a module that is used in several places",
+        "the block cannot be evicted: it is inside a module that is used in several places",
         "block the code does not run without",
     )
     NEEDED = "needed", "the block cannot be evicted: {detail}", "block the code does not run without"
-    # what a method does not know
-    ALIKE = "alike", "uniform: {place}, which is alike, stays ({detail})", "alike to what stays"
+    # limits of a method
+    ALIKE = (
+        "alike",
+        "uniform: the corresponding layer {place} is kept ({detail})",
+        "corresponds to a kept layer",
+    )
     NO_FIELD = (
         "no_field",
         "uniform: the model's configuration has no field for its width",
@@ -134,15 +142,15 @@ class Cause(Enum):
     NO_BN_BEFORE = "no_bn_before", "no BN between it and {place}: it needs calibration", "needs calibration"
     OTHER_NORM = (
         "other_norm",
-        "another normalisation stands between it and {place}: it needs calibration",
+        "another normalisation is between it and {place}: it needs calibration",
         "needs calibration",
     )
     NO_STATISTICS = (
         "no_statistics",
-        "{place} keeps no running statistics: it needs calibration",
+        "{place} has no running statistics: it needs calibration",
         "needs calibration",
     )
-    SCALED = "scaled", "a scale stands between it and {place}: it needs calibration", "needs calibration"
+    SCALED = "scaled", "a scale is between it and {place}: it needs calibration", "needs calibration"
     TWO_ACTIVATIONS = (
         "two_activations",
         "several activations in a row between it and {place}: it needs calibration",
@@ -155,11 +163,15 @@ class Cause(Enum):
     )
     UNKNOWN_MOMENTS = (
         "unknown_moments",
-        "the moments of what {place} reads are not known",
-        "moments not known",
+        "the moments of the input of {place} are unknown",
+        "moments unknown",
     )
     READ_AGAIN = "read_again", "{place} is used several times", "shared weights"
-    NO_PLAIN_ORDER = "no_plain_order", "{place} reads it in no plain order", "no plain order"
+    NO_PLAIN_ORDER = (
+        "no_plain_order",
+        "the input channels of {place} do not match its neurons",
+        "channels do not match neurons",
+    )
     PROJECTION = (
         "projection",
         "its skip has weights: the paper evicts identity skips only",
@@ -167,23 +179,23 @@ class Cause(Enum):
     )
     NO_SKIP = "no_skip", "it has no skip: absorption evicts residual branches only", "block without a skip"
     NO_CAPACITY = "no_capacity", "a layer in its branch has no capacity", "layer without capacity"
-    NESTED = "nested", "it lies inside another block", "inside another block"
-    ASKED = "asked", "asked for with core=", "asked for"
-    TOLD = "told", "{detail}", "told by an earlier version"
+    NESTED = "nested", "it is inside another block", "inside another block"
+    ASKED = "asked", "requested with core=", "requested"
+    TOLD = "told", "{detail}", "written by an earlier version"
 
     def at(self, place: str = "", detail: str = "") -> Reason:
-        """The reason: this cause, there."""
+        """This cause, at a place."""
         return Reason(self, place, detail)
 
 
 @dataclass(frozen=True, repr=False)
 class Reason:
-    """Why something is left alone. `str` makes a sentence of it.
+    """Why something is kept. `str` gives the sentence.
 
     Attributes:
-        cause: what it is.
+        cause: the kind of reason.
         place: where: an operator and its module, a module, a weight, a pattern.
-        detail: whatever else the sentence tells, such as an error's own words.
+        detail: the rest of the sentence, such as an error message.
     """
 
     cause: Cause

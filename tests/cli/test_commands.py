@@ -60,7 +60,7 @@ def test_inspect_tells_which_streams_can_go(capsys: pytest.CaptureFixture[str]) 
         assert main(["inspect", "torchvision:resnet18", *more]) == 0
         out = capsys.readouterr().out
         assert re.search(rf"layer2.0.conv2 +128 +3 +3 +{words}", out)
-        assert f"of which {floor} can go" in out
+        assert f"of which {floor} are prunable" in out
 
 
 def test_weights_are_loaded_and_checked(

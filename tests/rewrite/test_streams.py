@@ -293,7 +293,7 @@ def test_inspection_says_what_can_go_with_streams() -> None:
     closed = hope.inspect(net, EXAMPLE)
     words = {str(one.reason) for one in closed.skipped}
     tie = "stem, blocks.0.conv2, blocks.1.conv2 and 1 more"
-    assert f"a stream: add in blocks.0 ties it to {tie}; it can go with streams=True" in words
+    assert f"a stream: add in blocks.0 ties it to {tie}; prunable with streams=True" in words
     assert "with streams=True" in str(closed)
     assert not any("streams=True" in str(one.reason) for one in opened.skipped)
     assert closed.size().neurons + 6 == opened.size().neurons

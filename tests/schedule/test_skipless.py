@@ -153,7 +153,7 @@ def test_parts_and_segments_are_found(anatomy: hope.Anatomy) -> None:
 
 def test_they_are_listed(anatomy: hope.Anatomy) -> None:
     words = str(anatomy)
-    assert "11 blocks that can be evicted" in words
+    assert "11 evictable blocks" in words
     assert all(word in words for word in ("concatenation", "chain", "mixed.two_a:two_b"))
 
 

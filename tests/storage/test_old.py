@@ -96,7 +96,7 @@ def test_the_anatomy_of_version_1_is_the_one_that_is_read_today() -> None:
         for p, q in zip(a.places, b.places, strict=True):
             assert (p.tensor, p.dim, p.role) == (q.tensor, q.dim, q.role)
             assert np.array_equal(p.owner, q.owner)
-    words = {"streams are not compressed yet": "it can go with streams=True"}  # what was said then, and now
+    words = {"streams are not compressed yet": "prunable with streams=True"}  # then and now
     told = [str(one.reason) for one in old.skipped]
     for before, now in words.items():
         told = [one.replace(before, now) for one in told]

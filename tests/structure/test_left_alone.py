@@ -215,13 +215,16 @@ class Joined(nn.Module):
 def test_neurons_that_own_different_numbers_of_places() -> None:
     left = why(Joined(4, 2, groups=2), 1, 3, 4, 4)
     assert left["a"] == left["b"]
-    assert left["a"].startswith("its neurons are not alike")
+    assert left["a"].startswith("its neurons differ in shape")
     assert left["mix"] == "it goes with the channels it is grouped over, which stay"
 
 
 def test_channels_that_can_only_go_all_at_once() -> None:
     left = why(Joined(4, 2, groups=3), 1, 3, 4, 4)
-    assert left == {"b": "its channels can only go all at once", "out": "it is an output of the model"}
+    assert left == {
+        "b": "its channels can only be removed all at once",
+        "out": "it is an output of the model",
+    }
 
 
 def test_a_single_neuron_and_a_single_group() -> None:

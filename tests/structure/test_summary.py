@@ -50,8 +50,8 @@ def test_the_table_has_a_row_for_every_layer() -> None:
         "activation",
         "BN",
         "needs",
-        "releases",
-        "goes",
+        "saves",
+        "removed",
         "with",
         "it",
     ]
@@ -75,14 +75,14 @@ def test_the_head_counts_neurons_blocks_streams_parameters_and_macs() -> None:
     anatomy = hope.inspect(Net(), torch.zeros(1, 3, 4, 4))
     lines = str(anatomy).splitlines()
     assert counts(anatomy) == {Need.NOTHING: 6, Need.CALIBRATION: 2 * 2, Need.NEVER: 8 + 8 + 3}
-    assert "(a neuron that is a group of channels counts as so many)" in lines
+    assert "(a neuron with several channels counts once for each channel)" in lines
     assert lines[0] == "Net: 8 compressible neurons in 2 layers"
-    assert lines[1] == "1 blocks that can be evicted, 1 streams"
+    assert lines[1] == "1 evictable blocks, 1 streams"
     share = 1 - anatomy.floor().parameters / anatomy.size().parameters
     macs = 16 * (24 + 432 + 48 + 32 + 8) + 12
     parameters = 32 + 432 + 12 + 56 + 36 + 12 + 15
     assert lines[2:4] == [
-        f"{parameters} parameters, of which {share:.1%} can go",
+        f"{parameters} parameters, of which {share:.1%} are prunable",
         f"{macs:,} MACs on the example",
     ]
 
@@ -100,7 +100,7 @@ def test_a_network_without_removable_neurons_says_why() -> None:
 
 
 def test_a_network_without_parameters_prints_too() -> None:
-    assert "0 parameters, of which 0.0% can go" in str(hope.inspect(nn.ReLU(), torch.zeros(1, 3)))
+    assert "0 parameters, of which 0.0% are prunable" in str(hope.inspect(nn.ReLU(), torch.zeros(1, 3)))
 
 
 def test_equal_reasons_are_told_once() -> None:
@@ -145,7 +145,7 @@ def test_what_the_table_says_of_data_is_what_encode_does() -> None:
     assert found[Need.NEVER] >= 2  # the model's outputs
     parts = [str(found[need]) for need in (Need.NOTHING, Need.CALIBRATION, Need.NEVER)]
     title, head, line = text.splitlines()[5:8]
-    assert title == "Neurons that can go"
+    assert title == "Prunable neurons"
     assert head.split() == ["without", "data", "only", "with", "calibration", "not", "at", "all"]
     assert line.split() == ["by", "absorption,", "the", "default", *parts]
     for method, kind in (("absorb", hope.Absorb), ("hope", hope.Paper)):

@@ -114,7 +114,7 @@ def test_streams_list_who_writes_and_who_reads_them() -> None:
     )
     why = reasons(anatomy)
     assert why["stem"] == (
-        "a stream: add in blocks.0 ties it to stem, blocks.0.conv2; it can go with streams=True"
+        "a stream: add in blocks.0 ties it to stem, blocks.0.conv2; prunable with streams=True"
     )
     assert set(why) == {"stem", "blocks.0.conv2", "blocks.1.conv2", "blocks.1.down.0", "head"}
 
@@ -194,7 +194,7 @@ def test_a_shortcut_of_slices_and_zero_channels_holds_fast_what_it_pads_but_not_
         ("blocks.0.conv2", 4, hope.Cause.STREAM),
         ("blocks.0.conv2", 4, hope.Cause.COMBINED),
     ]
-    assert reasons(anatomy)["blocks.0.conv2"] == "add in blocks.0 combines it with channels that stay"
+    assert reasons(anatomy)["blocks.0.conv2"] == "add in blocks.0 combines it with kept channels"
     assert not stream.open
     opened = hope.inspect(net, torch.zeros(1, 3, 8, 8), streams=True)
     stem = opened.unit("stem")

@@ -1,4 +1,4 @@
-"""An anatomy as text, or as HTML."""
+"""Text and HTML tables of a network's structure."""
 
 from __future__ import annotations
 
@@ -16,36 +16,36 @@ if TYPE_CHECKING:
 
 
 def render(anatomy: Anatomy) -> str:
-    """The whole anatomy as text."""
+    """The tables as text."""
     return text(*parts_of(anatomy))
 
 
 def parts_of(anatomy: Anatomy) -> list[object]:
-    """The whole anatomy: layers, blocks, streams, and what is left alone with its reasons."""
+    """Tables of layers, blocks and streams, and of what is kept, with the reasons."""
     size, floor = anatomy.size(), anatomy.floor()
     share = 1 - floor.parameters / size.parameters if size.parameters else 0.0
     head = (
         f"{anatomy.model}: {size.neurons:,} compressible neurons in {len(anatomy.layers)} layers\n"
-        f"{len(anatomy.blocks)} blocks that can be evicted, {len(anatomy.streams)} streams\n"
-        f"{size.parameters:,} parameters, of which {share:.1%} can go\n"
+        f"{len(anatomy.blocks)} evictable blocks, {len(anatomy.streams)} streams\n"
+        f"{size.parameters:,} parameters, of which {share:.1%} are prunable\n"
         f"{size.macs:,} MACs on the example"
     )
     parts: list[object] = [head, "", _needs(anatomy)]
     if any(layer.channels > 1 for layer in anatomy.layers):
-        parts.append("(a neuron that is a group of channels counts as so many)")
+        parts.append("(a neuron with several channels counts once for each channel)")
     parts.append("")
     if anatomy.layers:
         parts += [_layers(anatomy), ""]
     else:
         parts += ["No neuron can be removed on its own; the reasons are below.", ""]
     if anatomy.blocks:
-        table = grid("Blocks that can be evicted", " block", " skip", "channels", "releases", " layers?")
+        table = grid("Evictable blocks", " block", " skip", "channels", "saves", " layers?")
         for block in anatomy.blocks:
             layers = ", ".join(block.layers)
             table.add_row(block.name, block.skip, str(block.channels), str(block.release), layers)
         parts += [table, ""]
     if anatomy.streams:
-        table = grid("Streams (tied by adds)", " stream", "channels", "writers", "readers", " can go")
+        table = grid("Streams (joined by adds)", " stream", "channels", "writers", "readers", " prunable")
         waiting = {one.name for one in anatomy.skipped if one.reason.cause is Cause.STREAM}
         for one in anatomy.streams:
             goes = "yes" if one.open else "with streams=True" if waiting & set(one.writers) else "no"
@@ -57,7 +57,7 @@ def parts_of(anatomy: Anatomy) -> list[object]:
 
 
 def _needs(anatomy: Anatomy) -> Table:
-    table = grid("Neurons that can go", " ", "without data", "only with calibration", "not at all")
+    table = grid("Prunable neurons", " ", "without data", "only with calibration", "not at all")
     found, paper = counts(anatomy), counts(anatomy, "hope")
     table.add_row("by absorption, the default", *(f"{found[need]:,}" for need in Need))
     if paper != found:
@@ -67,7 +67,7 @@ def _needs(anatomy: Anatomy) -> Table:
 
 def _layers(anatomy: Anatomy) -> Table:
     first = (" layer", "neurons", "fan-in?", "fan-out?", " activation", " BN?", " needs")
-    table = grid("Neuron layers", *first, "releases?", " goes with it?")
+    table = grid("Neuron layers", *first, "saves?", " removed with it?")
     need = needs(anatomy)
     for layer in anatomy.layers:
         neurons = f"{layer.neurons}×{layer.channels}" if layer.channels > 1 else str(layer.neurons)
@@ -81,7 +81,7 @@ def _layers(anatomy: Anatomy) -> Table:
 
 
 def _left_alone(anatomy: Anatomy) -> Table:
-    table = grid("Left alone", " what", "outputs", " why")
+    table = grid("Kept", " what", "outputs", " why")
     reasons = Counter((one.kind, one.reason) for one in anatomy.skipped)
     for (kind, reason), count in reasons.items():
         same = [one for one in anatomy.skipped if (one.kind, one.reason) == (kind, reason)]
