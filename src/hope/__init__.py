@@ -1,4 +1,4 @@
-"""HOPE: read a trained network as neurons and make it smaller, without data where it has batch norm."""
+"""HOPE: make a trained PyTorch network smaller, without data if it has batch norm."""
 
 import importlib
 from typing import TYPE_CHECKING, Any
@@ -78,7 +78,7 @@ __all__ = [
     "unstack_experts",
 ]
 
-_PLACES = {  # where names live: each is imported when it is first used, and torch not before
+_PLACES = {  # where names are defined: each is imported on first use, and torch not before
     "hope.structure.anatomy": ("Anatomy",),
     "hope.structure.steps": ("Evict", "Merge", "Prune"),
     "hope.api": ("capacities", "encode", "inspect"),
@@ -114,7 +114,7 @@ _HOMES = {
     for name in names
 }
 
-if not TYPE_CHECKING:  # type checkers read the imports above, and know a name that there is not
+if not TYPE_CHECKING:  # type checkers read the imports above, and report unknown names
 
     def __getattr__(name: str) -> Any:
         if name in ("deft", "ops"):

@@ -1,4 +1,4 @@
-"""`inspect`, `encode`, `capacities`: the way of the data, from a model to a smaller one."""
+"""`inspect`, `encode`, `capacities`: from a model to a smaller one."""
 
 from __future__ import annotations
 
@@ -31,15 +31,15 @@ from hope.trace.capture import check_readable
 def inspect(
     model: nn.Module, example: Example | None = None, *, streams: bool = False, progress: bool | None = None
 ) -> Anatomy:
-    """Read a network as neurons, blocks and streams, with a reason for everything that is left alone.
+    """Analyse a network: neurons, blocks and streams, with a reason for everything that is kept.
 
-    The model is not changed; it is read in evaluation mode and put back in the mode it was in.
+    The model is not changed; it runs in evaluation mode, and its mode is restored.
 
     Args:
         model: any module that `torch.export` can capture.
         example: an input it can run on: a tensor, a tuple of positional inputs or a dict of keyword inputs.
-        streams: whether channels of residual streams may go; those that can are then among the layers.
-        progress: show what is being done on standard error; by default on a terminal only.
+        streams: whether channels of residual streams are prunable; such streams are then among the layers.
+        progress: show progress on standard error; by default on a terminal only.
 
     Returns:
         An `Anatomy`: `.layers`, `.blocks`, `.streams`, `.skipped`; `print` it for a table.
@@ -87,48 +87,48 @@ def encode(
     checkpoint: str | PathLike[str] | None = None,
     progress: bool | None = None,
 ) -> Encoding:
-    """Compress a network to a budget, without data where it has batch norm. The model is not changed.
+    """Compress a network to a budget, without data if it has batch norm. The model is not changed.
 
-    Exactly one budget is given: a fraction of the original (a float up to 1), or a count.
+    Give exactly one budget: a fraction of the original (a float up to 1), or an amount.
 
     Args:
-        model: a trained model that `hope.inspect` can read.
+        model: a trained model that `hope.inspect` can analyse.
         example: an input it can run on.
-        density: share (or number) of compressible neurons to keep.
+        density: share (or number) of prunable neurons to keep.
         params: share (or number) of parameters to keep.
         macs: share (or number) of multiply-accumulates to keep; absorption then ranks steps by them.
-        size: share of the bytes of all parameters and buffers to keep, or how many: "10MB".
-        latency: share of the time that the original takes on the example, or how long: "12ms". Steps are
-            ranked by the time that they save. What operators take on this machine is measured once and kept
-            (in `$HOPE_CACHE` or `~/.cache/hope`); the result is measured in the end (`encoding.latency`).
-        steps: how many steps to take.
-        fidelity: the least predicted fidelity (see `hope.fidelity`): the longest run that never dips below,
-            looked at in 20 places and then refined.
-        method: `hope.Absorb()` (what a removed neuron did, its survivors take over), `hope.Paper()`, or a
-            baseline, `hope.Score("l1-in")`; with their usual options they also go by their names: "absorb",
+        size: share of the bytes of all parameters and buffers to keep, or an amount: "10MB".
+        latency: share of the original's time on the example, or a time: "12ms". Steps are ranked by the time
+            that they save. Operators are measured once on this machine (and cached in `$HOPE_CACHE` or
+            `~/.cache/hope`); the result is measured at the end (`encoding.latency`).
+        steps: number of steps.
+        fidelity: the smallest predicted fidelity (see `hope.fidelity`): the longest run that never falls
+            below it, evaluated at 20 steps and then refined.
+        method: `hope.Absorb()` (the remaining neurons compensate for removed ones), `hope.Paper()`, or a
+            baseline, `hope.Score("l1-in")`. A name stands for a method with default options: "absorb",
             "hope", "l1-in", "l1-joint", "bn-scale", "random".
         evict: whether blocks may be evicted: residual ones, and under `hope.Paper` those without a skip.
-        streams: whether channels of residual streams may go, too. At a budget in parameters, MACs, bytes or
-            time absorption lets them go only if more of the answers is kept by it; a note tells if not.
-        exclude: patterns (`*`, `?`) of module names that must stay untouched, inputs and outputs.
-        multiple_of: keep widths that are multiples of this (8, 16, 32); removals that would only break one
-            are not made. By default any width, or with `latency` multiples that the runtime likes.
-        uniform: keep one width for all layers that are alike (the same layer of every block), so that a
-            configuration can tell it: `encoding.model.save_pretrained(folder)` writes what others load with
-            `from_pretrained`. Nothing is evicted then, and layers that the configuration has no field for
-            stay. Widths are chosen so that the sum of the layers' costs is least.
-        runtime: where `latency` counts: "torch" (the default), "onnxruntime", or a `hope.Runtime` with a
-            batch and a number of threads.
-        executor: any `concurrent.futures.Executor` to work out the units' paths on; the result is the same.
-        anatomy: what `hope.inspect` returned, to save reading the model again.
-        statistics: what `method.collect(model, example, anatomy)` returned, to save collecting it again.
-        checkpoint: a file to note the run in while it is under way (and one beside it, while weights are
-            fitted); if it has the beginning of the same run, the run goes on from there. It is gone when the
-            run is finished.
+        streams: whether channels of residual streams are prunable. At a budget in parameters, MACs, bytes or
+            time absorption prunes them only if that gives the higher fidelity; otherwise it adds a note.
+        exclude: patterns (`*`, `?`) of module names that are not changed, neither inputs nor outputs.
+        multiple_of: keep widths that are multiples of this (8, 16, 32). By default any width, or with
+            `latency` multiples that suit the runtime.
+        uniform: keep one width for all corresponding layers (the same layer of every block), so that a
+            configuration can express it: `from_pretrained` loads what
+                `encoding.model.save_pretrained(folder)`
+            writes. Nothing is evicted then, and layers without a field in the configuration are kept. The
+            widths minimise the sum of the layers' costs.
+        runtime: the runtime of `latency`: "torch" (the default), "onnxruntime", or a `hope.Runtime` with a
+            batch size and a number of threads.
+        executor: any `concurrent.futures.Executor` that computes the units' paths; the result is the same.
+        anatomy: the result of `hope.inspect`, to avoid a second analysis.
+        statistics: the result of `method.collect(model, example, anatomy)`, to avoid collecting it again.
+        checkpoint: a file for the state of an interrupted run (during the refit also one next to it). If it
+            has the start of the same run, the run resumes. It is deleted when the run is finished.
         progress: show a progress bar; by default on a terminal only.
 
     Raises:
-        InfeasibleBudget: the budget cannot be met; the message says what can.
+        InfeasibleBudget: the budget cannot be reached; the message says what can.
         UnknownMethod: there is no such method, runtime or option.
         MissingExtra: the runtime is not installed.
         CannotExport: the runtime cannot run the model.
@@ -172,7 +172,7 @@ def encode(
         progress=progress,
     )
     if checkpoint is not None:
-        _ = encoding.model  # fitting is part of what can be gone on with
+        _ = encoding.model  # a refit can be resumed, too
         Path(checkpoint).unlink(missing_ok=True)
     return encoding
 
@@ -187,7 +187,7 @@ def encode_resumable(
     checkpoint: str | PathLike[str] | None = None,
     **given: Any,
 ) -> Encoding:
-    """`encode` whose checkpoint is kept: until the run is saved, it is all there is of it."""
+    """`encode` that keeps its checkpoint until the run is saved."""
     options = Options.of(budget, example, **given)
     _check_numbers(model)
     anatomy = usable(model, anatomy, options.streams)
@@ -198,7 +198,7 @@ def encode_resumable(
 
 
 def _check_numbers(model: nn.Module) -> None:
-    """Refuse what cannot be read, and numbers that nothing follows from."""
+    """Refuse inputs that the model cannot read, and parameters that are not finite."""
     check_readable(model)
     tensors = dict([*model.named_parameters(), *model.named_buffers()])
     check_finite(tensors, {name for name, _ in model.named_parameters()}, UnsupportedModel)
@@ -211,17 +211,17 @@ def capacities(
     calibration: Iterable[Any] | str | None = None,
     progress: bool | None = None,
 ) -> dict[str, Tensor]:
-    """The capacity ‖f_i‖ of every neuron, per layer: the analysis on its own.
+    """The capacity ‖f_i‖ of every neuron, per layer.
 
     Args:
-        model: a trained model that `hope.inspect` can read.
+        model: a trained model that `hope.inspect` can analyse.
         example: an input it can run on.
-        calibration: a few unlabelled batches, to measure signals on, as `hope.Paper` takes them. Layers
-            without BN have no capacities without it.
-        progress: show what is being done on standard error; by default on a terminal only.
+        calibration: a few unlabelled batches to measure input statistics on, as in `hope.Paper`. Layers
+            without BN have no capacities without them.
+        progress: show progress on standard error; by default on a terminal only.
 
     Raises:
-        InvalidExample: nothing says how large any signal is: there is no BN and no calibration.
+        InvalidExample: there is neither a BN nor calibration, so no capacity is known.
 
     Example:
         >>> import torch, hope

@@ -1,4 +1,4 @@
-"""What `hope demo` works on: a small residual network, and scikit-learn's digits to train it with."""
+"""The network of `hope demo`, and scikit-learn's digits to train it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from hope.errors import MissingData
 
 
 class Block(nn.Module):
-    """Two convolutions beside an identity."""
+    """Two convolutions with an identity skip."""
 
     def __init__(self, channels: int, width: int) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""`Encoding`: what a run came to, and the network at any moment of it."""
+"""`Encoding`: the result of a run, and the network after any number of steps."""
 
 from __future__ import annotations
 
@@ -35,26 +35,26 @@ from hope.storage.run import Details, Run, fingerprint, save_trajectory
 from hope.structure.anatomy import Anatomy
 from hope.structure.sizes import Size
 
-GROWTH = 4.0  # times the original's largest entry: beyond it, weights are reported as grown
+GROWTH = 4.0  # times the original's largest entry: larger weights are reported
 
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Encoding:
-    """A run: one trajectory, and the network at any moment of it. `print` it for a summary.
+    """A run: one trajectory, and the network after any number of its steps. `print` it for a summary.
 
     Attributes:
         anatomy: the network that was encoded.
         trajectory: every step, with its cost, and the size after it.
-        steps: how many of them the budget took.
-        method: how they were chosen.
-        left_alone: units and blocks that the method could not price, with the reason.
-        intakes: moments of what weights read, for absorption.
-        notes: what else there is to know.
-        measures: unit -> what each neuron counted before the first step: its capacity ‖f_i‖, or a score.
-        inputs: what weights are fitted on in the end, if they are.
-        runtime: where its latency counts, if it was made for one.
-        fitting: a file to note in what is fitted, while that is under way.
-        unchanged: the fingerprint of a model that was too large to be copied.
+        steps: how many steps the budget needs.
+        method: the method that chose them.
+        left_alone: units and blocks that the method kept, with the reason.
+        intakes: input statistics of weights, for absorption.
+        notes: messages for the user.
+        measures: unit -> capacity ‖f_i‖, or score, of each neuron before the first step.
+        inputs: the inputs of the refit, if there is one.
+        runtime: the runtime of its latency budget, if it has one.
+        fitting: checkpoint file of the refit.
+        unchanged: the fingerprint of a model that was too large to copy.
 
     Example:
         >>> import torch, hope
@@ -103,8 +103,8 @@ class Encoding:
         latency: float | str | None = None,
         steps: int | None = None,
     ) -> nn.Module:
-        """The network at another moment of the same run, from the original weights; only what is fitted to
-        inputs is fitted again.
+        """The network at another budget of the same run, from the original weights; only the refit is
+        computed again.
         """
         budget = one_budget(
             density=density, params=params, macs=macs, size=size, latency=latency, steps=steps
@@ -124,7 +124,7 @@ class Encoding:
         )
 
     def _intact(self) -> nn.Module:
-        """The original, if nobody has written into it."""
+        """The original, if it was not modified."""
         if self.unchanged is not None and fingerprint(self.original) != self.unchanged:
             raise InvalidAction("the model was too large to copy, and has been changed since: load it anew")
         return self.original
@@ -143,14 +143,14 @@ class Encoding:
         return self.fidelity_after(self.steps)
 
     def fidelity_after(self, steps: int) -> float:
-        """The predicted fidelity of the network after so many steps; looked at once."""
+        """The predicted fidelity of the network after so many steps; computed once."""
         if steps not in self._looked:
             self._looked[steps] = self.judge(self.model if steps == self.steps else self._after(steps))
         return self._looked[steps]
 
     @cached_property
     def growth(self) -> dict[str, float]:
-        """Weights that absorption made larger: name -> largest entry now, in units of the largest before."""
+        """Weights that absorption enlarged: name -> largest entry now, relative to the largest before."""
         before, after = (dict(net.named_parameters()) for net in (self._intact(), self.model))
         return {
             name: float(after[name].detach().abs().max() / before[name].detach().abs().max())
@@ -159,7 +159,7 @@ class Encoding:
         }
 
     def fidelities(self, points: int = 10, *, progress: bool | None = None) -> list[tuple[int, float]]:
-        """(steps, predicted fidelity) at evenly spaced moments of the run, and at the budget."""
+        """(steps, predicted fidelity) at evenly spaced steps of the run, and at the budget."""
         steps = sorted({round(len(self.trajectory) * k / points) for k in range(points + 1)} | {self.steps})
         found = []
         with bar("looking at its fidelity along the way", len(steps), progress) as show:
@@ -175,7 +175,7 @@ class Encoding:
 
     @property
     def latency(self) -> Latency | None:
-        """Predicted and measured milliseconds, where the run was made for a latency; else None."""
+        """Predicted and measured milliseconds, if the run has a latency budget; else None."""
         if self.runtime is None or self.trajectory.times is None:
             return None
         self.look_at_latency()
@@ -183,16 +183,17 @@ class Encoding:
         return Latency(self.runtime, predicted / 1e6, measured[self.steps] / 1e6, measured[0] / 1e6)
 
     def look_at_latency(self) -> None:
-        """Measure the original and the compressed model, side by side, if that was not done yet."""
+        """Measure the original and the compressed model side by side, unless that was done already."""
         if self.runtime is not None and self.steps not in self._timed:
             found = Stopwatch(self.runtime).networks([self._intact(), self.model], self.example)
             self._timed.update(zip((0, self.steps), map(round, found), strict=True))
 
     def ended_at(self, budget: Budget, multiple_of: int = 1, *, progress: bool | None = False) -> Encoding:
-        """The same run, ended where a budget is met.
+        """The same run, stopped where a budget is met.
 
         Raises:
-            InfeasibleBudget: the run does not come so far; the message says how far, and what to do.
+            InfeasibleBudget: the run does not reach the budget; the message says what it reaches, and what to
+                do.
         """
         if budget.unit == "fidelity":
             with bar("looking for the fidelity", LOOKS, progress) as show:
@@ -214,11 +215,11 @@ class Encoding:
             ) from error
 
     def save(self, folder: str | PathLike[str], *, source: Mapping[str, str] | None = None) -> Path:
-        """Save the run: the trajectory as JSON, the compressed weights as safetensors. Fidelities that were
-        looked at are saved along, for reports.
+        """Save the run: the trajectory as JSON, the compressed weights as safetensors, and the fidelities
+        computed so far, for reports.
 
         Args:
-            folder: where to.
+            folder: the target folder.
             source: "model", "weights" and "input" on the command line, for `hope report` to repeat.
         """
         return save_trajectory(
@@ -236,9 +237,7 @@ class Encoding:
         )
 
     def _stored_inputs(self) -> Sequence[Any]:
-        """Inputs that were made up are saved, so that other budgets can be had back; those of others are not
-        ours to keep.
-        """
+        """Synthetic inputs are saved, so that other budgets can be refitted; the user's inputs are not."""
         return self.inputs if self.method.to_dict().get("calibration") in MADE_UP else ()
 
     def _timing(self) -> Timing | None:
@@ -258,13 +257,13 @@ class Encoding:
         folder: str | PathLike[str] = "run",
         source: Mapping[str, str] | None = None,
     ) -> Path:
-        """Write the page about this run: one HTML file that needs nothing else. The fidelity is looked at
-        along the way, as far as it was not yet.
+        """Write the report of this run: one HTML file that works offline. Missing fidelities are computed
+        first.
 
         Args:
             path: the file.
-            accuracy: what you measured, {steps: accuracy between 0 and 1}.
-            folder: where the run is saved, for the command on the page that extracts a model.
+            accuracy: accuracies you measured, {steps: accuracy between 0 and 1}.
+            folder: the folder of the saved run, for the report's extraction command.
             source: "model", "weights" and "input" on the command line, for the same command.
         """
         if self.example is not None:
@@ -292,7 +291,7 @@ class Encoding:
 
         Args:
             path: the file.
-            check: compare the answers of onnxruntime with the model's, if it is installed.
+            check: compare the outputs of onnxruntime with the model's, if it is installed.
         """
         return export_onnx(self.model, self.example, path, check=check)
 
@@ -301,7 +300,7 @@ class Encoding:
 
         Args:
             path: the file.
-            check: read the file again and compare its answers with the model's.
+            check: read the file again and compare its outputs with the model's.
         """
         return export_program(self.model, self.example, path, check=check)
 
@@ -320,7 +319,7 @@ class Encoding:
         return html(*self._parts())
 
     def _parts(self) -> list[object]:
-        """What a person wants to know, as tables and lines."""
+        """The summary, as tables and lines."""
         before, after = self.trajectory.size(0), self.size
         mix = ", ".join(f"{count} {kind}s" for kind, count in self.trajectory.mix(self.steps).items())
         title = f"{self.anatomy.model} by {self.method.name}: {self.steps} steps ({mix})"

@@ -1,10 +1,10 @@
-"""The errors a user can meet. Each message names the thing, the place and the way out, in one line."""
+"""The errors of this package. Each message is one line: what must be, what was given, what to do."""
 
 from __future__ import annotations
 
 
 class HopeError(Exception):
-    """Base of every error this package raises on purpose."""
+    """Base class of all errors of this package."""
 
 
 class InvalidExample(HopeError, ValueError):
@@ -12,15 +12,15 @@ class InvalidExample(HopeError, ValueError):
 
 
 class UnsupportedModel(HopeError):
-    """The model cannot be read: it does not export, or its parameters cannot be cut."""
+    """The model cannot be analysed: it does not export, or its parameters cannot be cut."""
 
 
 class InvalidAction(HopeError, ValueError):
-    """An action names a neuron or block that is not there, or cannot be done as asked."""
+    """An action names a neuron or block that does not exist, or cannot be applied as requested."""
 
 
 class InfeasibleBudget(HopeError, ValueError):
-    """No budget was given, several were, or the one that was cannot be met."""
+    """No budget or several budgets were given, or the budget cannot be reached."""
 
 
 class UnknownMethod(HopeError, ValueError):
@@ -32,15 +32,15 @@ class CheckpointMismatch(HopeError):
 
 
 class CannotWrite(HopeError, OSError):
-    """A file cannot be written where it was asked for."""
+    """A file cannot be written at the requested path."""
 
 
 class DamagedFolder(HopeError):
-    """A saved folder is incomplete, altered, or not one of ours."""
+    """A saved folder is incomplete, altered, or was not written by HOPE."""
 
 
 class InvalidAccuracies(HopeError, ValueError):
-    """A file of accuracies does not say what it should."""
+    """A file of accuracies is invalid."""
 
 
 class MissingExtra(HopeError):
@@ -48,47 +48,47 @@ class MissingExtra(HopeError):
 
 
 class CannotPlot(HopeError):
-    """There is no figure of that kind."""
+    """There is no figure of this kind."""
 
 
 class InvalidPartition(HopeError, ValueError):
-    """A partition was asked for in a way that there is none."""
+    """A partition with these arguments is not possible."""
 
 
 class LostSource(UserWarning):
-    """DEFT's cut leaves little of the source task."""
+    """DEFT's severing leaves less than half of the source task."""
 
 
 class NotSeparable(HopeError):
-    """Slack cannot be kept apart from core in this network; the message names the place."""
+    """Slack cannot be separated from core in this network; the message names the place."""
 
 
 class InvalidHead(HopeError, ValueError):
-    """A head was asked for that cannot be made."""
+    """The requested head cannot be built."""
 
 
 class InvalidPenalty(HopeError, ValueError):
-    """A penalty was asked for that cannot be computed."""
+    """The requested penalty cannot be computed."""
 
 
 class CannotExport(HopeError):
-    """A network cannot be written as asked, or what was written gives other answers; no file is left."""
+    """A network cannot be exported as requested, or the export has other outputs; no file is left."""
 
 
 class Misused(HopeError):
-    """The command line says something that it cannot."""
+    """An invalid command line."""
 
 
 class UnknownModel(HopeError, ValueError):
-    """MODEL does not name something that can be built."""
+    """MODEL does not name a model that can be built."""
 
 
 class MissingData(HopeError):
-    """A data set is not at hand."""
+    """A data set is not available."""
 
 
 class EnginesDisagree(HopeError):
-    """onnxruntime gives other answers than torch."""
+    """onnxruntime and torch give different outputs."""
 
 
 def first_line(error: BaseException, limit: int = 200) -> str:

@@ -1,4 +1,4 @@
-"""`save_finetuned`: keep a compressed network that was trained on."""
+"""`save_finetuned`: save a compressed and fine-tuned network."""
 
 from __future__ import annotations
 
@@ -25,19 +25,19 @@ def save_finetuned(
     latency: float | str | None = None,
     steps: int | None = None,
 ) -> Path:
-    """Save a compressed network that was trained on: `hope.load(folder, fresh_model)` gives it back. There is
-    one budget in such a folder, the one that was trained.
+    """Save a compressed and fine-tuned network; `hope.load(folder, fresh_model)` loads it. Such a folder has
+    one budget.
 
     Args:
-        folder: where to; one of its own, not that of the run. An earlier save of this kind is replaced.
-        source: the run that the network came from: the `Encoding`, or the folder that it was saved in.
-        small: the trained network, with the shapes that the run left: a head with another number of
+        folder: the target: its own folder, not that of the run. An earlier save of this kind is replaced.
+        source: the run of the network: the `Encoding`, or the folder it was saved in.
+        small: the fine-tuned network, with the shapes of the run: a head with another number of
             outputs is refused.
-        density, params, macs, size, latency, steps: the budget it was taken at, if not the run's own.
+        density, params, macs, size, latency, steps: the network's budget, if not the run's own.
 
     Raises:
-        CheckpointMismatch: the network has other shapes than the run left; the message names the first.
-        CannotWrite: the folder has a run, whose other budgets would be lost.
+        CheckpointMismatch: the network has other shapes than the run; the message names the first difference.
+        CannotWrite: the folder contains a run, whose other budgets would be lost.
 
     Example:
         >>> import tempfile, torch, hope

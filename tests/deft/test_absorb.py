@@ -295,7 +295,7 @@ def test_where_moments_are_not_known_a_mask_has_to_do() -> None:
     part = hope.deft.partition(net, images(2), percentile=50, merge=False)
     absorbed, masked = both(net, part)
     names = ("second.conv1.weight", "second.skip.0.weight")
-    words = "what it reads from slack is masked, not absorbed: the moments of what it reads are not known"
+    words = "its weights for slack are masked, not absorbed: the moments of its input are unknown"
     assert absorbed.notes == tuple(f"{name}: {words}" for name in names)
     for name in names:
         assert torch.equal(absorbed.model.get_parameter(name), masked.model.get_parameter(name))

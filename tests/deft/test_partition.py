@@ -280,7 +280,7 @@ def test_a_stream_that_mixes_its_channels_is_refused_with_the_place() -> None:
     part = hope.deft.partition(net, images(2), core=["stem"], percentile=60, merge=False)
     assert part.core["stem"].all()
     assert not part.core["conv1"].all()
-    assert str(part.left_alone["stem"]) == "asked for with core="
+    assert str(part.left_alone["stem"]) == "requested with core="
 
 
 def test_a_layer_that_cannot_be_split_is_refused_with_the_place() -> None:

@@ -253,5 +253,5 @@ def test_a_block_in_a_module_that_is_used_in_several_places_is_left_alone() -> N
     anatomy = hope.inspect(nn.Sequential(shared, nn.ReLU(), shared), EXAMPLE)
     assert not anatomy.blocks
     assert {str(s.reason) for s in anatomy.skipped if s.kind == "block"} == {
-        "the block cannot be evicted: it lies in a module that is used in several places"
+        "the block cannot be evicted: it is inside a module that is used in several places"
     }

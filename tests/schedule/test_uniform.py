@@ -168,7 +168,7 @@ def test_a_layer_that_stays_keeps_those_that_are_alike(model: nn.Module) -> None
     assert {step.name for step in encoding.trajectory} == {"squeeze"}
     assert [encoding.left_alone[name].cause for name in ALIKE] == [Cause.ALIKE, Cause.EXCLUDED, Cause.ALIKE]
     assert str(encoding.left_alone[ALIKE[0]]) == (
-        "uniform: blocks.1.conv1, which is alike, stays (excluded by 'blocks.1.*')"
+        "uniform: the corresponding layer blocks.1.conv1 is kept (excluded by 'blocks.1.*')"
     )
     with pytest.raises(hope.InfeasibleBudget, match=r"2 layers stay, uniform: blocks\.1\.conv1"):
         hope.encode(model, EXAMPLE, params=0.3, **options)

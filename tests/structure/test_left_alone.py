@@ -58,7 +58,7 @@ def shuffle(x: Tensor) -> Tensor:
         (nn.PixelShuffle(2), 2, f"pixel_shuffle in middle {UNKNOWN}"),
         (lambda x: x[:, :6], 6, "slice takes a part of its channels by position"),
         (lambda x: x.flip(1), 8, "flip reorders its channels by position"),
-        (lambda x: x.mean(1, keepdim=True), 1, "mean sums up over its channels"),
+        (lambda x: x.mean(1, keepdim=True), 1, "mean sums over its channels"),
         (lambda x: x + x.cumsum(1), 8, f"cumsum {UNKNOWN}"),
         (nn.LocalResponseNorm(3), 8, None),
     ],
@@ -216,7 +216,7 @@ def test_neurons_that_own_different_numbers_of_places() -> None:
     left = why(Joined(4, 2, groups=2), 1, 3, 4, 4)
     assert left["a"] == left["b"]
     assert left["a"].startswith("its neurons differ in shape")
-    assert left["mix"] == "it goes with the channels it is grouped over, which stay"
+    assert left["mix"] == "it is grouped with kept channels"
 
 
 def test_channels_that_can_only_go_all_at_once() -> None:

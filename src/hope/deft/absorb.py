@@ -73,7 +73,7 @@ def absorb(model: nn.Module, partition: Partition, calibration: Iterable[Any] | 
             intake = replace(intake, bn="")  # a BN behind the head is not the head's to change
         found = _channels(intake, weight, partition, uses, measured)
         if isinstance(found, str):
-            notes.append(f"{weight}: what it reads from slack is masked, not absorbed: {found}")
+            notes.append(f"{weight}: its weights for slack are masked, not absorbed: {found}")
             continue
         frozen = torch.ones(()) if last else partition.locked[weight]
         _rewrite(model, *found, frozen.expand(anatomy.shapes[weight]))
@@ -100,7 +100,7 @@ def _channels(
 ) -> tuple[InputStatistics, Tensor, Tensor] | str:
     """What a weight reads, the channels with known moments, and which of them are slack; or why not."""
     if intake is None:
-        return "the moments of what it reads are not known"
+        return "the moments of its input are unknown"
     if uses[weight] > 1 or uses.get(intake.bn, 0) > 1:
         return "it, or the BN behind it, is used several times"
     size = partition.anatomy.shapes[weight][intake.dim]

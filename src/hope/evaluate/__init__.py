@@ -1,1 +1,1 @@
-"""Whatever must run the model to decide."""
+"""Decisions that need to run the model."""

@@ -1,9 +1,8 @@
-"""Cut a copy without data and run it: does the model's own code accept what the anatomy lists?
+"""Dry run: cut a copy without data and run it, to check that the model's code accepts the cuts.
 
-A graph does not show whether `forward` takes a width from a tensor or has it written down as a number. A copy
-with fake tensors (shapes, no data) is cut everywhere at once and run in evaluation and in training mode; only
-where that fails are the layers and blocks tried in halves, and what the code does not accept is left alone
-with its own words as the reason.
+A graph does not show whether `forward` takes a width from a tensor or hard-codes it. A copy with fake tensors
+(shapes, no data) is cut everywhere at once and run in evaluation and in training mode. If that fails, layers
+and blocks are tried in halves. What the code rejects is kept, with its error message as the reason.
 """
 
 from __future__ import annotations
@@ -34,7 +33,7 @@ from hope.structure.steps import Evict, Prune, Step
 from hope.structure.units import Skipped, Unit
 from hope.trace.blocks import Block, ReplaceByZero
 
-# the words of the code itself do not tell: some shape is wrong
+# the code's own message does not help: some shape is wrong
 HEADS = " (it takes the width of its heads from the attention's input, or has it written down)"
 
 
@@ -48,7 +47,7 @@ T = TypeVar("T", bound=_Named)
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Failing here is an answer, not an event: keep torch from reporting it."""
+    """A failure here is a result, not an event: keep torch from reporting it."""
     logger = logging.getLogger("torch._subclasses.fake_tensor")
     before, logger.disabled = logger.disabled, True
     try:
@@ -64,7 +63,7 @@ _SHAPED = ("view", "reshape", "clone", "contiguous", "_unsafe_view", "expand", "
 
 
 class _Numbers(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Notes which operators run, and every number that they compute with: widths must not be among them."""
+    """Records which operators run, and every number they compute with: widths must not be among them."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -76,7 +75,7 @@ class _Numbers(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if torch.Tag.pointwise in func.tags or name in ("full", "new_full", "full_like", "fill_"):
             numbers = [n for n in (*args, *(kwargs or {}).values()) if isinstance(n, (int, float))]
         elif name.startswith("lift_fresh") and isinstance(args[0], Tensor) and args[0].numel() <= 16:
-            with _disable_current_modes(), suppress(RuntimeError):  # one without data has nothing to tell
+            with _disable_current_modes(), suppress(RuntimeError):  # without data there is no value
                 numbers = [args[0].tolist()]
         if func.namespace == "aten" and name not in _SHAPED:
             self.seen.append((name, numbers))
@@ -84,13 +83,13 @@ class _Numbers(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 class DryRun:
-    """Runs of data-free copies of one model."""
+    """Runs data-free copies of one model."""
 
     def __init__(self, model: nn.Module, example: Example | None) -> None:
         self.model = model
         self.call = as_call(example)
         self._originals: dict[bool, Any] = {}
-        self._numbers: list[Any] = []  # what the last run computed with
+        self._numbers: list[Any] = []  # numbers of the last run
 
     def original(self, training: bool) -> Any:
         """Shapes of the model's own outputs and the numbers it computes with; None if it does not run."""
@@ -99,14 +98,14 @@ class DryRun:
                 self._originals[training] = (self._run(lambda _: None, training), self._numbers)
             except UnsupportedModel:
                 raise
-            except Exception as error:  # whatever its forward raises
+            except Exception as error:  # anything that its forward raises
                 if not training:
                     raise self._unfit(error) from error
-                self._originals[training] = None  # then there is nothing to hold a cut against
+                self._originals[training] = None  # then there is nothing to compare a cut with
         return self._originals[training]
 
     def _unfit(self, error: Exception) -> UnsupportedModel:
-        """The model runs, and was captured, but not on tensors without data."""
+        """The error if the model runs and was captured, but not on tensors without data."""
         way = "pass the sub-module that does the work"
         if hasattr(self.model, "set_experts_implementation"):
             way = "a mixture of experts can as hope.unstack_experts(model), or if that leaves it as it is "
@@ -176,8 +175,8 @@ class Call(NamedTuple):
     """How a module is called.
 
     Attributes:
-        returns: how many things it returns as a tuple, 0 for anything else.
-        plain: it is called once, with one tensor in the first place, and returns one tensor.
+        returns: the length of the tuple it returns, 0 if it returns no tuple.
+        plain: it is called once, with one tensor as the first argument, and returns one tensor.
     """
 
     returns: int
@@ -187,7 +186,7 @@ class Call(NamedTuple):
 def verify(
     model: nn.Module, example: Example | None, anatomy: Anatomy, candidates: Sequence[UnitCandidate]
 ) -> Anatomy:
-    """The anatomy with its blocks, and with a reason for whatever the model's own code does not accept."""
+    """The anatomy with its blocks, and with a reason for everything that the model's code rejects."""
     trial = DryRun(model, example)
     trial.original(training=False)
     refused = _refused(anatomy.layers, partial(_narrowing, trial, anatomy))
@@ -220,13 +219,13 @@ def _refused(items: Sequence[T], failure: Callable[[Sequence[T]], str | None]) -
     search(items[len(items) // 2 :])
     rest = [item for item in items if item.name not in refused]
     reason = failure(rest) if rest else None
-    if reason is not None:  # each runs, but not all together: leave them all
+    if reason is not None:  # each runs alone, but not all together: keep them all
         refused.update({item.name: reason for item in rest})
     return refused
 
 
 def _narrowing(trial: DryRun, anatomy: Anatomy, layers: Sequence[Unit]) -> str | None:
-    """Both ends of what can be asked for: one neuron less, and one neuron left."""
+    """Both extremes of a cut: one neuron less, and one neuron left."""
     one_less = [Prune(layer.name, layer.neurons - 1) for layer in layers]
     one_left = [Prune(layer.name, range(1, layer.neurons)) for layer in layers]
     return trial.failure(anatomy, one_less) or trial.failure(anatomy, one_left)
@@ -235,7 +234,7 @@ def _narrowing(trial: DryRun, anatomy: Anatomy, layers: Sequence[Unit]) -> str |
 def _blocks(
     trial: DryRun, anatomy: Anatomy, candidates: Sequence[UnitCandidate]
 ) -> tuple[tuple[Block, ...], list[Skipped]]:
-    """For every candidate its best way out that the code accepts."""
+    """For every candidate the best eviction strategy that the code accepts."""
     calls = trial.calls(sorted({path for c in candidates for block in c.ways for path in block.way.paths}))
     chosen: dict[str, Block] = {}
     shared = _shared_modules(trial.model)
@@ -278,7 +277,7 @@ def _shared_modules(model: nn.Module) -> set[str]:
 
 
 def _within(path: str, modules: set[str]) -> bool:
-    """Whether a module lies inside one of the given ones: changing it would change it everywhere."""
+    """Whether a module is inside one of the given ones: changing it would change it everywhere."""
     parts = path.split(".")
     return any(".".join(parts[:depth]) in modules for depth in range(1, len(parts)))
 
@@ -288,7 +287,7 @@ def _evicting(trial: DryRun, anatomy: Anatomy, blocks: Sequence[Block]) -> str |
 
 
 def _compatible(blocks: Sequence[Block]) -> Iterator[list[Block]]:
-    """The blocks in lists of such as can all go together: of a concatenation something stays."""
+    """The blocks in lists that can be evicted together: one part of each concatenation is kept."""
     left = list(blocks)
     while left:
         some: list[Block] = []
@@ -301,13 +300,13 @@ def _compatible(blocks: Sequence[Block]) -> Iterator[list[Block]]:
 
 
 def _cut(block: Block) -> tuple[str, ...]:
-    """The units that an eviction cuts elsewhere than in the branch."""
+    """The units that an eviction cuts outside the branch."""
     return () if block.residual else (*block.layers, *([block.before] if block.before else []))
 
 
 def _called(block: Block, calls: dict[str, Call]) -> Block | None:
-    """The block with its way fitted to how its modules are called; None if they are called in a way that does
-    not fit.
+    """The block with its eviction strategy adapted to how its modules are called; None if that is not
+    possible.
     """
     way = block.way
     if isinstance(way, ReplaceByZero):
@@ -319,7 +318,7 @@ def _called(block: Block, calls: dict[str, Call]) -> Block | None:
 
 
 def _depths(blocks: Sequence[Block]) -> dict[str, int]:
-    """How deep each block lies within others; blocks at one depth can be tried together."""
+    """The nesting depth of each block; blocks of one depth can be tried together."""
     known = {block.name: block for block in blocks}
     depth = {}
     for block in blocks:

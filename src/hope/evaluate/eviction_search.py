@@ -1,13 +1,12 @@
-"""Which branches go under absorption, and when: whole plans are compared by the judge.
+"""The eviction search: which branches absorption evicts, and when, by the fidelity of whole networks.
 
-An additive price misleads here: giving up a late branch costs much of a stream's variance and little of what
-the network says. So at each of a few sizes the program tries to evict one more block and looks at the network
-that is left. Going on with absorption instead would pass through all sizes in between, so the eviction must
-be better than what absorption has on average over that gap. What absorption loses is looked at once per
-level and taken to be straight in between; the network at a level is made once, and each block is taken out of
-a copy. Where absorption alone does not come down to a level, the block that is missed least goes, unless
-calibration would let more neurons go. What is decided does not depend on the budget that was asked for: it is
-woven into the one trajectory that answers all budgets.
+An additive price misleads here: evicting a late branch loses much of a stream's variance and little of the
+network's outputs. So at each of a few sizes the search evicts one more block and measures the fidelity.
+Absorption alone would pass through all sizes in between, so the eviction must be better than absorption on
+average over that gap. Absorption's loss is measured once per level and interpolated linearly; the network at
+a level is built once, and each block is removed from a copy. If absorption alone does not reach a level, the
+block with the smallest loss is evicted, unless calibration would make more neurons prunable. Decisions do not
+depend on the budget: they are interleaved with the one trajectory that covers all budgets.
 """
 
 from __future__ import annotations
@@ -27,10 +26,10 @@ from hope.schedule.search_space import SearchSpace, waiting
 from hope.structure.sizes import Counts
 from hope.structure.steps import Evict, Step
 
-# shares of the parameters, or of the time, where plans are compared
+# shares of the parameters, or of the time, at which networks are compared
 LEVELS = (0.9, 0.8, 0.7, 0.6, 0.5, 0.4, 0.3, 0.2, 0.1)
-NOTED = 64  # steps between two looks at the clock
-TRIED = 3  # blocks that are tried at a level, the most promising first
+NOTED = 64  # steps between two checks of the time
+TRIED = 3  # blocks tried per level, the most promising first
 
 
 def decide(
@@ -43,15 +42,15 @@ def decide(
     note: Callable[[EvictionProgress], object] = lambda _: None,
     progress: bool | None = None,
 ) -> list[Step]:
-    """The steps of a run with evictions woven in.
+    """The steps of a run with interleaved evictions.
 
-    At most 2 + TRIED networks are looked at per level, and as many more after each eviction.
+    At most 2 + TRIED networks are evaluated per level, and as many more after each eviction.
 
     Args:
         sequence: the run's steps in order, without evictions.
         judge: a network -> its fidelity.
-        begun: what an interrupted run has decided already.
-        note: is told after every level how far it has come.
+        begun: decisions of an interrupted run.
+        note: is called after every level with the progress.
     """
     weaver = _EvictionSearch(space, sequence, _EvictionTrials(model, space, judge))
     begun = begun or EvictionProgress(0)
@@ -60,8 +59,8 @@ def decide(
         weaver.woven = weaver.weave(weaver.evicted)
     floor = space.bare / max(1, space.amount({}, ()))
     levels = [level for level in LEVELS if level > floor]
-    must = not waiting(space.anatomy, space.left_alone)  # else calibration helps more
-    last = 0  # where the run has come down to the level before
+    must = not waiting(space.anatomy, space.left_alone)  # otherwise calibration helps more
+    last = 0  # steps that reach the previous level
     with bar("deciding which blocks to evict", len(levels), progress) as show:
         for done, level in enumerate(levels, start=1):
             if done > (begun.levels or 0):
@@ -79,7 +78,7 @@ def decide(
 
 
 def ordered(begun: Resume) -> bool:
-    """Whether an interrupted run had all its steps, and was deciding about evictions."""
+    """Whether an interrupted run had all its steps and was in the eviction search."""
     return begun.deciding is not None and begun.deciding.levels is not None
 
 
@@ -92,7 +91,7 @@ def with_evictions(
     file: RunCheckpoint | None,
     progress: bool | None,
 ) -> list[Step]:
-    """The whole run, with the evictions that the judge decides for: one run answers every budget."""
+    """The whole run, with the evictions of the search: one run covers every budget."""
     steps, deciding = list(begun.steps), begun.deciding or EvictionProgress()
     if deciding.levels is None:
         with bar("encoding", space.longest, progress) as show:
@@ -123,7 +122,7 @@ def network(model: nn.Module, space: SearchSpace, steps: Sequence[Step]) -> nn.M
 
 
 class _EvictionTrials:
-    """What the judge sees: losses of fidelity. The last network is kept, and so is every loss."""
+    """Losses of fidelity. The last network is kept, and so is every loss."""
 
     def __init__(self, model: nn.Module, space: SearchSpace, judge: Callable[[nn.Module], float]) -> None:
         self._model, self._space, self._judge = model, space, judge
@@ -154,7 +153,7 @@ class _EvictionTrials:
 
 
 def _key(steps: Sequence[Step]) -> object:
-    """What tells the beginnings of runs apart that differ in their evictions only."""
+    """A key that distinguishes runs whose starts differ only in evictions."""
     return len(steps), tuple((k, step.name) for k, step in enumerate(steps) if isinstance(step, Evict))
 
 
@@ -162,7 +161,7 @@ class _EvictionSearch:
     """Steps and evictions as one sequence.
 
     Attributes:
-        evicted: (position in the sequence, branch) of what goes.
+        evicted: (position in the sequence, branch) of each eviction.
         woven: the sequence with these evictions.
     """
 
@@ -179,10 +178,10 @@ class _EvictionSearch:
         self._known: tuple[int, Counts] | None = None
 
     def weave(self, evicted: Sequence[tuple[int, int]]) -> list[Step]:
-        """The sequence with blocks evicted at given positions; what they contain is not removed after."""
+        """The sequence with blocks evicted at given positions; their contents are not removed again later."""
         woven: list[Step] = []
         gone: set[str] = set()
-        waiting = sorted(evicted, key=lambda one: one[0])  # those of one place as they were decided
+        waiting = sorted(evicted, key=lambda one: one[0])  # stable: in the order of decision
         for position, step in enumerate(self.sequence):
             while waiting and waiting[0][0] <= position:
                 gone |= self._evict(waiting.pop(0)[1], woven)
@@ -201,8 +200,8 @@ class _EvictionSearch:
         return Evict(branch.name, branch.bias, cost=branch.cost((), ()), release=branch.release)
 
     def evict_at(self, reached: int, *, must: bool = False) -> bool:
-        """Evict the block that is best evicted after so many steps, if one clearly pays, or must go since
-        absorption does not come down to some level.
+        """Evict the best block after so many steps, if it clearly pays, or if absorption cannot reach some
+        level otherwise.
         """
         assert self._looks is not None
         so_far = self.woven[:reached]
@@ -221,7 +220,7 @@ class _EvictionSearch:
         return found is not None
 
     def _after(self, steps: int) -> float:
-        """What absorption has lost after so many steps, straight between the levels around them."""
+        """The loss of absorption after so many steps, interpolated linearly between levels."""
         assert self._looks is not None
         ends = [0, *(met for level in LEVELS if (met := self.reach(level)) is not None), len(self.woven)]
         low = max(end for end in ends if end <= steps)
@@ -230,29 +229,29 @@ class _EvictionSearch:
         return a if low == high else a + (b - a) * (steps - low) / (high - low)
 
     def reach(self, level: float) -> int | None:
-        """How many steps come down to a share of the parameters, or the time; None if all do not."""
+        """How many steps reach a share of the parameters, or of the time; None if none do."""
         table = self._amounts()
         met = (table <= level * table[0]).nonzero()[0]
         return int(met[0]) if len(met) else None
 
     def _amounts(self) -> Counts:
-        """(steps + 1,) what is left along the run, worked out once after each eviction."""
+        """(steps + 1,) remaining size along the run, recomputed after each eviction."""
         if self._known is None or self._known[0] != len(self.evicted):
             self._known = (len(self.evicted), self.space.amounts(self.woven))
         return self._known[1]
 
     def _same_size(self, steps: Sequence[Step], branch: int) -> int | None:
-        """How many steps of the run come to the size that an eviction leaves; None if it never gets there."""
-        left = self.space.amounts([*steps, self._step(branch)])[-1]  # with the bias that stays
+        """How many steps reach the size after an eviction; None if none do."""
+        left = self.space.amounts([*steps, self._step(branch)])[-1]  # with the bias that remains
         met = (self._amounts() <= left).nonzero()[0]
         return int(met[0]) if len(met) else None
 
     def _position(self, woven: Sequence[Step]) -> int:
-        """Where in the sequence without evictions a woven run has come to."""
+        """The position of an interleaved run in the sequence without evictions."""
         return max((self._order[step] + 1 for step in woven if not isinstance(step, Evict)), default=0)
 
     def _candidates(self, woven: Sequence[Step]) -> list[int]:
-        """Branches that are still there, by what they are worth per parameter that they hold now."""
+        """Branches that are not evicted, by their value per parameter."""
         gone = {branch for _, branch in self.evicted}
         removed: dict[str, int] = {}
         for step in woven:

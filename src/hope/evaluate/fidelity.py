@@ -1,8 +1,7 @@
-"""A judge without data: how much of a network's answer is left, on inputs made of noise.
+"""Fidelity without data: how similar two networks' outputs are on noise inputs.
 
-Both networks see the same probes (`probes.py`). What is compared is the answers' direction, what they have in
-common over all inputs removed: it does not matter by how much an answer is scaled, and a constant answer
-counts for nothing.
+Both networks run on the same probes. The measure is the mean cosine of centred outputs: a scale does not
+matter, and a constant output has fidelity zero.
 """
 
 from __future__ import annotations
@@ -22,13 +21,13 @@ from hope.trace.program import Program
 from hope.trace.trace import Trace
 
 IMAGES = 32
-GRID, REFINEMENTS = 20, 6  # looks at a run's fidelity
+GRID, REFINEMENTS = 20, 6  # evaluations of a run's fidelity
 LOOKS = GRID + REFINEMENTS
-LEAST_IMAGES, WORK = 8, 6.4e10  # fewer images for large networks: so many multiply-accumulates a look
+LEAST_IMAGES, WORK = 8, 6.4e10  # fewer images for large networks: so many multiply-accumulates per evaluation
 
 
 def images_for(macs: int) -> int:
-    """How many probes a network of this size is looked at with.
+    """The number of probes for a network of this size.
 
     >>> images_for(40_000_000), images_for(4_100_000_000)
     (32, 15)
@@ -41,11 +40,11 @@ class Fidelity:
 
     Args:
         model: the original.
-        example: an input it runs on; its shape is what the probes take.
+        example: an input it runs on; probes have its shape.
         program: the original's order of operations, for the scale of its input.
-        count: how many probes.
-        progress: show how the probes are made; None shows it on a terminal.
-        inputs: batches to look at instead of probes, the first `count` inputs of them.
+        count: the number of probes.
+        progress: show progress; None shows it on a terminal.
+        inputs: batches to use instead of probes, the first `count` inputs of them.
     """
 
     def __init__(
@@ -71,11 +70,11 @@ class Fidelity:
         with evaluation(model), torch.no_grad():
             answers = _first_tensor(model(*self._args, **self._kwargs)).double().cpu()
         if self._mask is not None and answers.shape[:-1] == self._mask.shape:
-            return answers[self._mask.bool().cpu()]  # what is said of padding is no answer
+            return answers[self._mask.bool().cpu()]  # outputs for padding do not count
         return answers
 
     def __call__(self, model: nn.Module) -> float:
-        """Mean cosine between the original's answers and this network's, at most 1."""
+        """Mean cosine between the original's outputs and this network's, at most 1."""
         answers, known = _centred(self._run(model)), self._answers
         if answers.shape != known.shape:
             raise InvalidExample(
@@ -89,8 +88,8 @@ class Fidelity:
 
 
 def _joined(batches: Sequence[Example], count: int) -> Any:
-    """The first inputs, as one call: of as many batches as that takes and as are alike otherwise. Tensors
-    that are not as long as the batch stay whole.
+    """The first inputs as one call, from as many compatible batches as needed. Tensors that are not as long
+    as the batch are not split.
     """
     first, form = tree_flatten(as_call(batches[0]))
     size = _rows(first)
@@ -108,7 +107,7 @@ def _joined(batches: Sequence[Example], count: int) -> Any:
 
 
 def _rows(leaves: Sequence[Any]) -> int:
-    """How many inputs a batch has; 0 if that is not told."""
+    """The number of inputs in a batch; 0 if unknown."""
     return next((len(v) for v in leaves if isinstance(v, Tensor) and v.ndim > 1), 0)
 
 
@@ -117,7 +116,7 @@ def _long(value: Any, size: int) -> bool:
 
 
 def _alike(a: Any, b: Any, size: int, rows: int) -> bool:
-    """Whether two batches' entries can be one after another, or are one and the same."""
+    """Whether two batches' entries can be concatenated, or are identical."""
     if _long(a, size) and _long(b, rows):
         return (a.dtype, a.device, a.shape[1:]) == (b.dtype, b.device, b.shape[1:])
     if isinstance(a, Tensor) and isinstance(b, Tensor):
@@ -130,13 +129,13 @@ def _first_tensor(answer: Any) -> Tensor:
         return answer
     parts: Any = answer.values() if isinstance(answer, Mapping) else answer
     for part in parts:
-        if isinstance(part, Tensor) and part.is_floating_point() and part.ndim:  # a loss has none
+        if isinstance(part, Tensor) and part.is_floating_point() and part.ndim:  # a loss has no batch
             return part
     raise InvalidExample("the model returns no tensor that could be compared")
 
 
 def _centred(answers: Tensor) -> Tensor:
-    """Answers without what all classes and all inputs have in common; every token of a text has its own."""
+    """Outputs without their mean over classes and inputs; every token of a text is an input."""
     answers = answers if answers.ndim > 1 else answers[None]
     flat = answers if answers.ndim == 3 else answers.flatten(1)
     if flat.shape[-1] > 1:
@@ -152,18 +151,18 @@ def fidelity(
     *,
     count: int = IMAGES,
 ) -> float:
-    """How much of a network's answers its compressed form keeps, without data: 1 is all of it.
+    """The fidelity of a compressed network to its original, without data: 1 is a perfect copy.
 
-    Both run on the same noise, which takes the example's shape (of large images, half of it where the network
-    takes that) and is brought to what the original's BN statistics describe. The figure ranks compressed
-    forms of one network much as their accuracy does; it is no accuracy. The same networks give the same
-    figure.
+    Both run on the same noise, which has the example's shape (half of it for large images, if the network
+    accepts that) and is optimised to match the original's BN statistics. The fidelity ranks compressed
+    versions of one network similarly to accuracy; it is not an accuracy. The same networks give the same
+    value.
 
     Args:
-        original: the network before.
-        compressed: what was made of it.
+        original: the network before compression.
+        compressed: the compressed network.
         example: an input.
-        count: how many inputs of noise.
+        count: the number of noise inputs.
 
     Example:
         >>> import torch, hope
@@ -180,12 +179,12 @@ def fidelity(
 def longest_above(
     least: float, total: int, after: Callable[[int], float], show: Callable[[float], None]
 ) -> int:
-    """The longest prefix of a run that never dips below a fidelity, on a grid of steps that is then refined.
+    """The longest prefix of a run that never falls below a fidelity, on a grid of steps that is then refined.
 
     Args:
-        total: how many steps the run has.
+        total: the number of steps of the run.
         after: steps -> the fidelity after them.
-        show: is told how many looks were taken.
+        show: is called with the number of evaluations so far.
     """
     looks = sorted({round(total * k / GRID) for k in range(1, GRID + 1)})
     low = 0

@@ -1,9 +1,9 @@
-"""What a layer's loss does to the answers: each layer is looked at once, by itself.
+"""Sensitivity: the effect of a layer's loss on the network's outputs, measured once per layer.
 
-Fractions of signal that layers lose are not worth the same: the first layer of a bottleneck carries more than
-the second, a branch less than a layer without a skip. How much follows from the definition of fidelity: its
-derivative with respect to the layer's loss, taken as a difference. The layer alone loses signal by its own
-path until `LEFT` of it is there, and the judge says what is left of the answers.
+Layers lose fractions of their signal, with different effects: the first layer of a bottleneck matters more
+than the second, a branch less than a layer without a skip. The sensitivity is the derivative of the fidelity
+with respect to the layer's loss, as a difference quotient: the layer alone loses signal along its own path
+until `LEFT` of it remains, and the fidelity is measured.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from hope.methods.absorption import AbsorbState
 from hope.rewrite.apply import cut
 from hope.schedule.search_space import SearchSpace
 
-LEFT = 0.7  # of a layer's signal, where it is looked at
-LEAST = 1e-4  # loss of fidelity that a look can tell from none
+LEFT = 0.7  # the share of a layer's signal at which sensitivity is measured
+LEAST = 1e-4  # the smallest loss of fidelity that can be distinguished from none
 
 
 def with_sensitivities(
     model: nn.Module, space: SearchSpace, judge: Callable[[nn.Module], float], *, progress: bool | None = None
 ) -> SearchSpace:
-    """The same search space, where a layer's cost counts by what its loss does to the network's outputs.
+    """The same search space with costs weighted by sensitivities.
 
     Args:
         judge: a network -> its fidelity.
@@ -43,7 +43,7 @@ def with_sensitivities(
 def _sensitivity(
     model: nn.Module, space: SearchSpace, state: AbsorbState, judge: Callable[[nn.Module], float]
 ) -> float:
-    """Loss of fidelity per loss of the layer's signal, both as they add up: the latter in its logarithm."""
+    """Loss of fidelity per loss of the layer's signal; the latter as a logarithm, so that losses add up."""
     path, steps = space.method.path(state), []
     for step in path.steps():
         steps.append(step)

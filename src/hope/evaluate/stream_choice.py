@@ -1,8 +1,8 @@
-"""Whether residual streams are thinned at a budget: the judge compares the run with one that leaves them.
+"""Whether to prune residual streams at a budget: by the fidelity of the run with and without them.
 
-What a stream loses is lost for all its readers at once, and adds up in another way than what neurons lose, so
-their costs compare badly. Both networks are made and looked at instead. The run without the streams' steps is
-a run of its own: the paths of units do not depend on one another.
+A stream channel is lost for all its readers at once, so its cost is hard to compare with that of neurons.
+HOPE builds and compares both networks instead. The run without stream steps needs no new paths: the paths of
+units do not depend on each other.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ def choose_streams(
     other: Callable[[], Collected],
     judge: Callable[[nn.Module], float],
 ) -> tuple[Collected, tuple[str, ...]]:
-    """The run whose network keeps more of the original's answers at a budget, and a note if streams stay.
+    """The run whose network has the higher fidelity at a budget, and a note if streams are kept.
 
     Args:
-        thinned: with steps of streams.
+        thinned: the run with stream steps.
         other: makes the same run without them.
         judge: a network -> its fidelity.
     """
@@ -52,6 +52,6 @@ def choose_streams(
 
 
 def _upto(run: Collected, budget: Budget) -> Sequence[Step]:
-    """Its steps down to a budget; none if it is not met."""
+    """The steps that reach a budget; none if it cannot be reached."""
     found = run.trajectory
     return found.steps[: found.steps_to(budget.unit, budget.value)] if found.meets(budget) else ()

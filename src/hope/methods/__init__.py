@@ -1,4 +1,4 @@
-"""One object per method: which units it can work on, their states, paths and prices."""
+"""One object per method: the units it can compress, their states, paths and prices."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ METHODS: dict[str, Callable[[], Method]] = {
 
 
 def named(method: Method | str) -> Method:
-    """A method by its name, with its usual options; one that is a method already is returned as it is.
+    """A method by its name, with default options; a method object is returned unchanged.
 
     >>> named("hope")
     Paper(merge='pair', kernel='zero-bias', release='static', reading='mended')
@@ -38,7 +38,7 @@ def named(method: Method | str) -> Method:
 
 
 def method_from_dict(told: Mapping[str, Any]) -> Method | None:
-    """A method from what `Method.told` said of it, without its inputs; None for what is no method's.
+    """A method from `Method.to_dict`, without its inputs; None if the data describe no method.
 
     >>> method_from_dict({"name": "hope", "merge": "sum", "reading": "literal"})
     Paper(merge='sum', kernel='zero-bias', release='static', reading='literal')
@@ -48,7 +48,7 @@ def method_from_dict(told: Mapping[str, Any]) -> Method | None:
         return None
     method = made()
     own = {one.name for one in fields(method)}
-    once = {"refit": False, **told}  # there was none when the oldest runs were saved
+    once = {"refit": False, **told}  # the oldest saved runs have none
     once["calibration"] = known if (known := told.get("calibration")) in MADE_UP else None
     return replace(method, **{name: value for name, value in once.items() if name in own})
 

@@ -1,4 +1,4 @@
-"""Absorption: what a removed neuron did, its survivors and a constant take over. The default method."""
+"""Absorption: the remaining neurons and a constant compensate for removed ones. The default method."""
 
 from __future__ import annotations
 
@@ -34,36 +34,36 @@ from hope.structure.sizes import ParameterSavings
 from hope.structure.units import Unit
 from hope.trace.blocks import Block
 
-Matrix: TypeAlias = Callable[[], Tensor]  # how it is made
-AUTOMATIC = ("look", "refit")  # options that the network decides about, unless they are given
-MOST = 512  # inputs that weights are fitted on
-MARGIN = 0.85  # the judge is kind to evictions: one must leave less than this of the loss of fidelity
+Matrix: TypeAlias = Callable[[], Tensor]  # type of calibration
+AUTOMATIC = ("look", "refit")  # options that depend on the network unless they are given
+MOST = 512  # inputs of the refit
+MARGIN = 0.85  # fidelity overrates evictions: one must cost less than this share of the loss it saves
 
 
 @dataclass(frozen=True)
 class Absorb(Method):
-    """Absorption. Without options it is as good as it gets without data; most options are ablations.
+    """Absorption. The defaults give the best result without data; most options are ablations.
 
     Attributes:
-        calibration: what signals are measured on. "patterns": no data, shapes and noise in the statistics
-            that BNs remember; "dream": the same after a few gradient steps towards them, slower; or a few
-            unlabelled batches, which is best. None derives all moments in closed form. Without a BN that
-            tells of them, neurons can go with batches or dreams only.
-        refit: fit every weight in the end to what the original said on the same inputs (see `hope.refit`);
-            512 inputs at most are used for it. By default everywhere but in models of tokens, where a fit on
-            some ten thousand of them was worse than none.
-        takeover: survivors take over what removed neurons did.
-        constants: a constant does, where a BN takes it (a bias always takes it).
-        repair: running variances of BNs follow.
+        calibration: the inputs on which input statistics are measured. "patterns": synthetic shapes and
+            noise, after re-estimating the BN statistics on them; "dream": the same after a few gradient steps
+            towards the BN statistics, slower; or a few unlabelled batches, which is best. None derives all
+            moments in closed form. Neurons that no BN follows are prunable with batches or dreams only.
+        refit: fit every weight to the original's activations on the same inputs (see `hope.refit`), at most
+            512 of them. The default is True except for models of tokens, where a refit on about ten thousand
+            tokens was worse than none.
+        takeover: the remaining neurons compensate for removed ones.
+        constants: a constant compensates, if a BN can hold it (a bias always can).
+        repair: correct the running variances of BNs.
         surrogate: "propagated", or "pairwise": correlations from the filters alone, as in the paper.
-        crosses: covariances between a branch and its skip count.
-        decay: the correlation of neighbouring places, for all layers; by default read off each BN.
-        look: a layer's cost counts by what its loss does to the answers, looked at on noise, or on the first
-            of the inputs where there are some. By default where no BN tells of signals and there are inputs.
-        share: without a look, it counts by what the layer's branch writes into the stream.
+        crosses: use covariances between a branch and its skip.
+        decay: the correlation of neighbouring positions, for all layers; by default estimated from each BN.
+        look: weight a layer's cost by its sensitivity: the effect of its loss on the outputs, on noise or on
+            the first of the inputs. By default only without BN and with inputs.
+        share: without sensitivities, weight it by the share of the stream that the layer's branch writes.
         cost: "log", or "linear": fractions are added up.
         per_parameter: rank by J/ΔP; otherwise by J alone.
-        margin: an eviction must leave less than this of the loss of fidelity that it saves.
+        margin: an eviction must cost less than this share of the fidelity loss it saves.
 
     >>> Absorb(cost="linear").to_dict()["cost"]
     'linear'
@@ -96,13 +96,13 @@ class Absorb(Method):
 
     @property
     def name(self) -> str:
-        """What it goes by."""
+        """The method's name."""
         return "absorb"
 
     def collect(
         self, model: nn.Module, example: Example | None, anatomy: Anatomy, *, progress: bool | None = None
     ) -> NetworkStatistics:
-        """Moments of what weights read: propagated, and measured where there are inputs."""
+        """Moments at the weights' inputs: propagated, or measured if there are inputs."""
         numbers = Checkpoint.of(model, anatomy)
         options: dict[str, Any] = {"crosses": self.crosses, "isotropic": self.surrogate == "pairwise"}
         if self.decay is not None:
@@ -114,7 +114,7 @@ class Absorb(Method):
         if self.calibration is not None and (self.calibration != "patterns" or anatomy.eps):
             try:
                 intakes, inputs, notes = self._measured(model, example, anatomy, intakes, progress)
-            except Exception as error:  # what was made up may be nothing that the model's forward takes
+            except Exception as error:  # synthetic inputs may not suit the model's forward
                 if self.calibration != "patterns":
                     raise
                 notes = (f"moments are propagated only: {first_line(error)}",)
@@ -132,8 +132,8 @@ class Absorb(Method):
         intakes: Mapping[str, InputStatistics],
         progress: bool | None,
     ) -> tuple[dict[str, InputStatistics], list[Any], tuple[str, ...]]:
-        """Moments as inputs show them, in the inputs' own statistics; the inputs that weights are fitted on,
-        and what there is to say.
+        """Moments measured on inputs with the BN statistics of these inputs; the inputs of the
+        refit; notes.
         """
         assert self.calibration is not None
         batches, notes = batches_of(self.calibration, model, example, anatomy, progress=progress)
@@ -150,7 +150,7 @@ class Absorb(Method):
         return found, inputs, notes + _unheard(anatomy, found)
 
     def state(self, unit: Unit, known: NetworkStatistics) -> AbsorbState | Reason:
-        """Covariances of what the unit's readers read, and their weights."""
+        """Covariances of the inputs of the unit's readers, and the readers' weights."""
         share = branch_share(unit.block, known) if self.share and unit.block is not None else 1.0
         moments, outer, parts = list[Matrix](), list[Matrix](), list[float]()
         stream = unit.kind == "stream"
@@ -178,11 +178,11 @@ class Absorb(Method):
 
     @property
     def needs_sensitivity(self) -> bool:
-        """By what losses do to the answers."""
+        """Whether costs are weighted by sensitivities."""
         return bool(self.look)
 
     def resolve(self, known: NetworkStatistics) -> Absorb:
-        """With what is decided by the network: whether layers are looked at, and weights fitted."""
+        """Resolve the options that depend on the network: whether to measure sensitivities, and to refit."""
         leaves = pytree.tree_leaves_with_path(list(known.inputs[:1]))
         given = [one for path, one in leaves if isinstance(one, Tensor) and "mask" not in pytree.keystr(path)]
         tokens = not any(one.is_floating_point() for one in given)
@@ -202,7 +202,9 @@ class Absorb(Method):
         return partial(AbsorbPath, linear=self.cost == "linear")
 
     def branch(self, block: Block, known: NetworkStatistics, states: Sequence[State]) -> Branch | Reason:
-        """A block with what its branch writes into the stream; its mean can stay behind."""
+        """A block with the share of the stream that its branch writes; the branch's mean can be kept as a
+        bias.
+        """
         if not block.residual:
             return Cause.NO_SKIP.at()
         around = block.inside
@@ -220,7 +222,7 @@ class Absorb(Method):
         return rounded(cost / release) if self.per_parameter else rounded(cost)
 
     def measures(self, known: NetworkStatistics, states: Sequence[State]) -> dict[str, list[float]]:
-        """Capacities ‖f_i‖, where BNs tell them."""
+        """Capacities ‖f_i‖, where BNs determine them."""
         found = {layer.name: capacities(layer, known.numbers) for layer in known.anatomy.layers}
         return {name: some.tolist() for name, some in found.items() if isinstance(some, Tensor)}
 
@@ -230,7 +232,7 @@ class Absorb(Method):
 
 
 def _unheard(anatomy: Anatomy, found: Mapping[str, InputStatistics]) -> tuple[str, ...]:
-    """What to say of weights that read nothing but zeros: an expert that was sent no token."""
+    """A note about weights whose inputs are all zero: experts that received no token."""
     readers = {reader.weight: reader.module for layer in anatomy.layers for reader in layer.readers}
     some = [(module, found[weight]) for weight, module in readers.items() if weight in found]
     still = [module for module, one in some if not one.mean.any() and not one.covariance.diagonal().any()]
@@ -245,12 +247,12 @@ def _made(make: Sequence[Matrix]) -> list[Tensor]:
 
 
 def _moments(intake: InputStatistics, channels: Tensor, own: int) -> Tensor:
-    """Ridged covariances of the first of these channels, as far as the others do not explain them."""
+    """Ridged covariances of the first of these channels, without the part that the others explain."""
     return unexplained(ridged(intake.moments[channels][:, channels]), own)
 
 
 def _outer(intake: InputStatistics, channels: Tensor, known: NetworkStatistics) -> Tensor:
-    """The Gram matrix of what a weight does with these channels."""
+    """The Gram matrix of a weight's columns for these channels."""
     weight = intake.laid(known.numbers[intake.weight])[:, :, channels]
     return outgoing(weight, intake.taps, metric(intake, known))
 
@@ -276,26 +278,26 @@ def taken(batches: Iterator[Any], most: int) -> list[Any]:
 
 @dataclass(frozen=True)
 class SharedBranch(Branch):
-    """A branch by what it writes into its stream.
+    """A branch and the share of its stream that it writes.
 
     Attributes:
-        share: of the stream's variance behind the block, what its branch writes.
+        share: the branch's share of the stream's variance after the block.
     """
 
     share: float
 
     def cost(self, neurons: Sequence[int], capacities: Sequence[float]) -> float:
-        """−log of what would be left of the stream."""
+        """−log of the stream's remaining share."""
         return -math.log(max(1e-6, 1 - self.share))
 
     @property
     def worth(self) -> float:
-        """What it writes."""
+        """The share."""
         return self.share
 
 
 def branch_share(name: str, known: NetworkStatistics) -> float:
-    """Of the stream's variance behind a block, what its branch writes."""
+    """The branch's share of the stream's variance after a block."""
     block = next((block for block in known.anatomy.blocks if block.name == name), None)
     at = {op.name: position for position, op in enumerate(known.anatomy.program)}
     if block is None or known.surrogate is None or block.branch_output not in at:
@@ -304,7 +306,7 @@ def branch_share(name: str, known: NetworkStatistics) -> float:
 
 
 def branch_mean(block: Block, known: NetworkStatistics) -> tuple[float, ...] | None:
-    """What a branch writes on average: its last BN's shift."""
+    """The mean of a branch's output: the shift of its last BN."""
     if not block.bias or block.last_bn is None:
         return None
     bn = known.numbers.bn(block.last_bn)
@@ -312,7 +314,7 @@ def branch_mean(block: Block, known: NetworkStatistics) -> tuple[float, ...] | N
 
 
 def metric(intake: InputStatistics, known: NetworkStatistics) -> Tensor:
-    """What a unit of variance in each output counts: γ²/Var behind a BN; all outputs together count 1."""
+    """Weight of a unit of variance in each output: γ²/Var after a BN; all outputs together have weight 1."""
     alive = intake.variance > 1e-12 * intake.variance.mean()
     bn = known.numbers.bn(intake.bn) if intake.bn else None
     if bn is None:

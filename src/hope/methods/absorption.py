@@ -1,11 +1,10 @@
-"""One layer under absorption: which neuron goes next, and what its leaving costs.
+"""One layer under absorption: which neuron is removed next, and at what cost.
 
 Everything follows from C⁻¹ and H (see `geometry.projection`): neuron i costs tr(S_i H_ii) with S_i the
 inverse of its block of C⁻¹ (1/[C⁻¹]_ii for a neuron of one channel); removing it is a rank-one downdate of
-both.
-The losses of one path add up exactly, each being orthogonal to the next. Fractions multiply along a network,
-so the cost is in their logarithm: −log of what is left of what was left, times the share of its stream that
-the layer's branch writes.
+both. The losses of one path add up exactly, each being orthogonal to the next. Fractions multiply along a
+network, so the cost is in their logarithm: −log of the share that remains of the present signal, times the
+share of its stream that the layer's branch writes.
 """
 
 from __future__ import annotations
@@ -22,14 +21,14 @@ from torch import Tensor
 from hope.structure.steps import Absorption, Step
 
 Array = NDArray[np.float64]
-LEFT = 1e-6  # the least fraction of signal that a logarithm is taken of
+LEFT = 1e-6  # the smallest fraction of signal whose logarithm is taken
 TIE = 1e-12
-WIDE = 1536  # channels from which removals are gathered: there it is five times as fast, and rounds otherwise
-GATHERED = 64  # removals that are carried out on the whole matrices at once
+WIDE = 1536  # from this number of channels on, removals are batched: five times as fast, with other rounding
+GATHERED = 64  # removals applied to the whole matrices at once
 
 
 class LazyMatrices(Sequence[Tensor]):
-    """Matrices that are made whenever they are asked for, and not kept."""
+    """Matrices that are created on request and not kept."""
 
     def __init__(self, make: Sequence[Callable[[], Tensor]]) -> None:
         self._make = make
@@ -41,7 +40,7 @@ class LazyMatrices(Sequence[Tensor]):
         return len(self._make)
 
     def __reduce__(self) -> tuple[type[list[Tensor]], tuple[list[Tensor]]]:
-        return list, (list(self),)  # a worker elsewhere gets them made
+        return list, (list(self),)  # a worker process receives them evaluated
 
 
 @dataclass
@@ -50,12 +49,12 @@ class AbsorbState:
 
     Attributes:
         name: the layer's name.
-        neurons: how many there are.
+        neurons: their number.
         release: ΔP of one neuron.
-        share: of the stream's variance, what the layer's branch writes; 1 in a plain chain.
-        moments: per reader, (neurons·channels)² ridged covariances of the signals that it reads.
+        share: the branch's share of the stream's variance; 1 in a plain chain.
+        moments: per reader, (neurons·channels)² ridged covariances of its inputs.
         outer: per reader, Gram matrices of its weights, in units of its output's variance.
-        parts: per reader, what its losses count: of a stream, by the share of what it writes back into it.
+        parts: per reader, the weight of its losses: in a stream, by the share that it writes back into it.
     """
 
     name: str
@@ -68,17 +67,17 @@ class AbsorbState:
 
     @property
     def capacity(self) -> float:
-        """The fraction of signal that is there before the first step."""
+        """The fraction of signal before the first step: 1."""
         return 1.0
 
 
 class _Side:
-    """One reader's C⁻¹ and H. Rows of neurons that are gone are zero, and dropped when half of all are."""
+    """One reader's C⁻¹ and H. Rows of removed neurons are zero, and dropped when half of all rows are."""
 
     def __init__(self, moments: Tensor, outer: Tensor, channels: int) -> None:
         self._inverse = self._inverted(moments)
         self._outer = outer.clone()
-        self._at = np.arange(len(outer) // channels)  # where the neurons that are left stand
+        self._at = np.arange(len(outer) // channels)  # positions of the remaining neurons
         self.channels = channels
         self.left = 1.0
 
@@ -86,7 +85,7 @@ class _Side:
         return torch.linalg.inv(moments)
 
     def losses(self) -> Array:
-        """What each neuron's leaving would lose, as a fraction of the outputs' variance."""
+        """The loss of removing each neuron, as a fraction of the outputs' variance."""
         p, at = self.channels, torch.from_numpy(self._at)
         if p == 1:
             found = self._outer.diagonal()[at] / self._inverse.diagonal()[at]
@@ -98,7 +97,7 @@ class _Side:
         return np.asarray(found.numpy(), dtype=np.float64)
 
     def remove(self, i: int) -> None:
-        """Downdate C⁻¹ and H: the neuron at place i is projected on the others."""
+        """Downdate C⁻¹ and H: the neuron at position i is projected onto the others."""
         own = slice(int(self._at[i]) * self.channels, (int(self._at[i]) + 1) * self.channels)
         column, toward = self._inverse[:, own].clone(), self._outer[:, own].clone()
         share = -column @ torch.linalg.inv(column[own])  # d
@@ -115,19 +114,19 @@ class _Side:
             self._at = np.arange(len(self._at))
 
     def _dense(self, matrix: Tensor) -> Tensor:
-        """A matrix without the rows of those that are gone."""
+        """A matrix without the rows of removed neurons."""
         places = torch.from_numpy(self._at)[:, None] * self.channels + torch.arange(self.channels)
         return matrix[places.flatten()][:, places.flatten()]
 
     @property
     def inverse(self) -> Tensor:
-        """C⁻¹ of the neurons that are left."""
+        """C⁻¹ of the remaining neurons."""
         return self._dense(self._inverse)
 
 
 class _WideSide(_Side):
-    """The same for a wide layer of one channel a neuron. Only diagonals follow every removal; the matrices
-    follow a few removals at once, which is a product of matrices instead of many passes over them.
+    """The same for a wide layer with one channel per neuron. Only diagonals are updated at every removal; the
+    matrices are updated for several removals at once, as one matrix product.
     """
 
     def __init__(self, moments: Tensor, outer: Tensor) -> None:
@@ -173,7 +172,7 @@ class _WideSide(_Side):
             self._begin()
 
     def _carry_out(self) -> None:
-        """Downdate the matrices by all removals that wait."""
+        """Downdate the matrices by all pending removals."""
         d, c, f = (rows[: self._waiting] for rows in (self._shares, self._columns, self._halves))
         self._inverse.addmm_(d.T, c)
         self._outer.addmm_(d.T, f).addmm_(f.T, d)
@@ -196,7 +195,7 @@ def _side(moments: Tensor, outer: Tensor, neurons: int) -> _Side:
 
 
 class AbsorbPath:
-    """A layer on its way down to one neuron.
+    """A layer's path down to one neuron.
 
     Args:
         state: the layer.
@@ -216,12 +215,12 @@ class AbsorbPath:
             yield self.step()
 
     def follow(self, step: Step) -> None:
-        """Take a step that an earlier run has found to be the cheapest, without looking for it."""
+        """Apply a step that an earlier run found to be the cheapest, without searching."""
         (neuron,) = step.gone
         self._remove(self.alive.index(neuron), [side.losses() for side in self._sides])
 
     def step(self) -> Step:
-        """Remove the neuron that costs least."""
+        """Remove the cheapest neuron."""
         lost = [side.losses().clip(min=0) for side in self._sides]
         cost = self._costs(lost)
         position = int(np.flatnonzero(cost <= cost.min() * (1 + TIE))[0])
@@ -250,10 +249,10 @@ class AbsorbPath:
 
     @property
     def neurons(self) -> int:
-        """Neurons that are left."""
+        """The remaining neurons."""
         return len(self.alive)
 
     @property
     def left(self) -> float:
-        """The least fraction of signal that is left in front of a reader."""
+        """The smallest fraction of signal that remains at a reader."""
         return min(side.left for side in self._sides)

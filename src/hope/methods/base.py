@@ -1,8 +1,8 @@
-"""What a method is: options, and a few verbs that the run, the surgery and the page ask it for.
+"""What a method is: options, and the functions that scheduler, rewriting and report call.
 
-A method sees a network as units. For each it has a state (numbers only) or a reason why it has none; a
-state's path is the unit's whole sequence of removals, independent of every other unit; and a block has a
-price. The run merges the paths.
+A method compresses units. For each unit it has a state (numbers only) or a reason why it has none. The path
+of a state is the unit's whole sequence of removals, independent of every other unit. A block has a price. The
+scheduler merges the paths.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def listed(names: Sequence[str]) -> str:
 
 
 class State(Protocol):
-    """A unit as a method sees it, before the first step."""
+    """A unit's state before the first step."""
 
     @property
     def name(self) -> str:
@@ -46,7 +46,7 @@ class State(Protocol):
 
     @property
     def neurons(self) -> int:
-        """How many there are."""
+        """The number of neurons."""
 
     @property
     def release(self) -> int:
@@ -54,25 +54,25 @@ class State(Protocol):
 
     @property
     def capacity(self) -> float:
-        """What there is to lose."""
+        """The whole capacity."""
 
 
 class Path(Protocol):
-    """One unit on its way down."""
+    """One unit's path."""
 
     @property
     def neurons(self) -> int:
-        """Neurons that are left."""
+        """The remaining neurons."""
 
     @property
     def left(self) -> float:
-        """Capacity that is left."""
+        """The remaining capacity."""
 
     def steps(self) -> Iterator[Step]:
         """All steps down to one neuron."""
 
     def follow(self, step: Step) -> None:
-        """Take a step that an earlier run has found to be the cheapest, without looking for it."""
+        """Apply a step that an earlier run found to be the cheapest, without searching."""
 
 
 @dataclass(frozen=True)
@@ -83,7 +83,7 @@ class Branch(ABC):
         name: the block's name.
         layers: its layers.
         release: ΔP of the eviction.
-        bias: what stays behind in place of the branch.
+        bias: the bias that replaces the branch.
     """
 
     name: str
@@ -96,12 +96,12 @@ class Branch(ABC):
         """J of evicting it now.
 
         Args:
-            neurons, capacities: what is left in each of its layers.
+            neurons, capacities: remaining in each of its layers.
         """
 
     @property
     def worth(self) -> float:
-        """Where the judge decides: those of the least worth per parameter are tried first."""
+        """For the eviction search: blocks with the lowest value per parameter are tried first."""
         return 1.0
 
 
@@ -110,13 +110,13 @@ class Rewrite:
     """How steps rewrite weights.
 
     Attributes:
-        takeover: absorption rewrites survivors' weights.
-        constants: it keeps the constant that removed neurons leave behind, where a BN takes it.
-        repair: it repairs running variances of BNs.
-        clamp: a parent's BN numbers are those that the paper prints, γ = s and σ² = max(0, s² − ε), and its
-            filter is 0 below that; otherwise σ² = s² and γ = √(s² + ε), exact for every s.
-        refit: where there are inputs, weights are fitted in the end to what the original said.
-        made_up: the inputs are, so that their statistics say nothing.
+        takeover: absorption rewrites the weights of remaining neurons.
+        constants: it keeps the constant of removed neurons, if a BN can hold it.
+        repair: it corrects running variances of BNs.
+        clamp: a parent's BN parameters are as printed in the paper, γ = s and σ² = max(0, s² − ε), with a
+            zero filter below that; otherwise σ² = s² and γ = √(s² + ε), exact for every s.
+        refit: with inputs, weights are refitted to the original's activations.
+        made_up: the inputs are synthetic, so their statistics are not those of data.
     """
 
     takeover: bool = True
@@ -129,16 +129,16 @@ class Rewrite:
 
 @dataclass(frozen=True)
 class NetworkStatistics:
-    """What a method knows of a network before it looks at units.
+    """What a method knows about a network before it reads units.
 
     Attributes:
         anatomy: the network.
         numbers: its checkpoint.
-        intakes: moments of what weights read (absorption only).
-        surrogate: the signals as they were propagated (absorption only).
-        notes: what a user should know.
-        inputs: batches that moments were measured on, if they were.
-        many: whether a layer's moments are all that memory should hold at once.
+        intakes: input statistics of weights (absorption only).
+        surrogate: propagated signals (absorption only).
+        notes: messages for the user.
+        inputs: the batches of the measured moments, if there are any.
+        many: whether only one layer's moments should be in memory at a time.
     """
 
     anatomy: Anatomy
@@ -155,7 +155,7 @@ class Method(ABC):
     """Base of all methods: a frozen dataclass of its own options.
 
     Attributes:
-        evictions: "priced" like any step, "judged" (whole networks are compared), or "none".
+        evictions: "priced" like any step, "judged" (by the eviction search), or "none".
         by_budget: whether a budget in MACs ranks steps by the MACs that they save.
     """
 
@@ -165,12 +165,12 @@ class Method(ABC):
     @property
     @abstractmethod
     def name(self) -> str:
-        """What it goes by on the command line and in reports."""
+        """The name on the command line and in reports."""
 
     def collect(
         self, model: nn.Module, example: Example | None, anatomy: Anatomy, *, progress: bool | None = None
     ) -> NetworkStatistics:
-        """Look at the network as a whole."""
+        """Collect statistics of the whole network."""
         return NetworkStatistics(anatomy, Checkpoint.of(model, anatomy))
 
     @abstractmethod
@@ -180,28 +180,30 @@ class Method(ABC):
     @property
     @abstractmethod
     def path(self) -> Callable[[Any], Path]:
-        """A state -> its path; something that can be sent to another process."""
+        """A state -> its path; can be sent to another process."""
 
     def branch(self, block: Block, known: NetworkStatistics, states: Sequence[State]) -> Branch | Reason:
-        """A block with its price, or the reason why it has none; here that of methods that evict nothing."""
+        """A block with its price, or the reason why it has none. The default is for methods that evict
+        nothing.
+        """
         return Cause.EXCLUDED.at(self.name)
 
     @abstractmethod
     def measures(self, known: NetworkStatistics, states: Sequence[State]) -> dict[str, list[float]]:
-        """Unit -> what each of its neurons counts in the original network, where that is known."""
+        """Unit -> the value of each neuron in the original network, where it is known."""
 
     @property
     def needs_sensitivity(self) -> bool:
-        """Whether costs count by what the judge sees of each unit."""
+        """Whether costs are weighted by sensitivities."""
         return False
 
     def resolve(self, known: NetworkStatistics) -> Method:
-        """The method with options that the network decides about."""
+        """The method with its options resolved for this network."""
         return self
 
     @property
     def live(self) -> bool:
-        """Whether steps are ranked by what they release in the network as it is then."""
+        """Whether steps are ranked by the parameters they save in the current network."""
         return False
 
     @property
@@ -211,11 +213,13 @@ class Method(ABC):
 
     @property
     def margin(self) -> float:
-        """Where the judge decides: an eviction must leave less than this of the loss that it saves."""
+        """For the eviction search: an eviction must cost less than this share of the fidelity loss
+        it saves.
+        """
         return 1.0
 
     def rank(self, cost: float, release: float) -> float:
-        """The order of steps: the smallest goes first. J/ΔP, equal up to rounding counts as equal."""
+        """The order of steps: the smallest first. J/ΔP; values equal up to rounding are equal."""
         return rounded(cost / release)
 
     def to_dict(self) -> dict[str, Any]:
@@ -223,7 +227,7 @@ class Method(ABC):
         return {"name": self.name, **{one.name: getattr(self, one.name) for one in fields(self)}}
 
     def validate(self, **options: tuple[object, Sequence[object]]) -> None:
-        """Refuse options that there are not: name -> (value, known values)."""
+        """Refuse invalid options: name -> (value, allowed values)."""
         for name, (value, known) in options.items():
             if value not in known:
                 words = ", ".join(map(str, known))

@@ -1,4 +1,4 @@
-"""Inputs that a method measures signals on: batches, or a word for inputs that are made up."""
+"""The inputs on which a method measures statistics: batches, or the name of a kind of synthetic inputs."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from hope.trace.trace import Trace
 
 Calibration: TypeAlias = "Iterable[Any] | str | None"
 
-MADE_UP = {"patterns": 0, "dream": PASSES}  # by so many passes forward and back at most
+MADE_UP = {"patterns": 0, "dream": PASSES}  # at most so many forward and backward passes
 
 
 def check_calibration(calibration: Calibration) -> None:
-    """Refuse a word that is none."""
+    """Refuse an unknown name."""
     if isinstance(calibration, str) and calibration not in MADE_UP:
         words = " or ".join(f'"{word}"' for word in MADE_UP)
         raise UnknownMethod(f"calibration {calibration!r} is not known: give batches of inputs, or {words}")
@@ -34,7 +34,7 @@ def batches_of(
     *,
     progress: bool | None = None,
 ) -> tuple[Iterable[Any], tuple[str, ...]]:
-    """The batches, and what a user should know of them."""
+    """The batches, and notes about them."""
     check_calibration(calibration)
     if not isinstance(calibration, str):
         return calibration, ()

@@ -1,11 +1,11 @@
 """One layer under the paper's method: its whole sequence of prunes and merges, down to a single neuron,
 independent of every other layer.
 
-A path need not look at all pairs at each step. For the paper's merge, D_min² = a − b²/2 does not depend on
-the live capacity and J_merge ≥ N·D_min/E; for the sum, J ≥ N·D_sum/E. A row's smallest distance is therefore
-a valid lower bound for all its pairs, and stays one when neurons leave. Rows are looked at in the order of
-their bounds until the next bound exceeds the best cost found. Pairs of which only a bound is known are worked
-out if that does not rule them out, together with those that will soon be asked for.
+A path need not evaluate all pairs at each step. For the paper's merge, D_min² = a − b²/2 does not depend on
+the current capacity and J_merge ≥ N·D_min/E; for the sum, J ≥ N·D_sum/E. A row's smallest distance is
+therefore a lower bound for all its pairs, and remains one when neurons are removed. Rows are evaluated in the
+order of their bounds until the next bound exceeds the best cost found. Pairs with only a bound are computed
+unless the bound rules them out, together with pairs that will be needed soon.
 """
 
 from __future__ import annotations
@@ -26,13 +26,14 @@ from hope.structure.steps import Merge, Prune, Step
 
 Array = NDArray[np.float64]
 TIE = 1e-12
-AHEAD = 1.25  # how much dearer a pair may be that is worked out ahead of time
-ROWS = 32  # neurons whose pairs are looked at together
+AHEAD = 1.25  # how much more a pair may cost that is computed in advance
+ROWS = 32  # neurons whose pairs are evaluated together
 
 
 @dataclass
 class PaperState:
-    """A layer as the paper sees it. All tensors are float64, one entry per neuron unless said otherwise.
+    """A layer's state under the paper's method. All tensors are float64, one entry per neuron unless stated
+    otherwise.
 
     Attributes:
         name: the layer's name.
@@ -57,12 +58,12 @@ class PaperState:
 
     @property
     def neurons(self) -> int:
-        """N, before the first move."""
+        """N, before the first step."""
         return len(self.capacities)
 
     @property
     def capacity(self) -> float:
-        """E, before the first move."""
+        """E, before the first step."""
         return float(self.capacities.sum())
 
     @property
@@ -84,7 +85,7 @@ class PaperState:
 
 
 class PairPath:
-    """A layer on its way down. `step()` does the cheapest thing and says what it was."""
+    """A layer's path. `step()` applies the cheapest step and returns it."""
 
     def __init__(self, state: PaperState, *, merge: str | None, kernel: str) -> None:
         self.state = state
@@ -93,7 +94,7 @@ class PairPath:
         self.capacities: Array = state.capacities.numpy().copy()
         self.alive = np.ones(len(self.capacities), dtype=bool)
         self.neurons = len(self.capacities)
-        self._keyed = self.capacities.copy()  # infinite once gone
+        self._keyed = self.capacities.copy()  # infinite once removed
         if self.merge is not None:
             self._owned = False
             self._table = PairTable(self._layer, self.capacities, merge=self.merge, kernel=self.kernel)
@@ -123,7 +124,7 @@ class PairPath:
         return self._table.distance
 
     def _costs(self, rows: Indices, ceiling: float) -> Array:
-        """J of merging some neurons with each other one; beyond the ceiling, at least that."""
+        """J of merging some neurons with each other one; above the ceiling, a lower bound."""
         table, sizes = self._table, self.capacities
         rest = costs.remaining(self._total, sizes[rows, None], sizes)
         squares = sizes[rows, None] ** 2 + sizes**2
@@ -142,10 +143,10 @@ class PairPath:
             ceiling = min(ceiling, float(np.where(left, np.inf, cost).min()))
             if not least.min() <= ceiling * (1 + 1e-9):
                 return cost
-            # J ≥ N·D/(E + the floor of E_rem): what is in question is below this
+            # J ≥ N·D/(E + the floor of E_rem): only pairs below this matter
             table.settle_below(AHEAD * ceiling * (self._total + costs.LEAST) / self.neurons, self.alive)
 
-    # ---- the walk --------------------------------------------------------------------------------
+    # ---- the path --------------------------------------------------------------------------------
 
     def steps(self) -> Iterator[Step]:
         """All steps down to one neuron."""
@@ -154,7 +155,7 @@ class PairPath:
 
     @torch.inference_mode()
     def step(self) -> Step:
-        """Take the cheapest step: a prune before a merge of the same cost, then the lowest numbers."""
+        """Apply the cheapest step: a prune before a merge of the same cost, then the lowest indices."""
         self._total = self.left
         pruned = int(np.argmin(self._keyed))
         least = self._keyed[pruned]
@@ -168,7 +169,7 @@ class PairPath:
 
     @torch.inference_mode()
     def follow(self, step: Step) -> None:
-        """Take a step that an earlier run has found to be the cheapest, without looking for it."""
+        """Apply a step that an earlier run found to be the cheapest, without searching."""
         self._total = self.left
         if isinstance(step, Merge):
             self._merge(0.0, step.keep, step.drop)
@@ -197,7 +198,7 @@ class PairPath:
                 found = [(min(pair), max(pair)) for pair in ends]
                 pair = min(found)
                 if best is None or cheapest < best[0] * (1 - TIE) or pair < best[1:]:
-                    place = found.index(pair)  # of its two places, the first to be looked at
+                    place = found.index(pair)  # of its two positions, the first to be evaluated
                     best = (float(cost[at[place], columns[place]]), *pair)
                 ceiling = best[0] * (1 + TIE)
         return best
@@ -224,7 +225,7 @@ class PairPath:
         return Merge(self.state.name, i, j, *made, delta, cost=cost, release=release, left=self.left)
 
     def _distortion(self, i: int, j: int, scale: float) -> float:
-        """‖f_i + f_j − f_p‖ of a sum; √(‖f_i − f_p‖² + ‖f_j − f_p‖²) of a pair, as the paper has it."""
+        """‖f_i + f_j − f_p‖ for a sum; √(‖f_i − f_p‖² + ‖f_j − f_p‖²) for a pair, as in the paper."""
         if self.merge == "sum":
             return float(self._table.distance[i, j])
         squares = self.capacities[i] ** 2 + self.capacities[j] ** 2
@@ -232,7 +233,7 @@ class PairPath:
         return math.sqrt(max(squares - 2 * scale * alignment + 2 * scale**2, 0.0))
 
     def _parent(self, i: int, j: int) -> tuple[Recipe, float]:
-        """The winning pair's parent, made just in time, and its capacity."""
+        """The parent of the chosen pair, and its capacity."""
         state = self.state
         one, other = state.side(i), state.side(j)
         found = parents(one, other, state.inner[i, j], state.outer[i, j], kernel=self.kernel)
@@ -246,9 +247,9 @@ class PairPath:
         return recipe(found, one, other, scale), scale
 
     def _replace(self, i: int, j: int, made: Recipe, capacity: float) -> None:
-        """Write the parent into row i of the state, and work out its pairs."""
+        """Write the parent into row i of the state, and compute its pairs."""
         state = self.state
-        if not self._owned:  # merges write; the caller's state stays as it was
+        if not self._owned:  # merges write; the caller's state is unchanged
             names = ("mean", "spread", "slope", "energy", "bias", "inner", "outer", "capacities")
             self.state = state = PaperState(
                 state.name, release=state.release, **{name: getattr(state, name).clone() for name in names}

@@ -34,24 +34,23 @@ READINGS = ("mended", "literal", "literal kernel", "literal deviation", "literal
 class Paper(Method):
     """The paper's method.
 
-    It evicts residual branches beside an identity, parts of concatenations, and segments of chains that keep
-    their shape; `evict=False` keeps them all. Channels of streams are pruned, never merged; their capacity is
-    a sum over all readers and writers.
+    It evicts residual branches with an identity skip, parts of concatenations, and segments of chains that
+    keep their shape; `evict=False` keeps them all. Channels of streams are pruned, never merged; their
+    capacity is a sum over all readers and writers.
 
     Attributes:
-        merge: "pair" as in the paper, "sum" (two neurons are replaced by one that stands for their sum), or
-            None.
-        kernel: "zero-bias", the one that the paper uses (see `reading`), or "exact".
-        release: rank steps by what they release in the original network ("static", as the paper does), or in
-            the network as it is then ("live").
-        reading: "mended", or "literal": everything as it is printed. The mended reading departs from the
-            print in three places. The zero-bias kernel calls parallel neurons with different thresholds
-            identical: for |ρ̂| > 0.99, and for signals that do not move, the exact kernel stands in. A
-            signal's deviation is γ_eff = |γ|·√(σ²/(σ² + ε)), the expression before ε is dropped, not |γ|. A
-            parent's BN numbers are exact for every deviation, without the clamp σ² = max(0, γ² − ε). Each of
-            the three alone is read as printed by "literal kernel", "literal deviation" and "literal parent".
-        calibration: a few unlabelled batches: means and deviations of signals are measured on them, in place
-            of what BNs say. Networks without BN need that. Or "dream", as for `hope.Absorb`.
+        merge: "pair" as in the paper, "sum" (one neuron that approximates the sum replaces two), or None.
+        kernel: "zero-bias", the paper's (see `reading`), or "exact".
+        release: rank steps by the parameters they save in the original network ("static", as in the paper),
+            or in the current network ("live").
+        reading: "mended" (corrected), or "literal": everything as printed. The corrections: (1) The zero-bias
+            kernel treats parallel neurons with different thresholds as identical; for |ρ̂| > 0.99, and for
+            constant signals, HOPE uses the exact kernel. (2) A signal's deviation is
+            γ_eff = |γ|·√(σ²/(σ² + ε)), the expression before ε is dropped, not |γ|. (3) A parent's BN
+            parameters are exact for every deviation, without the clamp σ² = max(0, γ² − ε). "literal kernel",
+            "literal deviation" and "literal parent" undo one correction each.
+        calibration: a few unlabelled batches: means and deviations are measured on them instead of read from
+            BNs. Networks without BN need this. Or "dream", as for `hope.Absorb`.
 
     >>> Paper(merge="sum")
     Paper(merge='sum', kernel='zero-bias', release='static', reading='mended')
@@ -76,16 +75,16 @@ class Paper(Method):
 
     @property
     def name(self) -> str:
-        """What it goes by."""
+        """The method's name."""
         return "hope"
 
     @property
     def live(self) -> bool:
-        """Whether ΔP is that of the network as it is then."""
+        """Whether ΔP is that of the current network."""
         return self.release == "live"
 
     def literal(self, what: str) -> bool:
-        """Whether the kernel, the deviation or the parent is as it is printed.
+        """Whether the kernel, the deviation or the parent is as printed.
 
         >>> Paper(reading="literal kernel").literal("kernel"), Paper(reading="literal").literal("parent")
         (True, True)
@@ -94,13 +93,13 @@ class Paper(Method):
 
     @property
     def rewrite(self) -> Rewrite:
-        """How parents get their BN numbers."""
+        """How parents get their BN parameters."""
         return Rewrite(clamp=self.literal("parent"))
 
     def collect(
         self, model: nn.Module, example: Example | None, anatomy: Anatomy, *, progress: bool | None = None
     ) -> NetworkStatistics:
-        """The checkpoint's numbers, read as asked, and signals as the inputs showed them."""
+        """The checkpoint, read according to `reading`, and measured moments if there are inputs."""
         literal = self.literal("deviation")
         if self.calibration is None:
             return NetworkStatistics(anatomy, Checkpoint.of(model, anatomy, literal=literal))
@@ -124,13 +123,13 @@ class Paper(Method):
         return partial(PairPath, merge=self.merge, kernel=kernel)
 
     def branch(self, block: Block, known: NetworkStatistics, states: Sequence[State]) -> Branch | Reason:
-        """A block held against E_identity, what its skip carries if that is an identity, or without a skip
-        against what its layers had at first, E_init.
+        """A block compared with E_identity of its skip's signal, if the skip is an identity; without a skip,
+        with the initial capacity E_init of its layers.
 
         E_identity is Σ_k √E x_k². The paper has it for a tensor that a BN wrote last: E x_k² = γ_k² + β_k².
-        In a pre-activation network no BN writes into what the skip carries, but the branch's first one reads
-        it and remembers its mean and variance: E x_k² = μ_k² + σ_k². Where neither is there, each layer is
-        held against its own E_init, as the paper does for blocks without a skip.
+        In a pre-activation network no BN writes into the skip, but the branch's first BN reads the skip's
+        signal and stores its mean and variance: E x_k² = μ_k² + σ_k². If there is neither, each layer is
+        compared with its own E_init, as in the paper for blocks without a skip.
         """
         if block.skip == "projection":
             return Cause.PROJECTION.at()
@@ -157,11 +156,11 @@ class Paper(Method):
 
 @dataclass(frozen=True)
 class AnchoredBranch(Branch):
-    """A branch whose capacity is held against that of its skip, or against its own at first.
+    """A branch whose capacity is compared with that of its skip, or with its own initial one.
 
     Attributes:
-        anchors: of each layer: E_identity of the skip, or the layer's E_init where there is none or no BN
-            tells what it carries.
+        anchors: per layer: E_identity of the skip, or the layer's E_init if there is no skip or no BN that
+            determines its signal.
     """
 
     anchors: tuple[float, ...]
@@ -172,7 +171,7 @@ class AnchoredBranch(Branch):
 
 
 def _carried(block: Block, numbers: Checkpoint) -> float | None:
-    """E_identity of what a block's skip carries, as inputs showed it or a BN that wrote or reads it tells."""
+    """E_identity of a block's skip: measured, or from a BN that wrote or reads its signal."""
     if numbers.measured is not None:
         heard = numbers.measured.get((block.name, ""))
         return None if heard is None else costs.identity_capacity(heard.spread.numpy(), heard.mean.numpy())
@@ -184,7 +183,7 @@ def _carried(block: Block, numbers: Checkpoint) -> float | None:
 
 
 def _pruned_only(anatomy: Anatomy) -> tuple[str, ...]:
-    """What a user should know of layers whose neurons no parent can stand for."""
+    """A note about layers whose neurons cannot be merged."""
     between = [
         layer.name for layer in anatomy.layers if any(r.last("norm") is not None for r in layer.readers)
     ]
@@ -199,8 +198,8 @@ def _pruned_only(anatomy: Anatomy) -> tuple[str, ...]:
 def paper_state(
     unit: Unit, numbers: Checkpoint, release: int, *, pairs: bool = True, outer: bool = True
 ) -> PaperState | Reason:
-    """A unit's state, with the geometry of its pairs if that is wanted (without their outgoing weights if
-    those are not), or the reason why it has none.
+    """A unit's state, with the geometry of its pairs if requested (without outgoing weights if those are not
+    needed), or the reason why it has none.
     """
     found = capacities(unit, numbers)
     if isinstance(found, Reason):
@@ -212,8 +211,8 @@ def paper_state(
 
 
 def _mergeable(layer: Unit, numbers: Checkpoint) -> bool:
-    """One filter, one PH-1 activation, and directly behind the filter a BN, or with measured signals nothing:
-    what the paper's geometry of pairs is about.
+    """One filter, one PH-1 activation, and after the filter a BN, or nothing with measured moments: the case
+    of the paper's pair geometry.
     """
     if layer.kind == "stream" or layer.along or layer.channels != 1:
         return False
@@ -228,7 +227,7 @@ def _mergeable(layer: Unit, numbers: Checkpoint) -> bool:
 
 
 def _at_filter(layer: Unit, measured: Marginals) -> bool:
-    """Whether what was measured is what the filter and its BN compute, the same for all readers."""
+    """Whether the measured signal is the output of the filter and its BN, the same for all readers."""
     taps = set()
     for reader in layer.readers:
         tap, kinds = measured[layer.name, reader.weight].tap, [step.kind for step in reader.path]

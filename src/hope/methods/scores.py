@@ -19,11 +19,11 @@ from hope.structure.units import Unit
 
 @dataclass(frozen=True)
 class ScoreState:
-    """A layer as a baseline sees it.
+    """A layer's state under a baseline.
 
     Attributes:
         name: the layer's name.
-        scores: (neurons,) the lowest goes first.
+        scores: (neurons,) the lowest is removed first.
         release: ΔP of one neuron; reported, not ranked by.
     """
 
@@ -33,7 +33,7 @@ class ScoreState:
 
     @property
     def neurons(self) -> int:
-        """How many there are."""
+        """The number of neurons."""
         return len(self.scores)
 
     @property
@@ -43,7 +43,7 @@ class ScoreState:
 
 
 class ScorePath:
-    """A layer on its way down, by ascending score."""
+    """A layer's path, by ascending score."""
 
     def __init__(self, state: ScoreState) -> None:
         self._state = state
@@ -59,7 +59,7 @@ class ScorePath:
             yield Prune(self._state.name, (neuron,), cost=cost, release=self._state.release, left=self.left)
 
     def follow(self, step: Step) -> None:
-        """Take a step that an earlier run has taken."""
+        """Apply a step of an earlier run."""
         self._take(*step.gone)
 
     def _take(self, neuron: int) -> float:
@@ -115,7 +115,7 @@ class Score(Method):
 
 
 def _sums(layer: Unit, numbers: Checkpoint, role: str) -> Tensor:
-    """Sums of absolute weights per neuron over all its places of one role."""
+    """Sums of absolute weights per neuron over all its positions of one role."""
     total = torch.zeros(layer.neurons, dtype=torch.float64)
     for part in layer.places:
         if part.role == role:
