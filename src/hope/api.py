@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from concurrent.futures import Executor
 from os import PathLike
 from pathlib import Path
-from typing import Any
+from typing import Any, Unpack
 
 import torch
 from torch import Tensor, nn
@@ -21,7 +21,7 @@ from hope.latency.runtime import Runtime
 from hope.methods import Method, Paper
 from hope.methods.base import NetworkStatistics
 from hope.pipeline import Options, compress
-from hope.schedule.budget import Budget, one_budget
+from hope.schedule.budget import Budget, RunBudget, lists_budgets, one_budget
 from hope.schedule.search_space import SearchSpace, usable, waiting
 from hope.structure.analyse import read_model
 from hope.structure.anatomy import Anatomy
@@ -63,17 +63,11 @@ def inspect(
         return verify(model, example, anatomy, candidates)
 
 
+@lists_budgets(RunBudget)
 def encode(
     model: nn.Module,
     example: Example | None = None,
     *,
-    density: float | None = None,
-    params: float | None = None,
-    macs: float | None = None,
-    size: float | str | None = None,
-    latency: float | str | None = None,
-    steps: int | None = None,
-    fidelity: float | None = None,
     method: Method | str = "absorb",
     evict: bool = True,
     streams: bool = False,
@@ -86,6 +80,7 @@ def encode(
     statistics: NetworkStatistics | None = None,
     checkpoint: str | PathLike[str] | None = None,
     progress: bool | None = None,
+    **budget: Unpack[RunBudget],
 ) -> Encoding:
     """Compress a network to a budget, without data if it has batch norm. The model is not changed.
 
@@ -151,13 +146,10 @@ def encode(
         >>> hope.encode(net, torch.zeros(1, 3, 8, 8), density=0.5, method=hope.Paper(merge="sum")).steps
         4
     """
-    budget = one_budget(
-        density=density, params=params, macs=macs, size=size, latency=latency, steps=steps, fidelity=fidelity
-    )
     encoding = encode_resumable(
         model,
         example,
-        budget,
+        one_budget(**budget),
         method=method,
         evict=evict,
         streams=streams,

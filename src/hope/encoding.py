@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from os import PathLike
 from pathlib import Path
-from typing import Any
+from typing import Any, Unpack
 
 from torch import nn
 
@@ -26,7 +26,7 @@ from hope.report.accuracies import checked_points
 from hope.report.page import write_page
 from hope.rewrite.export import Exported, export_onnx, export_program
 from hope.rewrite.refit import compressed
-from hope.schedule.budget import Budget, one_budget
+from hope.schedule.budget import Budget, ReplayBudget, lists_budgets, replay_budget
 from hope.schedule.search_space import calibration
 from hope.schedule.trajectory import Trajectory
 from hope.statistics.input_statistics import InputStatistics
@@ -93,23 +93,12 @@ class Encoding:
         """The compressed model: same class, smaller layers."""
         return self._after(self.steps, self.fitting)
 
-    def at(
-        self,
-        *,
-        density: float | None = None,
-        params: float | None = None,
-        macs: float | None = None,
-        size: float | str | None = None,
-        latency: float | str | None = None,
-        steps: int | None = None,
-    ) -> nn.Module:
+    @lists_budgets(ReplayBudget)
+    def at(self, **budget: Unpack[ReplayBudget]) -> nn.Module:
         """The network at another budget of the same run, from the original weights; only the refit is
         computed again.
         """
-        budget = one_budget(
-            density=density, params=params, macs=macs, size=size, latency=latency, steps=steps
-        )
-        return self._after(self.trajectory.steps_to(budget.unit, budget.value))
+        return self._after(self.trajectory.steps_at(replay_budget(**budget)))
 
     def _after(self, steps: int, checkpoint: Path | None = None) -> nn.Module:
         return compressed(
@@ -200,7 +189,7 @@ class Encoding:
                 longest = longest_above(budget.value, len(self.trajectory), self.fidelity_after, show)
                 return replace(self, steps=self.trajectory.steps_to("steps", longest))
         try:
-            return replace(self, steps=self.trajectory.steps_to(budget.unit, budget.value))
+            return replace(self, steps=self.trajectory.steps_at(budget))
         except InfeasibleBudget as error:
             less = "fewer steps" if budget.unit == "steps" else "a larger budget"
             advice = calibration(self.anatomy, self.left_alone, self.method)

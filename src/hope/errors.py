@@ -27,6 +27,10 @@ class UnknownMethod(HopeError, ValueError):
     """There is no method of that name, or it has no such option."""
 
 
+class UnknownBudget(UnknownMethod, TypeError):
+    """A keyword is neither an option of the call nor a budget."""
+
+
 class CheckpointMismatch(HopeError):
     """A saved folder and a model do not belong together."""
 

@@ -4,26 +4,22 @@ from __future__ import annotations
 
 from os import PathLike
 from pathlib import Path
+from typing import Unpack
 
 from torch import nn
 
 from hope.encoding import Encoding
-from hope.schedule.budget import one_budget
+from hope.schedule.budget import ReplayBudget, lists_budgets, optional_budget
 from hope.storage.finetuned import save_trained
 from hope.storage.run import read_run
 
 
+@lists_budgets(ReplayBudget)
 def save_finetuned(
     folder: str | PathLike[str],
     source: Encoding | str | PathLike[str],
     small: nn.Module,
-    *,
-    density: float | None = None,
-    params: float | None = None,
-    macs: float | None = None,
-    size: float | str | None = None,
-    latency: float | str | None = None,
-    steps: int | None = None,
+    **budget: Unpack[ReplayBudget],
 ) -> Path:
     """Save a compressed and fine-tuned network; `hope.load(folder, fresh_model)` loads it. Such a folder has
     one budget.
@@ -33,7 +29,7 @@ def save_finetuned(
         source: the run of the network: the `Encoding`, or the folder it was saved in.
         small: the fine-tuned network, with the shapes of the run: a head with another number of
             outputs is refused.
-        density, params, macs, size, latency, steps: the network's budget, if not the run's own.
+        **budget: the network's budget (see `hope.encode`), if not the run's own.
 
     Raises:
         CheckpointMismatch: the network has other shapes than the run; the message names the first difference.
@@ -52,11 +48,6 @@ def save_finetuned(
         True
     """
     run = source.as_run() if isinstance(source, Encoding) else read_run(source)
-    given = {
-        "density": density, "params": params, "macs": macs, "size": size, "latency": latency, "steps": steps
-    }  # fmt: skip
-    taken = run.steps
-    if any(value is not None for value in given.values()):
-        budget = one_budget(**given)
-        taken = run.trajectory.steps_to(budget.unit, budget.value)
+    asked = optional_budget(**budget)
+    taken = run.steps if asked is None else run.trajectory.steps_at(asked)
     return save_trained(Path(folder), run, taken, small)

@@ -21,15 +21,14 @@ from hope.evaluate.eviction_search import ordered, with_evictions
 from hope.evaluate.fidelity import Fidelity, images_for
 from hope.evaluate.sensitivity import with_sensitivities
 from hope.evaluate.stream_choice import choose_streams, without_streams
-from hope.latency.latency_model import LatencyModel
 from hope.latency.measure import latency_model, runtime_for
 from hope.latency.runtime import Runtime
 from hope.methods import Method, named
 from hope.methods.base import NetworkStatistics
 from hope.rewrite.apply import outcome
 from hope.rewrite.config import configured, groups_of
-from hope.schedule.budget import RESOURCES, Budget
-from hope.schedule.cost_model import CostModel, MacCost
+from hope.schedule.budget import Budget
+from hope.schedule.cost_model import CostModel
 from hope.schedule.resume import Resume, RunCheckpoint
 from hope.schedule.run_to_budget import Collected, run_to_budget
 from hope.schedule.search_space import SearchSpace, check_patterns, search_space
@@ -112,11 +111,11 @@ def compress(
     original, settings = fingerprint(model), settings_of(options, space)
     file = None
     if checkpoint is not None:
-        timed = {"clock": cost.to_list()} if isinstance(cost, LatencyModel) else {}
-        file = RunCheckpoint(checkpoint, {"original": original, **settings, **timed})
+        measured = {"clock": numbers} if cost is not None and (numbers := cost.to_list()) else {}
+        file = RunCheckpoint(checkpoint, {"original": original, **settings, **measured})
     judges = Judges(model, example, anatomy, statistics.inputs, options.progress)
     found, notes = schedule(model, space, budget, options, judges, file)
-    if isinstance(cost, LatencyModel) and options.multiple_of is None:
+    if budget.is_measured and options.multiple_of is None:
         settings["widths"] = "chosen"
     settings["multiple_of"] = found.multiple_of
     large = size_of(model) > allowed() / PART
@@ -144,12 +143,15 @@ def compress(
 def cost_model(
     model: nn.Module, example: Example | None, anatomy: Anatomy, budget: Budget, options: Options
 ) -> CostModel | None:
-    """What savings are counted by: time for a latency, MACs where the method ranks by them; else None, which
-    counts parameters.
+    """What savings are counted by: the budget's resource where it is measured or the method ranks by it; else
+    None, which counts parameters.
     """
     if options.runtime is not None:
         return latency_model(model, example, anatomy, options.runtime, progress=options.progress)
-    return MacCost(anatomy) if budget.unit == "macs" and options.method.by_budget else None
+    resource = budget.resource
+    if resource is None or not (resource.measured or (resource.ranks and options.method.by_budget)):
+        return None
+    return resource.cost_model(model, example, anatomy)
 
 
 def settings_of(options: Options, space: SearchSpace) -> dict[str, Any]:
@@ -159,7 +161,7 @@ def settings_of(options: Options, space: SearchSpace) -> dict[str, Any]:
     told |= {name: True for name in ("streams", "uniform") if getattr(options, name)}
     if options.runtime is not None:
         return {**told, "runtime": options.runtime.to_dict()}
-    return {**told, **({"ranked": "macs"} if space.cost is not None else {})}
+    return {**told, **({"ranked": space.cost.resource} if space.cost is not None else {})}
 
 
 class Judges:
@@ -216,13 +218,12 @@ def schedule(
     more: Iterator[Step] = iter(())
     if not space.judged:
         more = space.steps(executor=options.executor, done=begun.steps)
-    timed = space.cost if isinstance(space.cost, LatencyModel) else None
     multiples: Sequence[int] = (options.multiple_of or 1,)
-    if timed is not None and options.multiple_of is None:
-        multiples = timed.multiples
-    how: dict[str, Any] = {"pace": timed, "groups": space.groups, "progress": progress}
+    if space.cost is not None and options.multiple_of is None:
+        multiples = space.cost.multiples
+    how: dict[str, Any] = {"cost": space.cost, "groups": space.groups, "progress": progress}
     found = run_to_budget(space.anatomy, more, budget, begun.steps, multiples, file, **how)
-    if not (options.streams and space.method.evictions == "judged" and budget.unit in RESOURCES):
+    if not (options.streams and space.method.evictions == "judged" and budget.is_cost):
         return found, ()
     some, rest = tuple(without_streams(space, found.steps)), without_streams(space, more)
     other = partial(run_to_budget, space.anatomy, rest, budget, some, multiples, **how)

@@ -184,7 +184,7 @@ def test_budgets_that_cannot_be_met_are_one_line(
     model = [f"{file}:build", "--input", "1x3x8x8", "--weights", str(checkpoint)]
     assert main(["encode", *model, "--density", "0.01", "--out", str(tmp_path / "run")]) == 2
     err = capsys.readouterr().err
-    assert "cannot be met: the least is density=0.1250" in err
+    assert "cannot be met: the smallest reachable is density=0.1250" in err
     assert err.count("\n") == 1
     assert not (tmp_path / "run").exists()
     assert main(["extract", str(tmp_path), *model, "--out", str(tmp_path / "s.safetensors")]) == 2

@@ -169,7 +169,7 @@ def test_a_budget_that_cannot_be_met_is_recorded_and_the_others_are_measured(
         assert points[method]["density=0.5"]["time / hope"] > 0
     results = json.loads(out.read_text())
     reason = results["networks"]["net"]["cannot be met"]["hope"]["density=0.01"]
-    assert reason.startswith("density=0.01 cannot be met: the least is density=0.1250")
+    assert reason.startswith("density=0.01 cannot be met: the smallest reachable is density=0.1250")
     told = text(*tables(results), width=140)
     assert f"hope, density=0.01: {reason}" in " ".join(told.split())
     row = next(line for line in told.splitlines() if line.startswith("l1-in"))

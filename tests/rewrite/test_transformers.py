@@ -364,7 +364,9 @@ def test_a_budget_between_two_widths_takes_the_next_and_one_below_all_is_refused
     encoding = encode(model, steps=4)
     assert encoding.steps == 3
     assert encoding.notes == ("steps=4 is no stop of this run, whose layers go together: 3 are taken",)
-    assert "density=0.001 cannot be met: the least is" in refused(lambda: encode(model, density=0.001))
+    assert "density=0.001 cannot be met: the smallest reachable is" in refused(
+        lambda: encode(model, density=0.001)
+    )
     words = refused(lambda: encode(model, density=0.4, multiple_of=32))
     assert "cannot be met with multiple_of=32 with uniform=True" in words
 

@@ -75,8 +75,7 @@ def test_runs_that_know_no_times_know_their_bytes(name: str) -> None:
     run, net = read_run(OLD / name), digits()
     assert run.timing is None
     assert run.trajectory.times is None
-    assert run.trajectory.bytes is not None
-    assert run.trajectory.bytes[0] == sum(one.nbytes for one in [*net.parameters(), *net.buffers()])
+    assert run.trajectory.counts("size")[0] == sum(one.nbytes for one in [*net.parameters(), *net.buffers()])
     with pytest.raises(hope.InfeasibleBudget, match="does not know its latency: encode again with latency="):
         hope.load(OLD / name, net, latency=0.5)
 

@@ -52,7 +52,7 @@ class LatencyCandidate:
 
     def predicted(self, engine: str, batch: int, network: Candidate) -> float:
         """Milliseconds that a network should take."""
-        return float(self._clock(_runtime(engine, batch)).times(network.steps)[-1]) / 1e6
+        return float(self._clock(_runtime(engine, batch)).counts(network.steps)[-1]) / 1e6
 
     def more(self, engine: str, batch: int) -> Iterator[Candidate]:
         """The networks for an engine and a batch."""
@@ -74,8 +74,8 @@ class LatencyCandidate:
                 other = self._by_parameters(method, multiple)
                 if other is None:
                     continue
-                times = self._clock(runtime).times(other.trajectory.steps)
-                timed = replace(other.trajectory, times=times)
+                times = self._clock(runtime).counts(other.trajectory.steps)
+                timed = replace(other.trajectory, predicted={"latency": times})
                 try:
                     yield self._network(other, timed, share, method, f"{budget} by parameters", multiple)
                 except InfeasibleBudget as error:

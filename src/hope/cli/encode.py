@@ -22,7 +22,7 @@ from hope.errors import (
     UnknownMethod,
     first_line,
 )
-from hope.schedule.budget import one_budget
+from hope.schedule.budget import Budget, one_budget
 
 if TYPE_CHECKING:
     from hope.methods import Method
@@ -112,7 +112,6 @@ def register(commands: Any) -> None:
 def run(options: argparse.Namespace) -> None:
     """Encode, save, and print the summary; no other process writes to the folder meanwhile."""
     out, budget = Path(options.out), budget_of(options)
-    one_budget(**budget)
     check_folder(out)
     _check_free(out, options)
     _check_options(options)
@@ -296,9 +295,10 @@ def _runtime(options: argparse.Namespace) -> dict[str, Any]:
     return {key: value for key, value in given.items() if value is not None}
 
 
-def _unsaid(budget: dict[str, Any], given: dict[str, Any]) -> dict[str, Any]:
+def _unsaid(budget: Budget, given: dict[str, Any]) -> dict[str, Any]:
     """What else tells runs apart: what steps are ranked by, unless it is time, and who chose the widths."""
-    ranked = "macs" if "macs" in budget and given["method"].by_budget else USUAL["ranked"]
+    ranks = budget.resource is not None and budget.resource.ranks and given["method"].by_budget
+    ranked = budget.unit if ranks else USUAL["ranked"]
     widths = "chosen" if given["multiple_of"] is None else USUAL["widths"]
     return {"ranked": ranked, "widths": widths}
 
@@ -316,7 +316,7 @@ def _differs(
         saved = read_run(folder)
     except DamagedFolder as error:
         return [first_line(error)]
-    wanted = _wanted(budget, given)
+    asked, wanted = one_budget(**budget), _wanted(budget, given)
     runtime = wanted.pop("runtime", None)
     where = None if runtime is None else resolve_runtime(runtime, example)
     before = None if saved.timing is None else saved.timing.runtime
@@ -328,9 +328,8 @@ def _differs(
         found.append(f"it was made for {before or 'no latency'}, not for {where or 'none'}")
     if saved.original != fingerprint(model):
         found.append("it has other weights")
-    unit, value = (asked := one_budget(**budget)).unit, asked.value
     try:  # where a fidelity is met is not told by the sizes
-        same = unit != "fidelity" and saved.trajectory.steps_to(unit, value) == saved.steps
+        same = asked.kind.replayable and saved.trajectory.steps_at(asked) == saved.steps
     except InfeasibleBudget:
         same = False
     return found if same else [*found, "another budget"]
@@ -367,7 +366,7 @@ def _begun_otherwise(
 
 def _wanted(budget: dict[str, Any], given: dict[str, Any]) -> dict[str, Any]:
     """What is asked for, as runs note it."""
-    return _flat({**given, "method": given["method"].to_dict(), **_unsaid(budget, given)})
+    return _flat({**given, "method": given["method"].to_dict(), **_unsaid(one_budget(**budget), given)})
 
 
 def _other(told: Mapping[str, Any], wanted: Mapping[str, Any]) -> list[str]:

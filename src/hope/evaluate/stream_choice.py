@@ -54,4 +54,4 @@ def choose_streams(
 def _upto(run: Collected, budget: Budget) -> Sequence[Step]:
     """The steps that reach a budget; none if it cannot be reached."""
     found = run.trajectory
-    return found.steps[: found.steps_to(budget.unit, budget.value)] if found.meets(budget) else ()
+    return found.steps[: found.steps_at(budget)] if found.meets(budget) else ()

@@ -26,7 +26,7 @@ LEAST = 0.02  # of its even share of the time, what a neuron counts for at least
 
 
 class LatencyModel:
-    """Predicted times of one network (see `schedule.cost_model.Pace`).
+    """Predicted times of one network (see `schedule.cost_model.CostModel`).
 
     Args:
         anatomy: the network.
@@ -37,6 +37,8 @@ class LatencyModel:
         multiples: of what widths may have to be multiples, to stay in the engine's blocks or to fill them.
     """
 
+    resource = "latency"
+
     def __init__(self, anatomy: Anatomy, layout: TimedNetwork, curves: Sequence[LatencyCurve]) -> None:
         self.anatomy, self.layout, self.curves = anatomy, layout, curves
         self.factors: Floats = np.array([1.0, 0.0, 0.0, 0.0, 0.0])
@@ -44,7 +46,7 @@ class LatencyModel:
         self._needed = {curve.site.weight for curve in curves}
         self._needed |= {tensor for rest in layout.rests for tensor, _ in rest.sources}
 
-    def times(self, steps: Sequence[Step]) -> Counts:
+    def counts(self, steps: Sequence[Step]) -> Counts:
         """(steps + 1,) nanoseconds before the first and after each step."""
         gone = {step.name: t for t, step in enumerate(steps, start=1) if isinstance(step, Evict)}
         return self._told(self._terms(widths(self.anatomy, steps), gone, len(steps) + 1))

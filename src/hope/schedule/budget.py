@@ -1,35 +1,36 @@
-"""Budgets: what may be left of a network, in whatever unit. A new unit is an entry in `UNITS`."""
+"""Budgets: what may be left of a network, in one of the units of `schedule.resources`."""
 
 from __future__ import annotations
 
-import math
-import re
+import inspect
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from difflib import get_close_matches
+from typing import Any, TypedDict, TypeVar
 
-from hope.errors import InfeasibleBudget
+from hope.errors import InfeasibleBudget, UnknownBudget
+from hope.schedule.resources import UNITS, BudgetUnit, Resource
 
-if TYPE_CHECKING:
-    from hope.structure.sizes import Size
+Function = TypeVar("Function", bound=Callable[..., Any])
 
-SIZES = {"density": "neurons", "params": "parameters", "macs": "macs"}  # budget -> the size that it limits
-LIMITS = (*SIZES, "size", "latency")  # of which there is less and less
-RESOURCES = ("params", "macs", "size", "latency")  # which a network needs; the others count what is taken
-UNITS = (*LIMITS, "steps")
-COLUMNS = ("neurons", "parameters", "macs")  # of a trajectory's sizes
-RANGES = {
-    "density": "a fraction of the neurons (above 0, up to 1) or a whole count of them",
-    "params": "a fraction of the parameters (above 0, up to 1) or a whole count of them",
-    "macs": "a fraction of the MACs (above 0, up to 1) or a whole count of them",
-    "size": "a fraction of the bytes (above 0, up to 1) or an amount with its unit, like '10MB'",
-    "latency": "a fraction of the original's (above 0, up to 1) or a time with its unit, like '12ms'",
-    "steps": "a whole number from 0",
-    "fidelity": "a number from 0 to 1",
-}
-SCALES = {  # what is written with a unit, in bytes and nanoseconds
-    "size": {"B": 1, "kB": 10**3, "MB": 10**6, "GB": 10**9, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30},
-    "latency": {"s": 10**9, "ms": 10**6, "us": 10**3, "µs": 10**3},
-}
+
+class ReplayBudget(TypedDict, total=False):
+    """Keywords of the budgets that a finished run can be replayed at, for type checkers; registered
+    resources are taken too.
+    """
+
+    density: float | None
+    params: float | None
+    macs: float | None
+    size: float | str | None
+    latency: float | str | None
+    steps: int | None
+
+
+class RunBudget(ReplayBudget, total=False):
+    """Keywords of the budgets that a run can be made for."""
+
+    fidelity: float | None
 
 
 @dataclass(frozen=True)
@@ -37,22 +38,36 @@ class Budget:
     """One budget.
 
     Attributes:
-        unit: "density", "params" or "macs" (a fraction of the original up to 1, or a count), "size" and
-            "latency" (a fraction, or whole bytes and nanoseconds), "steps", or "fidelity".
-        value: how much.
+        unit: the name of a resource ("params"), "steps" or "fidelity".
+        value: how much; of a resource a fraction of the original (a float up to 1) or a count.
     """
 
     unit: str
     value: float
 
     @property
-    def size(self) -> str | None:
-        """The size that it limits, if it limits one."""
-        return SIZES.get(self.unit)
+    def kind(self) -> BudgetUnit:
+        """Its unit, which parses and prints it."""
+        return unit_of(self.unit)
+
+    @property
+    def resource(self) -> Resource | None:
+        """The resource that it limits; None for steps and a fidelity."""
+        return self.kind if isinstance(self.kind, Resource) else None
+
+    @property
+    def is_cost(self) -> bool:
+        """Whether it limits what a network costs (see `Resource`)."""
+        return self.resource is not None and self.resource.is_cost
+
+    @property
+    def is_measured(self) -> bool:
+        """Whether it limits what only a cost model knows (see `Resource`)."""
+        return self.resource is not None and self.resource.measured
 
     def allowed(self, original: int) -> float:
-        """What a budget of a size comes to: fractions of the original up to 1 (a float), absolute counts (an
-        int, or above 1).
+        """What a budget of a resource comes to: fractions of the original up to 1 (a float), absolute counts
+        (an int, or above 1).
 
         >>> Budget("params", 0.5).allowed(100), Budget("params", 40).allowed(100)
         (50.0, 40)
@@ -60,102 +75,75 @@ class Budget:
         fraction = isinstance(self.value, float) and self.value <= 1
         return self.value * original if fraction else self.value
 
-    def check(self, least: Size, original: Size, advice: str = "") -> None:
-        """Refuse what is below the least that can be had, with what to do about it."""
-        if self.size is not None:
-            self.check_amount(getattr(least, self.size), getattr(original, self.size), advice)
-
-    def check_amount(self, low: int, high: int, advice: str = "") -> None:
-        """The same, of what there is least and in the original."""
-        if low > self.allowed(high):
+    def check(self, least: int, original: int, advice: str = "") -> None:
+        """Refuse what is below the least that can be reached, with what to do about it."""
+        if least > self.allowed(original):
             raise InfeasibleBudget(
-                f"{self} cannot be met: the least is {self.unit}={low / max(high, 1):.4f} "
-                f"({amount(self.unit, low)} of {amount(self.unit, high)}); "
+                f"{self} cannot be met: the smallest reachable is {self.unit}={least / max(original, 1):.4f} "
+                f"({self.kind.format(least)} of {self.kind.format(original)}); "
                 f"{advice or 'the rest is listed in print(hope.inspect(...))'}"
             )
 
     def __str__(self) -> str:
-        whole = self.unit in SCALES and isinstance(self.value, int)
-        return f"{self.unit}={amount(self.unit, int(self.value)) if whole else f'{self.value:g}'}"
+        scaled = self.resource is not None and self.resource.scales
+        return f"{self.unit}={self.kind.format(self.value) if scaled else f'{self.value:g}'}"
 
 
-def amount(unit: str, count: int) -> str:
-    """So much of a unit, in words.
+def unit_of(name: str) -> BudgetUnit:
+    """The unit of that name.
 
-    >>> amount("latency", 1_234_000), amount("size", 10_000_000), amount("params", 1234)
-    ('1.23ms', '10MB', '1,234')
+    Raises:
+        UnknownBudget: there is none.
     """
-    if unit == "latency":
-        return f"{count / 10**6:.3g}ms" if count < 10**9 else f"{count / 10**6:.0f}ms"
-    if unit == "size":
-        name = "MB" if count >= 10**6 else "kB" if count >= 10**3 else "B"
-        value = count / SCALES["size"][name]
-        return f"{value:.3g}{name}" if value < 1000 else f"{value:.0f}{name}"
-    return f"{count:,}"
+    if name not in UNITS:
+        near = get_close_matches(name, UNITS, n=1)
+        way = f"did you mean {near[0]}?" if near else "see help(hope.encode)"
+        raise UnknownBudget(
+            f"a keyword must be an option of the call or a budget ({', '.join(UNITS)}), got {name!r}: {way}"
+        )
+    return UNITS[name]
 
 
-def measured(unit: str, text: str) -> int:
-    """An amount as it is written: a number and its unit.
-
-    >>> measured("latency", "1.5 ms"), measured("size", "10MB")
-    (1500000, 10000000)
-    """
-    scales, found = SCALES[unit], re.fullmatch(r"\s*([-+]?[\d._]+(?:e[-+]?\d+)?)\s*([a-zµμ]*)\s*", text, re.I)
-    try:
-        number, name = float(found[1]) if found else math.nan, (found[2] if found else "").replace("μ", "µ")
-    except ValueError:
-        number = math.nan
-    names = {known.lower(): scale for known, scale in scales.items()}
-    if not math.isfinite(number):
-        raise InfeasibleBudget(f"{unit}={text!r} is no amount: give {RANGES[unit]}")
-    if number < 0:
-        raise InfeasibleBudget(f"{unit}={text} is negative: give {RANGES[unit]}")
-    if name.lower() not in names:
-        what = f"has the unit {name!r}, not one of {', '.join(scales)}" if name else "has no unit"
-        raise InfeasibleBudget(f"{unit}={text!r} {what}: give {RANGES[unit]}")
-    return round(number * names[name.lower()])
-
-
-def one_budget(**budgets: Any) -> Budget:
+def one_budget(**given: Any) -> Budget:
     """The one budget that was given."""
-    given = [(unit, value) for unit, value in budgets.items() if value is not None]
-    if len(given) != 1:
-        found = ", ".join(unit for unit, _ in given) or "none"
-        raise InfeasibleBudget(f"give exactly one budget of {', '.join(budgets)} (given: {found})")
-    unit, value = given[0]
-    return Budget(unit, checked(unit, value))
+    return _one(given, list(UNITS))
 
 
-def checked(unit: str, value: Any) -> float:
-    """A budget's value as a Python number, if there is a budget of that value.
+def replay_budget(**given: Any) -> Budget:
+    """The one budget that was given, of those that a finished run can be replayed at."""
+    return _one(given, [name for name, unit in UNITS.items() if unit.replayable])
 
-    NumPy's and torch's scalars are numbers like others. A count may be written as a float (1e6).
 
-    >>> checked("params", 1e6), checked("density", 0.5)
-    (1000000, 0.5)
-    """
-    if unit in SCALES and isinstance(value, str):
-        return measured(unit, value)
-    number = value
-    if not isinstance(value, (str, bytes)) and getattr(value, "ndim", None) == 0:  # of NumPy or torch
-        number = value.item()
-    if isinstance(number, bool) or not isinstance(number, (int, float)):
-        raise InfeasibleBudget(f"{unit}={value!r} is no number: give {RANGES[unit]}")
-    if not math.isfinite(number) or number < 0:
-        what = "negative" if number < 0 else "no finite number"
-        raise InfeasibleBudget(f"{unit}={number:g} is {what}: give {RANGES[unit]}")
-    if unit in SCALES:
-        if number > 1:
-            raise InfeasibleBudget(f"{unit}={number:g} has no unit: give {RANGES[unit]}")
-        return float(number)
-    if unit == "fidelity":
-        if number > 1:
-            raise InfeasibleBudget(
-                f"fidelity={number:g} cannot be met: 1 is the original itself; give {RANGES[unit]}"
+def optional_budget(**given: Any) -> Budget | None:
+    """The same; None if there is none."""
+    some = any(unit_of(name) and value is not None for name, value in given.items())
+    return replay_budget(**given) if some else None
+
+
+def _one(given: dict[str, Any], names: list[str]) -> Budget:
+    units = [unit_of(name) for name in given if given[name] is not None]
+    if len(units) != 1 or units[0].name not in names:
+        found = ", ".join(unit.name for unit in UNITS.values() if unit in units) or "none"
+        raise InfeasibleBudget(f"give exactly one budget of {', '.join(names)} (given: {found})")
+    return Budget(units[0].name, units[0].parse(given[units[0].name]))
+
+
+def lists_budgets(options: type[ReplayBudget]) -> Callable[[Function], Function]:
+    """Show the budgets by name in the signature of a function that takes them as `**budget`."""
+
+    def listed(function: Function) -> Function:
+        call = inspect.signature(function)
+        own = [one for one in call.parameters.values() if one.kind is not one.VAR_KEYWORD]
+        first = next((n for n, one in enumerate(own) if one.kind is one.KEYWORD_ONLY), len(own))
+        budgets = [
+            inspect.Parameter(
+                name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=hint.__forward_arg__
             )
-        return number
-    if isinstance(number, float) and (unit == "steps" or number > 1):
-        if not number.is_integer():
-            raise InfeasibleBudget(f"{unit}={number:g} is no whole number: give {RANGES[unit]}")
-        return int(number)
-    return number
+            for name, hint in options.__annotations__.items()
+        ]
+        function.__signature__ = call.replace(  # type: ignore[attr-defined]
+            parameters=[*own[:first], *budgets, *own[first:]]
+        )
+        return function
+
+    return listed

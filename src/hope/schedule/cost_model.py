@@ -1,4 +1,4 @@
-"""What a run has to know to be ranked by something else than parameters: by MACs, or by time, wherever its
+"""What ranks the steps of a run by another resource than parameters: by MACs, or by time, wherever its
 prediction comes from.
 """
 
@@ -13,38 +13,57 @@ from hope.structure.steps import Step
 
 
 class Savings(Protocol):
-    """Time that steps would save in the network as it is at some moment of a run."""
+    """How much of a resource steps would save in the network as it is at some moment of a run."""
 
     def unit(self, name: str) -> float:
-        """Nanoseconds that a neuron's removal saves, above 0: smoothed, where times go in steps."""
+        """What a neuron's removal saves, above 0: smoothed, where times go in steps."""
 
     def block(self, name: str) -> float:
-        """Nanoseconds that a block's eviction saves, above 0."""
+        """What a block's eviction saves, above 0."""
 
     def take(self, step: Step) -> set[str]:
         """Note a step; returns the units of which a neuron saves something else from now on."""
 
 
 class CostModel(Protocol):
-    """Predicted times of a network along its run."""
+    """How much a network needs of a resource along its run: MACs, or predicted nanoseconds."""
 
-    def times(self, steps: Sequence[Step]) -> Counts:
-        """(steps + 1,) nanoseconds before the first and after each step."""
+    @property
+    def resource(self) -> str:
+        """The name of the resource."""
+
+    @property
+    def multiples(self) -> Sequence[int]:
+        """What widths may be kept multiples of, unless a multiple was asked for (see `run_to_budget`)."""
+
+    def to_list(self) -> list[int]:
+        """Numbers that tell cost models apart: a run that was ranked by another one is not resumed. None if
+        the network tells all.
+        """
+
+    def counts(self, steps: Sequence[Step]) -> Counts:
+        """(steps + 1,) how much before the first and after each step."""
 
     def after(self, removed: Mapping[str, int], evicted: Collection[str] = ()) -> int:
-        """Nanoseconds after a cut (see `Anatomy.size`)."""
+        """How much after a cut (see `Anatomy.size`)."""
 
     def savings(self) -> Savings:
         """What steps save, from the original on."""
 
 
 class MacCost:
-    """Multiply-accumulates in the place of nanoseconds (see `CostModel`)."""
+    """Multiply-accumulates (see `CostModel`)."""
+
+    resource, multiples = "macs", (1,)
 
     def __init__(self, anatomy: Anatomy) -> None:
         self._anatomy = anatomy
 
-    def times(self, steps: Sequence[Step]) -> Counts:
+    def to_list(self) -> list[int]:
+        """None: MACs follow from the network."""
+        return []
+
+    def counts(self, steps: Sequence[Step]) -> Counts:
         """(steps + 1,) MACs before the first and after each step."""
         return sizes(self._anatomy, steps)[:, 2]
 

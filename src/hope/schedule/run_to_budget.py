@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from itertools import islice
 
 from hope._util.progress import bar
-from hope.schedule.budget import LIMITS, Budget
+from hope.schedule.budget import Budget
 from hope.schedule.cost_model import CostModel
 from hope.schedule.resume import RunCheckpoint
 from hope.schedule.trajectory import Trajectory
@@ -43,7 +43,7 @@ def run_to_budget(
     multiples: Sequence[int] = (1,),
     file: RunCheckpoint | None = None,
     *,
-    pace: CostModel | None = None,
+    cost: CostModel | None = None,
     groups: Groups = (),
     progress: bool | None = None,
 ) -> Collected:
@@ -55,14 +55,14 @@ def run_to_budget(
         multiples: of what widths may be kept multiples (see `schedule.width_constraints`). Of those with
             which the budget is met first, the one that costs least is taken, of equals the largest.
         file: where to note what is done.
-        pace: predicted times, if the run is to know them.
+        cost: what it predicts is noted in the trajectory.
         groups: layers that keep one width.
     """
 
     begun = list(done)
 
     def made() -> list[Trajectory]:
-        return [Trajectory.of(anatomy, begun, multiple, pace, groups) for multiple in multiples]
+        return [Trajectory.of(anatomy, begun, multiple, cost, groups) for multiple in multiples]
 
     found = made()
     with bar("encoding", 1.0, progress) as show:
@@ -80,11 +80,11 @@ def run_to_budget(
     if file is not None:
         file.write(begun, now=True)
     best = min(range(len(found)), key=lambda k: (found[k].price(budget), -multiples[k]))
-    if not groups or budget.unit not in LIMITS:
+    if not groups or budget.resource is None:
         return Collected(found[best], multiples[best], tuple(begun))
 
     def tried(steps: Sequence[Step]) -> Trajectory:
-        return Trajectory.of(anatomy, steps, multiples[best], pace, groups)
+        return Trajectory.of(anatomy, steps, multiples[best], cost, groups)
 
     nearer = _nearer(found[best], begun, more, budget, groups, tried)
     return Collected(nearer, multiples[best], tuple(begun))
@@ -107,7 +107,7 @@ def _nearer(
     """
     left = set(groups)
     while found.meets(budget):
-        end = found.steps_to(budget.unit, budget.value)
+        end = found.steps_at(budget)
         group = next((one for one in left if end and found[end - 1].name in one), None)
         if group is None:
             break

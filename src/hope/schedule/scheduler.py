@@ -121,7 +121,7 @@ class Scheduler:
         in_turn: bool = False,
     ) -> None:
         self._branches, self._rank, self._live, self._gone = branches, rank, live, gone
-        self._saves, self._paces = saves, set[str]()  # the units that save something else since the last step
+        self._saves, self._resaved = saves, set[str]()  # units that save something else since the last step
         self._states, self._walk, self._executor = states, walk, executor
         self._in_turn = in_turn
         self._number = {state.name: number for number, state in enumerate(states)}
@@ -183,11 +183,11 @@ class Scheduler:
                 self._queue_units()
                 self._queue_branches()
             elif self._saves is not None:
-                paced = {self._number[name] for name in self._paces if name in self._number}
-                for number in sorted({self._together[one][0] for one in paced}):
+                again = {self._number[name] for name in self._resaved if name in self._number}
+                for number in sorted({self._together[one][0] for one in again}):
                     self._queue_unit(number)
                 self._queue_branches()
-                self._paces.clear()
+                self._resaved.clear()
 
     def _belated(self) -> Iterator[Step]:
         """What an interrupted run has left undone of a group's last step."""
@@ -278,7 +278,7 @@ class Scheduler:
         if self._live is not None:
             self._live.take(step)
         if self._saves is not None:
-            self._paces |= self._saves.take(step)
+            self._resaved |= self._saves.take(step)
         return changed
 
 

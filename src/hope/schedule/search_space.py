@@ -13,7 +13,7 @@ from hope._util.calls import Example
 from hope.errors import InfeasibleBudget, UnknownMethod
 from hope.methods.base import Branch, Method, NetworkStatistics, State
 from hope.reasons import Cause, Reason
-from hope.schedule.budget import UNITS, Budget
+from hope.schedule.budget import Budget
 from hope.schedule.cost_model import CostModel
 from hope.schedule.scheduler import Scheduler
 from hope.schedule.trajectory import Trajectory
@@ -21,7 +21,7 @@ from hope.schedule.width_constraints import Groups, widest
 from hope.structure.analyse import made_of
 from hope.structure.anatomy import Anatomy
 from hope.structure.removed import Removed
-from hope.structure.sizes import USUAL, Counts, ParameterSavings, Size, sizes, stored
+from hope.structure.sizes import USUAL, Counts, ParameterSavings, sizes
 from hope.structure.steps import Evict, Prune, Step
 from hope.structure.units import Unit
 from hope.trace.blocks import Block
@@ -100,10 +100,6 @@ class SearchSpace:
             )
         )
 
-    def floor(self) -> Size:
-        """The smallest size that is always within reach (see `Anatomy.floor`)."""
-        return Size(*map(int, sizes(self.anatomy, self._floor())[-1]))
-
     def _floor(self, *, biased: bool = True) -> list[Step]:
         """What is removed and evicted there; without the biases that stay behind on request."""
         gone = [Prune(state.name, tuple(range(1, state.neurons))) for state in self.states]
@@ -112,7 +108,7 @@ class SearchSpace:
 
     def amounts(self, steps: Sequence[Step]) -> Counts:
         """(steps + 1,) what the run is ranked by: parameters, MACs, or time."""
-        return sizes(self.anatomy, steps)[:, 1] if self.cost is None else self.cost.times(steps)
+        return sizes(self.anatomy, steps)[:, 1] if self.cost is None else self.cost.counts(steps)
 
     @property
     def least(self) -> int:
@@ -155,12 +151,9 @@ class SearchSpace:
     def check(self, budget: Budget, multiple_of: int = 1) -> None:
         """Say before the work starts whether a budget can be met."""
         advice = calibration(self.anatomy, self.left_alone, self.method) or self._held()
-        budget.check(self.floor(), self.anatomy.size(), advice)
-        if budget.unit == "size":
-            table = stored(self.anatomy, self._floor())
-            budget.check_amount(int(table[-1]), int(table[0]), advice)
-        if budget.unit == "latency" and self.cost is not None:
-            budget.check_amount(self.least, self.cost.after({}), advice)
+        if budget.resource is not None:
+            counts = Trajectory.of(self.anatomy, self._floor(), cost=self.cost).counts(budget.unit)
+            budget.check(int(counts[-1]), int(counts[0]), advice)
         most = self.longest + len(self.branches)
         if budget.unit == "steps" and budget.value > most:
             way = advice or "take fewer steps"
@@ -172,9 +165,9 @@ class SearchSpace:
         width = self._widest
         if self.branches or not self.states or multiple_of < width:
             return
-        unchanged = Trajectory.of(self.anatomy, (), pace=self.cost)
+        unchanged = Trajectory.of(self.anatomy, (), cost=self.cost)
         if not unchanged.meets(budget):
-            reach = unchanged.reach(budget.unit if budget.unit in UNITS else "steps")
+            reach = unchanged.reach(budget.unit)
             raise InfeasibleBudget(
                 f"{budget} cannot be met with multiple_of={multiple_of}: the run {reach}; take a smaller "
                 f"multiple_of, from 1 to {width - 1}: no layer is wider than {width}"

@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
 from math import fsum
 from typing import TYPE_CHECKING
 
 import numpy as np
-from numpy.typing import NDArray
 
 from hope.errors import InfeasibleBudget
-from hope.schedule.budget import COLUMNS, LIMITS, SIZES, Budget, amount
+from hope.schedule.budget import Budget
 from hope.schedule.width_constraints import Groups, aligned
 from hope.structure.anatomy import Anatomy
-from hope.structure.sizes import Counts, Size, sizes, stored
+from hope.structure.sizes import Counts, Size, sizes
 from hope.structure.steps import Step
 
 if TYPE_CHECKING:
@@ -24,22 +24,22 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Trajectory:
-    """The steps of a run, and the size of the network after each of them.
+    """The steps of a run, and what the network needs after each of them.
 
     Attributes:
         steps: in order; replaying the first k of them gives the network after k steps.
-        sizes: (steps + 1, 3) neurons, parameters and MACs; row 0 is the original.
+        anatomy: the network that they refer to.
         stops: after how many steps the run may be ended (see `schedule.width_constraints`); empty if
             after any.
-        bytes: (steps + 1,) of all parameters and buffers.
-        times: (steps + 1,) predicted nanoseconds on the example; None if the run was not made for them.
+        predicted: resource -> (steps + 1,) counts by the cost model that the run was made with. A latency is
+            known from there only.
     """
 
     steps: tuple[Step, ...]
-    sizes: NDArray[np.int64]
+    anatomy: Anatomy
     stops: tuple[int, ...] = ()
-    bytes: Counts | None = None
-    times: Counts | None = None
+    predicted: Mapping[str, Counts] = field(default_factory=dict)
+    _counted: dict[str, Counts] = field(default_factory=dict, init=False)
 
     @classmethod
     def of(
@@ -47,18 +47,18 @@ class Trajectory:
         anatomy: Anatomy,
         steps: Sequence[Step],
         multiple_of: int = 1,
-        pace: CostModel | None = None,
+        cost: CostModel | None = None,
         groups: Groups = (),
     ) -> Trajectory:
-        """A trajectory with its sizes, and its times at a pace; of the steps, those that keep widths
-        multiples, and one width in every group.
+        """A trajectory, with what a cost model predicts; of the steps, those that keep widths multiples, and
+        one width in every group.
         """
         stops: tuple[int, ...] = ()
         if multiple_of > 1 or groups:
             order, stops = aligned(anatomy, steps, multiple_of, groups)
             steps = [steps[k] for k in order]
-        times = pace.times(steps) if pace is not None else None
-        return cls(tuple(steps), sizes(anatomy, steps), stops, stored(anatomy, steps), times)
+        predicted = {cost.resource: cost.counts(steps)} if cost is not None else {}
+        return cls(tuple(steps), anatomy, stops, predicted)
 
     def __len__(self) -> int:
         return len(self.steps)
@@ -73,30 +73,44 @@ class Trajectory:
         mix = ", ".join(f"{count} {kind}s" for kind, count in self.mix().items() if count)
         return f"<Trajectory: {len(self)} steps ({mix or 'none'})>"
 
+    @cached_property
+    def sizes(self) -> Counts:
+        """(steps + 1, 3) neurons, parameters and MACs; row 0 is the original."""
+        return sizes(self.anatomy, self.steps)
+
     def size(self, steps: int) -> Size:
         """The network's size after so many steps."""
         return Size(*(int(value) for value in self.sizes[steps]))
 
-    def column(self, unit: str) -> Counts:
-        """What a budget's unit limits, before the first and after each step.
+    @property
+    def times(self) -> Counts | None:
+        """(steps + 1,) predicted nanoseconds on the example; None if the run was not made for them."""
+        return self.predicted.get("latency")
+
+    def counts(self, resource: str) -> Counts:
+        """(steps + 1,) how much the network needs of a resource, before the first and after each step.
 
         Raises:
             InfeasibleBudget: it is not known of this run.
         """
-        if unit in SIZES:
-            return self.sizes[:, COLUMNS.index(SIZES[unit])]
-        found = self.bytes if unit == "size" else self.times
-        if found is None:
-            raise InfeasibleBudget(
-                f"this run does not know its {unit}: encode again with {unit}=, or take another budget"
-            )
-        return found
+        if resource not in self._counted:
+            found, kind = self.predicted.get(resource), Budget(resource, 1).resource
+            if found is None and kind is not None:
+                found = kind.counts(self.anatomy, self.steps)
+            if found is None:
+                raise InfeasibleBudget(
+                    f"this run does not know its {resource}: encode again with {resource}=, "
+                    "or take another budget"
+                )
+            self._counted[resource] = found
+        return self._counted[resource]
 
     def mix(self, steps: int | None = None) -> dict[str, int]:
         """How many prunes, merges and evictions there are among the first steps.
 
-        >>> from hope.structure.steps import Prune
-        >>> Trajectory((Prune("a", 1),), np.zeros((2, 3), dtype=np.int64)).mix()
+        >>> import torch, hope
+        >>> net = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.ReLU(), torch.nn.Linear(8, 2))
+        >>> Trajectory((hope.Prune("0", 1),), hope.inspect(net, torch.zeros(1, 4))).mix()
         {'prune': 1, 'merge': 0, 'evict': 0}
         """
         counts = Counter(step.kind for step in self.steps[:steps])
@@ -104,19 +118,23 @@ class Trajectory:
         return {kind: counts[kind] for kind in kinds}
 
     def steps_to(self, unit: str, value: float) -> int:
+        """How many steps it takes to come down to a budget (see `steps_at`)."""
+        return self.steps_at(Budget(unit, value))
+
+    def steps_at(self, budget: Budget) -> int:
         """How many steps it takes to come down to a budget, the fewest at which the run may be ended.
 
         Raises:
             InfeasibleBudget: the run did not come so far; the message says how far it came.
         """
-        budget = Budget(unit, value)
+        unit, value = budget.unit, budget.value
         if unit == "steps":
             if not 0 <= value <= len(self):
                 raise InfeasibleBudget(
                     f"this run {self.reach('steps')}, not {value:g}: encode again with {budget}"
                 )
             return max((stop for stop in self.stops if stop <= value), default=int(value))
-        found = self.column(unit)
+        found = self.counts(unit)
         target = budget.allowed(int(found[0]))
         ends = np.array(self.stops or range(len(self) + 1))
         met = ends[found[ends] <= target]
@@ -132,7 +150,7 @@ class Trajectory:
         if budget.unit == "fidelity":
             return False
         try:
-            return self.steps_to(budget.unit, budget.value) <= len(self)
+            return self.steps_at(budget) <= len(self)
         except InfeasibleBudget:
             return False
 
@@ -140,21 +158,22 @@ class Trajectory:
         """The sum of the costs of the steps that meet a budget; infinite if they do not."""
         if not self.meets(budget):
             return float("inf")
-        return fsum(step.cost for step in self.steps[: self.steps_to(budget.unit, budget.value)])
+        return fsum(step.cost for step in self.steps[: self.steps_at(budget)])
 
     def progress(self, budget: Budget) -> float:
         """How far the run has come, from 0 to 1."""
         if budget.unit == "steps":
             return len(self) / max(budget.value, 1)
-        limits = budget.unit in LIMITS
-        found = self.column(budget.unit if limits else "density")
+        limits = budget.resource is not None
+        found = self.counts(budget.unit if limits else "density")
         goal = budget.allowed(int(found[0])) if limits else 0
         return float((found[0] - found[-1]) / max(found[0] - goal, 1))
 
     def reach(self, unit: str) -> str:
         """How far the run came, in words."""
-        if unit == "steps":
+        resource = Budget(unit, 1).resource
+        if resource is None:
             return f"has {len(self)} steps"
-        found = self.column(unit)
+        found = self.counts(unit)
         least = int(found[list(self.stops) or slice(None)].min())
-        return f"comes down to {unit}={least / max(1, int(found[0])):.4f} ({amount(unit, least)})"
+        return f"comes down to {unit}={least / max(1, int(found[0])):.4f} ({resource.format(least)})"

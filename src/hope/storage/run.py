@@ -11,7 +11,7 @@ import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, Unpack, cast
 
 import msgspec
 import numpy as np
@@ -28,7 +28,7 @@ from hope.methods.base import Rewrite
 from hope.rewrite.apply import cut, operate
 from hope.rewrite.config import rewrite
 from hope.rewrite.refit import compressed
-from hope.schedule.budget import one_budget
+from hope.schedule.budget import Budget, ReplayBudget, lists_budgets, optional_budget
 from hope.schedule.trajectory import Trajectory
 from hope.statistics.input_statistics import InputStatistics
 from hope.storage.arrays import (
@@ -46,7 +46,6 @@ from hope.storage.inputs import read_inputs, write_inputs
 from hope.storage.moments import read_moments, write_moments
 from hope.storage.record import PLAN, RUN, AnatomyShapes, Details, Moments, RunRecord, StoredAnatomy
 from hope.structure.anatomy import Anatomy
-from hope.structure.sizes import sizes, stored
 from hope.structure.steps import AnyStep, Step
 
 __all__ = [
@@ -244,21 +243,16 @@ def read_run(folder: str | os.PathLike[str], model: nn.Module | None = None) -> 
     record = read_record(folder / PLAN, RUN, before)
     anatomy = record.anatomy.read()
     try:
-        table, stored_bytes = sizes(anatomy, record.trajectory), stored(anatomy, record.trajectory)
-        times = np.array(record.times, dtype=np.int64) if record.times else None
+        predicted = {"latency": np.array(record.times, dtype=np.int64)} if record.times else {}
+        trajectory = Trajectory(record.trajectory, anatomy, record.stops, predicted)
+        _ = trajectory.sizes, trajectory.counts("size")  # its steps fit its anatomy
     except (AssertionError, *SENSELESS) as error:
         raise not_as_it_should(folder / PLAN, RUN, error) from error
     return Run(
         folder,
         record.original,
         anatomy,
-        Trajectory(
-            record.trajectory,
-            table,
-            record.stops,
-            stored_bytes,
-            times,
-        ),
+        trajectory,
         record.steps,
         record.method,
         record.weights,
@@ -270,17 +264,13 @@ def read_run(folder: str | os.PathLike[str], model: nn.Module | None = None) -> 
     )
 
 
+@lists_budgets(ReplayBudget)
 def load(
     folder: str | os.PathLike[str],
     model: nn.Module,
     *,
-    density: float | None = None,
-    params: float | None = None,
-    macs: float | None = None,
-    size: float | str | None = None,
-    latency: float | str | None = None,
-    steps: int | None = None,
     calibration: Iterable[Any] | None = None,
+    **budget: Unpack[ReplayBudget],
 ) -> nn.Module:
     """Rebuild a saved network from a fresh model of the original architecture. The fresh model is not
     changed.
@@ -292,9 +282,9 @@ def load(
     Args:
         folder: what `save` or `save_finetuned` wrote.
         model: a model of the same architecture as the original, uncut.
-        density, params, macs, size, latency, steps: another moment of the same run; at most one.
         calibration: the batches that the run was calibrated with, to fit the weights of another moment on;
             they are not in the folder, unless they were dreamed.
+        **budget: another moment of the same run, by one budget (see `hope.encode`).
 
     Raises:
         DamagedFolder: the folder is incomplete, altered, not one of ours, or from a newer version.
@@ -309,13 +299,10 @@ def load(
         >>> hope.load(folder, net)[0], hope.load(folder, net, density=0.5)[0].out_features
         (Linear(in_features=3, out_features=2, bias=True), 4)
     """
-    given = {
-        "density": density, "params": params, "macs": macs, "size": size, "latency": latency, "steps": steps
-    }  # fmt: skip
-    run = read_run(folder, model)
+    asked, run = optional_budget(**budget), read_run(folder, model)
     while True:
         try:
-            return _load(run, model, given, calibration)
+            return _load(run, model, asked, calibration)
         except DamagedFolder:  # unless another save has replaced the run and removed its files meanwhile
             now = read_run(folder, model)
             if now.files == run.files:
@@ -323,9 +310,9 @@ def load(
             run = now
 
 
-def _load(run: Run, model: nn.Module, given: dict[str, Any], calibration: Iterable[Any] | None) -> nn.Module:
-    if any(value is not None for value in given.values()) and not _is_trained_at(run, given):
-        return _replay(run, model, given, calibration)
+def _load(run: Run, model: nn.Module, budget: Budget | None, calibration: Iterable[Any] | None) -> nn.Module:
+    if budget is not None and not _is_trained_at(run, budget):
+        return _replay(run, model, budget, calibration)
     weights = read_arrays(run.folder, run.arrays)
     small = duplicate(model)
     try:
@@ -340,12 +327,11 @@ def _load(run: Run, model: nn.Module, given: dict[str, Any], calibration: Iterab
     return small
 
 
-def _is_trained_at(run: Run, given: dict[str, Any]) -> bool:
+def _is_trained_at(run: Run, budget: Budget) -> bool:
     """Whether a budget is the one that trained weights are at; any other is refused."""
     if not run.trained:
         return False
-    budget = one_budget(**given)
-    if run.trajectory.steps_to(budget.unit, budget.value) != run.steps:
+    if run.trajectory.steps_at(budget) != run.steps:
         raise InfeasibleBudget(
             f"{run.folder} has trained weights, which are at {run.trajectory.size(run.steps).parameters:,} "
             f"parameters only: give no budget, or take {budget} of the run that was trained"
@@ -353,16 +339,13 @@ def _is_trained_at(run: Run, given: dict[str, Any]) -> bool:
     return True
 
 
-def _replay(
-    run: Run, model: nn.Module, given: dict[str, Any], calibration: Iterable[Any] | None
-) -> nn.Module:
-    budget = one_budget(**given)
+def _replay(run: Run, model: nn.Module, budget: Budget, calibration: Iterable[Any] | None) -> nn.Module:
     if fingerprint(model) != run.original:
         raise CheckpointMismatch(
             f"{run.folder} was made from other weights than this {type(model).__name__} has: "
             f"load the original checkpoint to get {budget}, or give no budget for the saved one"
         )
-    steps = run.trajectory.steps[: run.trajectory.steps_to(budget.unit, budget.value)]
+    steps = run.trajectory.steps[: run.trajectory.steps_at(budget)]
     inputs = run.inputs() if calibration is None else list(unlabelled(model, calibration))
     if run.told.get("calibration") not in (None, "patterns") and run.told.get("refit") and not inputs:
         note(
