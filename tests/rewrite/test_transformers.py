@@ -9,7 +9,7 @@ import sys
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import torch
@@ -260,6 +260,24 @@ def test_layers_that_share_a_field_keep_one_width() -> None:
     encoding = encode(t5, params=0.9, example=example, method=hope.Absorb(calibration=[example]))
     assert encoding.model.config.d_ff < 48  # type: ignore[union-attr]
     assert loadable(encoding.model)
+
+
+def test_every_configuration_that_is_tried_is_built_once() -> None:
+    class Counted(transformers.LlamaForCausalLM):  # type: ignore[misc, name-defined]
+        built: ClassVar[list[tuple[int, int]]] = []
+
+        def __init__(self, config: Any) -> None:
+            self.built.append((config.num_attention_heads, config.intermediate_size))
+            super().__init__(config)
+
+    given = {**SIZES, "num_hidden_layers": 2, "num_key_value_heads": 4}
+    model = Counted(transformers.LlamaConfig(**given)).eval()
+    Counted.built.clear()
+    encoding = encode(model, params=0.9)
+    result = encoding.model.config
+    assert loadable(encoding.model)
+    tried = [(heads, 48) for heads in (2, 1)] + [(4, 47)]  # three heads are refused before anything is built
+    assert Counted.built == [*tried, (result.num_attention_heads, result.intermediate_size)]  # type: ignore
 
 
 def test_cuts_by_hand_are_told_as_well() -> None:

@@ -8,7 +8,9 @@ are compared.
 from __future__ import annotations
 
 import copy
+import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
+from functools import lru_cache
 from itertools import islice, product
 from typing import Any, TypeAlias
 
@@ -16,7 +18,7 @@ import torch
 from torch import nn
 
 from hope._util.calls import configs
-from hope.rewrite.experts import open_like
+from hope.rewrite.experts import open_named, opened_in
 from hope.schedule.width_constraints import Group, alike
 from hope.structure.anatomy import Anatomy
 from hope.trace.labels import Shape
@@ -129,7 +131,7 @@ def _shapes(anatomy: Anatomy, removed: Mapping[str, int]) -> dict[str, Shape]:
 
 
 def _settings(config: Any, changes: set[Change]) -> Iterator[Fields]:
-    """What the configuration might say, the likeliest first."""
+    """What the configuration might say, the likeliest first; as it is, it tells no change."""
     slots: list[list[Fields]] = []
     for path, one in zip(["", *_paths(config)], configs(config), strict=True):
         for field, value in (one.to_dict() if one is not None else {}).items():
@@ -140,6 +142,7 @@ def _settings(config: Any, changes: set[Change]) -> Iterator[Fields]:
     yield from (
         {place: value for some in chosen for place, value in some.items()}
         for chosen in product(*[[*slot, {}] for slot in slots if slot])
+        if any(chosen)
     )
 
 
@@ -186,14 +189,30 @@ def _builds(model: nn.Module, fields: Fields, shapes: Mapping[str, Shape]) -> bo
     config: Any = copy.deepcopy(model.config)
     for (path, field), value in fields.items():
         setattr(getattr(config, path) if path else config, field, value)
+    found = _built(_Recipe(type(model), repr(config.to_dict()), opened_in(model), config))
+    return found is not None and all(found.get(name, shape) == shape for name, shape in shapes.items())
+
+
+@dataclasses.dataclass(frozen=True)
+class _Recipe:
+    """What a model is built from."""
+
+    kind: type[nn.Module]
+    text: str  # of the configuration
+    opened: frozenset[str]
+    config: Any = dataclasses.field(compare=False)
+
+
+@lru_cache(maxsize=TRIALS)
+def _built(recipe: _Recipe) -> Mapping[str, Shape] | None:
+    """The shapes of a model that is built without data, once; None if its class refuses the numbers."""
     try:
-        if hasattr(config, "validate"):  # as whoever saves it does
-            config.validate()
+        if hasattr(recipe.config, "validate"):  # as whoever saves it does
+            recipe.config.validate()
         with torch.random.fork_rng(devices=[]), torch.device("meta"):
-            built = type(model)(config)
-            open_like(built, model)
+            built = recipe.kind(recipe.config)
+            open_named(built, recipe.opened)
     except Exception:  # whatever a class says to such numbers
-        return False
+        return None
     every = [*built.named_parameters(remove_duplicate=False), *built.named_buffers(remove_duplicate=False)]
-    found = {name: tuple(tensor.shape) for name, tensor in every}
-    return all(found.get(name, shape) == shape for name, shape in shapes.items())
+    return {name: tuple(tensor.shape) for name, tensor in every}

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import copy
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, cast
 
 import torch
@@ -179,10 +179,14 @@ def _step(weight: Tensor, config: Any) -> int:
     return ALIGNED // weight.itemsize if grouped else 1
 
 
-def open_like(model: nn.Module, other: nn.Module) -> None:
-    """Open, in place, the experts that are open in another model of the class."""
-    where = {name for name, module in _everywhere(other) if isinstance(module, Experts)}
-    ours = {id(model.get_submodule(name)) for name in where}
+def opened_in(model: nn.Module) -> frozenset[str]:
+    """Names of the experts that are open."""
+    return frozenset(name for name, module in _everywhere(model) if isinstance(module, Experts))
+
+
+def open_named(model: nn.Module, names: Iterable[str]) -> None:
+    """Open, in place, the experts of these names."""
+    ours = {id(model.get_submodule(name)) for name in names}
     _exchanged(model, lambda module: id(module) in ours, lambda _, module: Experts(module))
 
 

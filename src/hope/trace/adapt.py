@@ -63,13 +63,20 @@ def _copy(call: Any) -> Any:
 
 
 def _is_plain(captured: Captured) -> bool:
-    """Whether a graph only calls operators, and writes into no parameter or buffer."""
+    """Whether a graph only calls operators, some perhaps without gradients, and writes into no parameter or
+    buffer.
+    """
     calls = (node.target for node in captured.graph.nodes if node.op == "call_function")
     program = captured.program
     written = (one.inputs[0] for one in program if one.in_place and one.inputs)
-    return all(isinstance(one, OpOverload) or one is operator.getitem for one in calls) and not any(
+    return all(map(_is_operator, calls)) and not any(
         program[position].operator == "tensor" for position in written
     )
+
+
+def _is_operator(target: Any) -> bool:
+    plain = isinstance(target, OpOverload) or target is operator.getitem
+    return plain or getattr(target, "__name__", "") == "wrap_with_set_grad_enabled"
 
 
 def _tensors(answers: Any) -> list[Tensor]:
@@ -87,9 +94,8 @@ def _resized(
     copy, new = FxGraph(), dict[Node, Node]()
     for node in captured.graph.nodes:
         new[node] = copy.node_copy(node, new.__getitem__)
+        new[node].name = node.name  # by which parameters and inputs are found; fx has others for some
     nodes, before = tuple(new.values()), {node: node.meta.get("val") for node in new.values()}
-    if [node.name for node in nodes] != [node.name for node in captured.graph.nodes]:
-        raise ValueError("a copied graph has other names")
     graph, fake, answers = replace(captured.graph, nodes=nodes), FakeTensorMode(), list[Tensor]()
 
     def after(position: int) -> None:
@@ -122,7 +128,8 @@ def _resize(node: Node, before: Mapping[Node, Any], part: int) -> None:
     if name in ("view", "reshape", "_unsafe_view"):
         args[1] = _split(was, here, _shape(before[node]), part)
     elif name == "unflatten":
-        args[2] = _split(was[dim : dim + 1], here[dim : dim + 1], tuple(args[2]), part)
+        sizes = _shape(before[node])[dim : dim + len(args[2])]  # one of them may be given as -1
+        args[2] = _split(was[dim : dim + 1], here[dim : dim + 1], sizes, part)
     elif name == "expand":
         lead = len(args[1]) - len(was)
         pairs = [*[(0, 0)] * lead, *zip(was, here, strict=True)]
