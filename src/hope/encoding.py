@@ -123,8 +123,8 @@ class Encoding:
         """Compares networks with the original, without data."""
         if self._judge is not None:
             return self._judge
-        count = images_for(self.anatomy.size().macs)
-        return Fidelity(self._intact(), self.example, self.anatomy.program, count)
+        anatomy, count = self.anatomy, images_for(self.anatomy.size().macs)
+        return Fidelity(self._intact(), self.example, anatomy.program, count, trace=anatomy.trace)
 
     @cached_property
     def fidelity(self) -> float:

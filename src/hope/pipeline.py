@@ -182,8 +182,8 @@ class Judges:
     @cached_property
     def synthetic(self) -> Fidelity:
         """On probes that need no data."""
-        program = self._anatomy.program
-        return Fidelity(self._model, self._example, program, self._count, progress=self._progress)
+        how: dict[str, Any] = {"trace": self._anatomy.trace, "progress": self._progress}
+        return Fidelity(self._model, self._example, self._anatomy.program, self._count, **how)
 
     @cached_property
     def best(self) -> Fidelity:

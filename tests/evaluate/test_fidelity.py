@@ -9,13 +9,14 @@ from torch import nn
 import hope
 from hope._util.calls import as_call
 from hope.errors import InfeasibleBudget, InvalidExample
+from hope.evaluate import eviction_search
 from hope.evaluate.eviction_search import LEVELS, TRIED, _EvictionSearch, _EvictionTrials, decide
 from hope.evaluate.eviction_search import network as _network
 from hope.evaluate.fidelity import Fidelity
 from hope.schedule.search_space import SearchSpace
 from hope.statistics.dreams import SIDE, _distance, _observing, probes, smaller
 from hope.statistics.patterns import coloured_noise
-from hope.structure.steps import Evict
+from hope.structure.steps import Evict, Step
 from tests.evaluate.test_absorb_networks import EXAMPLE, network
 
 
@@ -150,6 +151,28 @@ def test_a_block_taken_out_of_a_copy_is_one_that_was_evicted_with_the_rest() -> 
         assert looks.without(steps, evict) == pytest.approx(want, abs=1e-6)
         assert want > looks.after(steps) + 1e-3
     assert looks.after(steps) == 1 - judge(_network(net, plan, steps))
+
+
+def test_the_network_at_a_level_is_made_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    net = network(5)
+    plan = SearchSpace.of(net, EXAMPLE, hope.inspect(net, EXAMPLE), hope.Absorb())
+    made: list[int] = []
+
+    def counted(model: nn.Module, space: SearchSpace, steps: list[Step]) -> nn.Module:
+        made.append(len(steps))
+        return _network(model, space, steps)
+
+    monkeypatch.setattr(eviction_search, "network", counted)
+    sequence = list(plan.steps())
+    looks = _EvictionTrials(net, plan, Fidelity(net, EXAMPLE, plan.anatomy.program))
+    before = [tensor.clone() for tensor in net.state_dict().values()]
+    search = _EvictionSearch(plan, sequence, looks)
+    reached = search.reach(0.8)
+    assert reached is not None
+    assert len(search._candidates(search.woven[:reached])) > 1
+    search.evict_at(reached)
+    assert made.count(reached) == 1
+    assert all(map(torch.equal, before, net.state_dict().values()))
 
 
 @pytest.mark.parametrize(("tail", "side"), [(nn.AdaptiveAvgPool2d(1), SIDE), (nn.Identity(), 2 * SIDE)])

@@ -108,9 +108,10 @@ class Partition:
             model: the model that was partitioned.
         """
         if not self._judges and self.example is not None:
-            count = images_for(self.anatomy.size().macs)
+            anatomy, count = self.anatomy, images_for(self.anatomy.size().macs)
             with suppress(InvalidExample):
-                self._judges.append(Fidelity(model, self.example, self.anatomy.program, count))
+                judge = Fidelity(model, self.example, anatomy.program, count, trace=anatomy.trace)
+                self._judges.append(judge)
         return self._judges[0] if self._judges else None
 
     @cached_property

@@ -138,7 +138,8 @@ class _EvictionTrials:
 
     def without(self, steps: Sequence[Step], evict: Evict) -> float:
         """After these steps and an eviction."""
-        small = duplicate(self._network(steps))
+        whole = self._network(steps)
+        small = duplicate(whole, [*whole.parameters(), *whole.buffers()])  # none of them is written into
         block, removed = self._space.anatomy.block(evict.name), dict[str, list[int]]()
         for step in steps:
             removed.setdefault(step.name, []).extend(step.gone)
@@ -206,13 +207,15 @@ class _EvictionSearch:
         assert self._looks is not None
         so_far = self.woven[:reached]
         here, found, least = self._position(so_far), None, math.inf
-        for branch in self._candidates(so_far)[:TRIED]:
-            trial = [*self.evicted, (here, branch)]
-            same = None if must else self._same_size(so_far, branch)
-            if same is None and not must:
-                continue
-            after = self._looks.without(so_far, self._step(branch))
-            gap = 1.0 if same is None else (self._looks.after(so_far) + self._after(same)) / 2
+        same = {
+            branch: None if must else self._same_size(so_far, branch)
+            for branch in self._candidates(so_far)[:TRIED]
+        }
+        tried = [branch for branch, steps in same.items() if must or steps is not None]
+        losses = [self._looks.without(so_far, self._step(branch)) for branch in tried]  # of one network
+        for branch, after in zip(tried, losses, strict=True):
+            trial, steps = [*self.evicted, (here, branch)], same[branch]
+            gap = 1.0 if steps is None else (self._looks.after(so_far) + self._after(steps)) / 2
             if (must or after < self.space.method.margin * gap) and after / gap < least:
                 least, found = after / gap, (trial, self.weave(trial))
         if found is not None:

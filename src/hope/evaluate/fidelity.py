@@ -43,6 +43,7 @@ class Fidelity:
         example: an input it runs on; probes have its shape.
         program: the original's order of operations, for the scale of its input.
         count: the number of probes.
+        trace: its captured graphs.
         progress: show progress; None shows it on a terminal.
         inputs: batches to use instead of probes, the first `count` inputs of them.
     """
@@ -54,12 +55,13 @@ class Fidelity:
         program: Program = (),
         count: int = IMAGES,
         *,
+        trace: Trace | None = None,
         progress: bool | None = False,
         inputs: Sequence[Example] = (),
     ) -> None:
         call: tuple[tuple[Any, ...], dict[str, Any]]
         if not inputs:
-            call = probes(model, example, program, count=count, progress=progress)
+            call = probes(model, example, program, count=count, trace=trace, progress=progress)
         else:
             call = _joined(inputs, count)
         self._args, self._kwargs = call
@@ -172,8 +174,9 @@ def fidelity(
         >>> hope.fidelity(net, net, torch.zeros(1, 3, 8, 8))
         1.0
     """
-    program = Trace().captured(original, example, progress=None).program
-    return Fidelity(original, example, program, count)(compressed)
+    trace = Trace()
+    program = trace.captured(original, example, progress=None).program
+    return Fidelity(original, example, program, count, trace=trace)(compressed)
 
 
 def longest_above(

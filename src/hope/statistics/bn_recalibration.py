@@ -54,32 +54,34 @@ def stand_in(
     with mode(stand, training=False), torch.no_grad():
         execution = _laid(stand, batches, trace or Trace(), lambda position: settle(position))
         uses = uses_of_bns(execution.program)
-        norms = {
-            form.operation.position: (form.inputs[0], bn_of(form.operation))
+        norms = [
+            (form.operation.position, form.inputs[0], bn_of(form.operation))
             for form in ops.forms(execution.program)
             if is_bn(form) and uses[bn_of(form.operation)] == 1
-        }
+        ]
+        behind: dict[int, list[str]] = {}  # what BNs read -> these BNs, which are still to be run
+        for _, reads, bn in norms:
+            behind.setdefault(reads, []).append(bn)
 
-        def settle(position: int) -> bool:
-            if position not in norms:
-                return False
-            reads, bn = norms[position]
-            inputs, counted, mean, variance = statistics(execution.look(reads))
-            known = [tensors[f"{bn}.{name}"] for name in (MEAN, VARIANCE)]
-            part = counted / (counted + 1)
-            if not made_up:
-                part = min(1.0, CHANCE / inputs / max(1e-12, _apart(mean, variance, *known)))
-            for old, found in zip(known, (mean, variance), strict=True):
-                old += part * (found.to(old) - old)
-            return True
+        def settle(position: int) -> None:
+            if position not in behind:
+                return
+            inputs, counted, mean, variance = statistics(execution.look(position))
+            for bn in behind[position]:
+                known = [tensors[f"{bn}.{name}"] for name in (MEAN, VARIANCE)]
+                part = counted / (counted + 1)
+                if not made_up:
+                    part = min(1.0, CHANCE / inputs / max(1e-12, _apart(mean, variance, *known)))
+                for old, found in zip(known, (mean, variance), strict=True):
+                    old += part * (found.to(old) - old)
 
-        for position in sorted(norms):
+        for position in sorted(position for position, _, _ in norms):
             execution.run_to(position)
     return stand
 
 
 def _laid(
-    stand: nn.Module, batches: Sequence[Example], trace: Trace, after: Callable[[int], bool]
+    stand: nn.Module, batches: Sequence[Example], trace: Trace, after: Callable[[int], None]
 ) -> Interpreter:
     """A network on its way; a batch that it cannot run on is named."""
     try:

@@ -23,6 +23,7 @@ from hope.ops.norm import bn_of, is_bn
 from hope.ops.uses import first_convolution
 from hope.statistics.patterns import again, noise
 from hope.statistics.sample import sampled, speaks
+from hope.trace.interpreter import Interpreter
 from hope.trace.program import Program, Ref
 from hope.trace.trace import Trace
 
@@ -77,8 +78,9 @@ def probes(
             return dict(zip(names, some, strict=True)) if names else tuple(some)
 
         with bar("dreaming up inputs", steps, progress) as show:
-            made[k] = _settled(model, program, made[k], batch)
-            made[k] = _dreamed(model, made[k], batch, steps, show, near, trace or Trace())
+            trace = trace or Trace()
+            made[k] = _settled(model, example, made[k], batch, trace) if program else made[k]
+            made[k] = _dreamed(model, made[k], batch, steps, show, near, trace)
     made = _fitted(model, made)
     return tuple(made[: len(args)]), dict(zip(names, made[len(args) :], strict=True))
 
@@ -251,20 +253,25 @@ def _run(model: nn.Module, batch: Example) -> Any:
     return model(*args, **kwargs)
 
 
-def _settled(model: nn.Module, program: Program, x: Tensor, batch: Batch) -> Tensor:
+def _settled(model: nn.Module, example: Example | None, x: Tensor, batch: Batch, trace: Trace) -> Tensor:
     """Give images the deviation and mean that the first BN's statistics imply."""
-    first = first_convolution(program)
-    behind = {form.inputs[0]: bn_of(form.operation) for form in reversed(ops.forms(program)) if is_bn(form)}
+    captured = trace.captured(model, example)
+    first, forms = first_convolution(captured.program), ops.forms(captured.program)
+    behind = {form.inputs[0]: bn_of(form.operation) for form in reversed(forms) if is_bn(form)}
     if first is None or first.position not in behind:
         return x
     bn = model.get_submodule(behind[first.position])
     weight = dict(model.named_parameters()).get(first.tensors["weight"])
-    with evaluation(model), torch.no_grad(), _observing(model) as observed:
-        _run(model, batch(x))
-    reached = next((z.double().cpu() for one, z in observed if one is bn), None)
-    mean, variance = bn.running_mean, bn.running_var
-    if reached is None or weight is None or not isinstance(mean, Tensor) or not isinstance(variance, Tensor):
+    if not _keeps_statistics(bn) or weight is None:
         return x
+    mean, variance = bn.running_mean, bn.running_var
+    assert isinstance(mean, Tensor)
+    assert isinstance(variance, Tensor)
+    args, kwargs = as_call(batch(x))
+    call = tree_leaves((args, {name: kwargs[name] for name in as_call(example)[1]}))
+    run = Interpreter(model, [captured], [call])  # a convolution of an input takes any number, of any size
+    run.keep([first.position])
+    reached = run.get(first.position)[0].double().cpu()
     found = reached.transpose(0, 1).flatten(1).var(dim=1)
     wanted = variance.double().cpu()
     moving = (wanted > 1e-6 * wanted.mean()) & (found > 0)
