@@ -20,6 +20,7 @@ from torch import Tensor, nn
 
 import hope
 from experiments import data, readme, train
+from experiments.ablations import Ablation
 from experiments.command import RESULTS as FOLDER
 from experiments.command import call, network_parser, opened
 from experiments.compression.page import TITLES
@@ -29,7 +30,7 @@ from zoo import networks
 RESULTS = FOLDER / "rules.json"
 RULES = {
     "the branch's share": hope.Absorb(calibration=None, refit=False),
-    "no weight": hope.Absorb(calibration=None, refit=False, share=False),
+    "no weight": Ablation(calibration=None, refit=False, shares=False),
     "sensitivity": hope.Absorb(calibration=None, refit=False, look=True),
     "share, on patterns": hope.Absorb(refit=False),
     "the same, refitted (the default)": hope.Absorb(),

@@ -4,31 +4,140 @@ from __future__ import annotations
 
 import argparse
 import json
+import subprocess
 import sys
+import time
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import torch
+from torch import Tensor, nn
 
 from experiments import readme
 from experiments.command import RESULTS as FOLDER
 from experiments.command import call
-from hope._util.tables import text
-from hope.bench import speed
+from hope._util.tables import grid, text
+from hope.api import encode, inspect
 from hope.bench.results import check_out, write_results
-from hope.cli import bench
+from hope.bench.speed import peak_megabytes, resident_megabytes, seconds, whole_network
+from hope.cli.bench import speed_table
+from hope.encoding import Encoding
+from hope.geometry import costs, gaussian
+from hope.methods.pairs import PairPath, PaperState
+from hope.methods.paper import Paper
+from hope.schedule.search_space import SearchSpace
+from hope.structure.steps import Evict
 from zoo.networks import ResNet50V1
 
 RESULTS = FOLDER / "speed.json"
+WIDTHS = (256, 512, 1024, 2048, 4096, 8192)
+
+
+def random_layer(neurons: int, fan_in: int, fan_out: int, seed: int = 0) -> PaperState:
+    """A layer with random weights and BN numbers."""
+    generator = torch.Generator().manual_seed(seed)
+    filters = torch.randn(neurons, fan_in, generator=generator, dtype=torch.float64)
+    outgoing = torch.randn(neurons, fan_out, generator=generator, dtype=torch.float64)
+    mean = 0.5 * torch.randn(neurons, generator=generator, dtype=torch.float64)
+    spread = 0.5 + torch.rand(neurons, generator=generator, dtype=torch.float64)
+    filters *= (spread / filters.norm(dim=1))[:, None]
+    slope = torch.zeros(neurons, dtype=torch.float64)
+    energy = gaussian.energy(mean, spread, slope)
+    inner, outer = filters @ filters.T + torch.outer(mean, mean), outgoing @ outgoing.T
+    del filters, outgoing
+    capacities = torch.sqrt(energy * outer.diagonal())
+    return PaperState(
+        "random", capacities, fan_in + fan_out + 4, mean, spread, slope, energy, mean.clone(), inner, outer
+    )
+
+
+def one_layer(neurons: int, fan: int = 2048) -> dict[str, float]:
+    """One layer's whole path: its time and its memory."""
+    before = resident_megabytes()
+    start = time.perf_counter()
+    path = PairPath(random_layer(neurons, fan, fan), merge="pair", kernel="zero-bias")
+    geometry = time.perf_counter() - start
+    for _ in path.steps():
+        pass
+    whole = time.perf_counter() - start
+    return {
+        "neurons": neurons,
+        "geometry seconds": geometry,
+        "seconds": whole,
+        "megabytes": peak_megabytes() - before,
+    }
+
+
+def layers(widths: Sequence[int]) -> list[dict[str, float]]:
+    """Layers of these widths, each in a process of its own, so that its peak memory is its own."""
+    found = []
+    for width in widths:
+        command = [sys.executable, "-m", "experiments.speed", "--layer", str(width)]
+        done = subprocess.run(command, check=True, capture_output=True, text=True)
+        found.append(json.loads(done.stdout))
+    return found
+
+
+def scan(path: PairPath) -> float:
+    """The least cost over all pairs of a layer, on geometry that is already there: a naive step."""
+    squares = path.capacities**2
+    rest = costs.remaining(path.left, path.capacities[:, None], path.capacities[None, :])
+    sums = squares[:, None] + squares[None, :]
+    cost = costs.merge_pair(path.neurons, path.distance, path.alignment, rest, sums)
+    np.fill_diagonal(cost, np.inf)
+    return float(cost.min())
+
+
+def scans(paths: Sequence[PairPath], encoding: Encoding) -> float:
+    """How many scans of all pairs of the whole network a naive loop takes, each step charged by the pairs
+    that were still there.
+    """
+    left = {path.state.name: path.neurons for path in paths}
+    inside = {block.name: block.layers for block in encoding.anatomy.blocks}
+    at_first, scanned = sum(n * n for n in left.values()), 0
+    for step in encoding.trajectory.steps[: encoding.steps]:
+        scanned += sum(n * n for n in left.values())
+        if isinstance(step, Evict):
+            left.update((name, 0) for name in inside[step.name] if name in left)
+        else:
+            left[step.name] -= 1
+    return scanned / max(1, at_first)
+
+
+def naive(model: nn.Module, example: Tensor, measured: dict[str, float], density: float) -> dict[str, float]:
+    """A naive rescan of all pairs before every step, against the runs of the paper's method."""
+    anatomy = inspect(model, example, progress=False)
+    run = partial(encode, model, example, density=density, anatomy=anatomy, method="hope", progress=False)
+    whole, grown = run(), run(evict=False)
+    longer = seconds(partial(run, evict=False))
+    space = SearchSpace.of(model, example, anatomy, Paper(), evict=False)
+    states = [state for state in space.states if isinstance(state, PaperState)]
+    paths: list[PairPath] = []
+    anew = seconds(lambda: paths.extend(map(Paper().path, states)))
+    kept = seconds(lambda: [scan(path) for path in paths], 3)
+    taken, absorb = measured["encode seconds"], measured["absorb / hope"] * measured["encode seconds"]
+    return {
+        "naive rescan / encode": anew * scans(paths, whole) / taken,
+        "the same, pairs kept": kept * scans(paths, whole) / taken,
+        "steps without evictions": grown.steps,
+        "naive rescan / encode, no evictions": anew * scans(paths, grown) / longer,
+        "the same, pairs kept, no evictions": kept * scans(paths, grown) / longer,
+        "absorb / hope, both without evictions": absorb / longer,
+    }
 
 
 def parser() -> argparse.ArgumentParser:
     """The command line's grammar."""
     top = argparse.ArgumentParser(
         prog="python -m experiments.speed",
-        description="`hope bench speed` of a ResNet-50 with random weights, and of single layers.",
+        description="`hope bench speed` of a ResNet-50 with random weights, against a naive rescan, and of "
+        "single layers.",
     )
-    top.add_argument("--widths", type=int, nargs="*", default=list(bench.WIDTHS), help="of single layers")
+    top.add_argument("--widths", type=int, nargs="*", default=list(WIDTHS), help="of single layers")
+    top.add_argument("--layer", type=int, metavar="NEURONS", help="measure one layer alone")
     top.add_argument("--out", metavar="FILE", default=str(RESULTS), help="default: the committed results")
     readme.add_arguments(top)
     return top
@@ -36,13 +145,22 @@ def parser() -> argparse.ArgumentParser:
 
 def run(options: argparse.Namespace) -> None:
     """Measure, print and write, or show what was measured."""
+    if options.layer is not None:
+        print(json.dumps(one_layer(options.layer)))
+        return
     if readme.shown(options, {"speed": table}):
         return
     check_out(Path(options.out))
     torch.manual_seed(0)
-    whole = speed.whole_network(ResNet50V1().eval(), torch.zeros(1, 3, 64, 64))
-    results = {"network": whole, "layers": speed.layers(options.widths)}
-    print(text(*bench.speed_tables(results, "ResNet-50 to density 0.3, random weights")))
+    model, example = ResNet50V1().eval(), torch.zeros(1, 3, 64, 64)
+    whole = whole_network(model, example)
+    whole |= naive(model, example, whole, density=0.3)
+    results: dict[str, Any] = {"network": whole, "layers": layers(options.widths)}
+    heads = ("neurons", "seconds", "of it geometry", "MB")
+    widths = grid("One layer down to one neuron, fan-in and fan-out 2,048", *heads)
+    for row in results["layers"]:
+        widths.add_row(*(f"{row[k]:.2f}" for k in ("neurons", "seconds", "geometry seconds", "megabytes")))
+    print(text(speed_table(whole, "ResNet-50 to density 0.3, random weights"), "", widths))
     write_results(Path(options.out), results)
 
 

@@ -17,6 +17,7 @@ from rich.progress import track
 from torch.nn import functional
 
 import hope
+from experiments.ablations import closed_form
 from experiments.command import RESULTS as FOLDER
 from experiments.compression.measure import known_task
 from experiments.compression.methods import IMAGES as IMAGES_OF_TASK
@@ -41,23 +42,17 @@ IMAGES = {"cifar10-resnet20": 1000, "cifar10-resnet56": 1000, "keras-resnet50": 
 BORDER = "constants exact at zero-padded borders (at run time)"
 ROWS: dict[str, dict[str, Any]] = {
     "absorption, no evictions": {},
-    "no compensation by remaining neurons (constants only)": {
-        "method": hope.Absorb(calibration=None, takeover=False)
-    },
-    "no constants": {"method": hope.Absorb(calibration=None, constants=False)},
-    "no correction of BN variances": {"method": hope.Absorb(calibration=None, repair=False)},
+    "no compensation by remaining neurons (constants only)": {"method": closed_form(takeover=False)},
+    "no constants": {"method": closed_form(constants=False)},
+    "no correction of BN variances": {"method": closed_form(repair=False)},
     BORDER: {},
-    "correlations from the paper's pairwise warp": {
-        "method": hope.Absorb(calibration=None, surrogate="pairwise")
-    },
-    "no covariance between branch and skip": {"method": hope.Absorb(calibration=None, crosses=False)},
-    "one q = 0.5 for all layers": {"method": hope.Absorb(calibration=None, decay=0.5)},
-    "no correlation between taps": {"method": hope.Absorb(calibration=None, decay=0.0)},
-    "cost without the branch's share": {"method": hope.Absorb(calibration=None, share=False)},
-    "cost linear instead of logarithmic": {"method": hope.Absorb(calibration=None, cost="linear")},
-    "cost not per parameter (J instead of J/ΔP)": {
-        "method": hope.Absorb(calibration=None, per_parameter=False)
-    },
+    "correlations from the paper's pairwise warp": {"method": closed_form(surrogate="pairwise")},
+    "no covariance between branch and skip": {"method": closed_form(crosses=False)},
+    "one q = 0.5 for all layers": {"method": closed_form(decay=0.5)},
+    "no correlation between taps": {"method": closed_form(decay=0.0)},
+    "cost without the branch's share": {"method": closed_form(shares=False)},
+    "cost linear instead of logarithmic": {"method": closed_form(cost="linear")},
+    "cost not per parameter (J instead of J/ΔP)": {"method": closed_form(per_parameter=False)},
     "with the eviction search": {"evict": True},
     "moments from dreams": {"method": hope.Absorb(calibration="dream", refit=False)},
     "moments from 96 images": {"method": hope.Absorb(refit=False), "calibration": IMAGES_OF_TASK},

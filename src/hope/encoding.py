@@ -30,8 +30,8 @@ from hope.schedule.budget import Budget, ReplayBudget, lists_budgets, replay_bud
 from hope.schedule.search_space import calibration
 from hope.schedule.trajectory import Trajectory
 from hope.statistics.input_statistics import InputStatistics
-from hope.storage.arrays import Arrays
-from hope.storage.run import Details, Run, fingerprint, save_trajectory
+from hope.storage.arrays import state
+from hope.storage.run import Details, Run, fingerprint, write_run
 from hope.structure.anatomy import Anatomy
 from hope.structure.sizes import Size
 
@@ -211,32 +211,14 @@ class Encoding:
             folder: the target folder.
             source: "model", "weights" and "input" on the command line, for `hope report` to repeat.
         """
-        return save_trajectory(
-            folder,
-            self._intact(),
-            self.model,
-            self.anatomy,
-            self.trajectory,
-            self.steps,
-            self.method.to_dict(),
-            self.intakes,
-            self._details(source),
-            self._stored_inputs(),
-            self._timing(),
-        )
-
-    def _stored_inputs(self) -> Sequence[Any]:
-        """Synthetic inputs are saved, so that other budgets can be refitted; the user's inputs are not."""
-        return self.inputs if self.method.to_dict().get("calibration") in MADE_UP else ()
+        # synthetic inputs are saved, so that other budgets can be had back; others are not ours to keep
+        inputs = self.inputs if self.method.to_dict().get("calibration") in MADE_UP else ()
+        return write_run(Path(folder), self.as_run(folder, source), state(self.model), inputs)
 
     def _timing(self) -> Timing | None:
         if self.runtime is None:
             return None
         return Timing(self.runtime, machine(self.runtime), tuple(sorted(self._timed.items())))
-
-    def _details(self, source: Mapping[str, str] | None = None) -> Details:
-        looked = sorted(self._looked.items())
-        return Details(self.measures, self.left_alone, source or {}, looked, self.settings)
 
     def report(
         self,
@@ -262,15 +244,15 @@ class Encoding:
 
     def as_run(self, folder: str | PathLike[str] = "run", source: Mapping[str, str] | None = None) -> Run:
         """The run as if it had been saved in a folder and read again."""
+        looked = sorted(self._looked.items())
         return Run(
-            Path(folder),
             fingerprint(self._intact()),
             self.anatomy,
             self.trajectory,
             self.steps,
             self.method.to_dict(),
-            Arrays(file="", sha256=""),
-            details=self._details(source).rounded(),
+            Path(folder),
+            details=Details(self.measures, self.left_alone, source or {}, looked, self.settings).rounded(),
             held=self.intakes,
             timing=self._timing(),
         )

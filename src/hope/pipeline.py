@@ -96,7 +96,6 @@ def compress(
 
     Args:
         statistics: what `Method.collect` returned for this network, to save collecting it again.
-        checkpoint: a file to note the run in while it is under way.
     """
     check_patterns(model, anatomy, options.exclude)
     groups = groups_of(model, anatomy) if options.uniform else None

@@ -190,17 +190,11 @@ class Cause(Enum):
 
 @dataclass(frozen=True, repr=False)
 class Reason:
-    """Why something is kept. `str` gives the sentence.
+    """Why something is kept. `str` gives the sentence."""
 
-    Attributes:
-        cause: the kind of reason.
-        place: where: an operator and its module, a module, a weight, a pattern.
-        detail: the rest of the sentence, such as an error message.
-    """
-
-    cause: Cause
-    place: str = ""
-    detail: str = ""
+    cause: Cause  # the kind of reason
+    place: str = ""  # where: an operator and its module, a module, a weight, a pattern
+    detail: str = ""  # the rest of the sentence, such as an error message
 
     def __str__(self) -> str:
         return self.cause.sentence.format(place=self.place, detail=self.detail)

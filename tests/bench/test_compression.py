@@ -88,7 +88,8 @@ def test_accuracies_are_those_of_the_networks_on_the_labelled_images(tmp_path: P
     model, x = network(), torch.randn(40, *SHAPE)
     with torch.no_grad():
         np.savez(tmp_path / "i.npz", x=x.numpy(), y=model(x).argmax(1).numpy())
-    results = compression.measure("net", model, torch.zeros(1, *SHAPE), tmp_path / "i.npz")
+    chosen = compression.read_images("net", model, torch.zeros(1, *SHAPE), tmp_path / "i.npz")
+    results = compression.measure("net", model, chosen)
     assert results["rows"][0]["accuracy"] == 1.0
     assert [row["budget"] for row in results["rows"][1:]] == list(compression.BUDGETS)
     assert results["rows"][-1]["mix"]["absorb"] > 0
@@ -137,11 +138,11 @@ def test_wrong_arguments_are_one_line(
 
 def test_a_model_without_scores_is_refused(arrays: Path) -> None:
     with pytest.raises(images.UnusableImages, match="one score per class"):
-        compression.measure("net", nn.Identity(), torch.zeros(1, *SHAPE), arrays)
+        compression.read_images("net", nn.Identity(), torch.zeros(1, *SHAPE), arrays)
 
     class Broken(nn.Module):
         def forward(self, x: Tensor) -> Tensor:
             raise ValueError("no")
 
     with pytest.raises(InvalidExample, match=r"cannot run on inputs .* \(no\)"):
-        compression.measure("net", Broken(), torch.zeros(1, *SHAPE), arrays)
+        compression.read_images("net", Broken(), torch.zeros(1, *SHAPE), arrays)

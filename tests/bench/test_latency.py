@@ -73,7 +73,7 @@ def test_the_original_is_one_and_all_ratios_are_of_its_median(network: nn.Module
 
 def test_networks_take_turns_and_the_first_changes() -> None:
     seen: list[int] = []
-    latency.in_turns([lambda i=i: seen.append(i) for i in range(3)], 3)  # type: ignore[misc]
+    latency.repeated([lambda i=i: seen.append(i) for i in range(3)], 3)  # type: ignore[misc]
     warm = 3 * latency.WARM_UPS
     assert seen[warm:] == [0, 1, 2, 1, 2, 0, 2, 0, 1]
 
@@ -110,14 +110,14 @@ def test_without_onnxruntime_torch_alone_is_measured(
 def test_other_answers_of_onnxruntime_are_not_timed(network: nn.Module, tmp_path: Path) -> None:
     for package in ("onnxruntime", "onnxscript"):
         pytest.importorskip(package, reason="the onnx extra is not installed")
-    latency.onnx(network, EXAMPLE + 1, tmp_path)
+    latency.runner("onnxruntime", network, EXAMPLE + 1, tmp_path)
 
     class Elsewhere(nn.Module):  # what is exported is not what is run
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             return x + 1 if torch.compiler.is_exporting() else x - 1
 
     with pytest.raises(latency.EnginesDisagree, match="--engines torch"):
-        latency.onnx(Elsewhere(), EXAMPLE, tmp_path)
+        latency.runner("onnxruntime", Elsewhere(), EXAMPLE, tmp_path)
 
 
 @pytest.mark.parametrize("budget", ["params", "params=2", "params=x", "steps=3", "0.5"])

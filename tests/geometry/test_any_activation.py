@@ -16,9 +16,9 @@ from torch import Tensor, nn
 import hope
 from hope.geometry.gaussian import energy_of
 from hope.geometry.hermite import TERMS, bend_with, covariance
-from hope.geometry.kernels import exact_of
 from hope.ops.activation import SMOOTH, cuts, function
 from hope.trace.values import Link
+from tests.geometry.beyond import exact_of
 
 Real = Callable[[float], float]
 

@@ -9,7 +9,8 @@ import pytest
 import torch
 from scipy import optimize
 
-from hope.geometry.parent import Parents, parent_of_many, parents
+from hope.geometry.parent import Parents, parents
+from tests.geometry.beyond import parent_of_many
 from tests.geometry.explicit import (
     Array,
     Layer,

@@ -12,10 +12,11 @@ from torch import Tensor, nn
 
 import hope
 from hope.geometry import costs
-from hope.geometry.parent import Parents, Side, alignments, overlaps, parents, recipe
+from hope.geometry.parent import Parents, Side, alignments, parents, recipe
 from hope.methods.pairs import PairPath, PaperState
 from hope.methods.paper import paper_state
 from hope.statistics.checkpoint import Checkpoint
+from tests.geometry.beyond import overlaps
 from tests.geometry.explicit import Array, Layer, Pair, energy, exact_kernel, pair_cost, random_layer
 from tests.support import assert_same, randomise
 

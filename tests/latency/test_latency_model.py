@@ -343,4 +343,4 @@ def test_clocks_of_the_same_table_are_the_same(network: nn.Module, tmp_path: Pat
     for _ in range(2):
         with faked(folder=str(tmp_path)):
             clocks.append(latency_model(network, EXAMPLE, anatomy, TORCH))
-    assert clocks[0].to_dict() == clocks[1].to_dict()
+    assert clocks[0].to_list() == clocks[1].to_list()

@@ -17,10 +17,11 @@ from torch import nn
 import hope
 from hope.geometry.kernels import exact
 from hope.geometry.pairwise import warped_correlation
-from hope.geometry.parent import Side, alignments, overlaps, parent_of_many, parents, recipe
+from hope.geometry.parent import Side, alignments, parents, recipe
 from hope.methods.pairs import PaperState
 from hope.methods.paper import paper_state
 from hope.statistics.checkpoint import Checkpoint
+from tests.geometry.beyond import overlaps, parent_of_many
 from tests.geometry.explicit import random_layer
 from tests.golden.record import digits
 from tests.theory.surrogate import Array, correlations, layer_wide

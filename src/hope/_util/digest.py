@@ -25,11 +25,7 @@ def sealed(plan: Mapping[str, Any], indent: int | None = None) -> bytes:
 
 
 def parsed(data: bytes) -> dict[str, Any]:
-    """The JSON object that bytes hold, whoever wrote them; an empty one if they hold another value.
-
-    Raises:
-        ValueError: they are truncated, no JSON, or nested too deeply.
-    """
+    """The JSON object that bytes hold, whoever wrote them; an empty one if they hold another value."""
     try:
         plan = json.loads(data)
     except RecursionError as error:

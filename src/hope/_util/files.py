@@ -21,11 +21,7 @@ _being_written: set[str] = set()  # by this process
 
 
 def make_folder(folder: Path) -> None:
-    """Make a folder, and what is above it, if it is not there.
-
-    Raises:
-        CannotWrite: a file is in the way, or there is no permission.
-    """
+    """Make a folder, and what is above it, if it is not there."""
     check_folder(folder)
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -46,11 +42,7 @@ def check_folder(folder: Path) -> None:
 
 
 def write_file(path: Path, data: bytes) -> None:
-    """All or nothing: a reader sees the old file or the new one.
-
-    Raises:
-        CannotWrite: there is no such folder, no permission, no space.
-    """
+    """All or nothing: a reader sees the old file or the new one."""
     with _partial(path) as partial:
         try:
             with open(partial, "wb") as file:
@@ -69,9 +61,6 @@ def write_file(path: Path, data: bytes) -> None:
 def staged(path: Path) -> Iterator[Path]:
     """For writers that want a path: a file of the same name in a folder of its own beside the target. When
     the block ends well, all that is in the folder takes its place, the file itself last; else all is gone.
-
-    Raises:
-        CannotWrite: there is no such folder, no permission, no space.
     """
     with _partial(path) as folder:
         try:

@@ -19,8 +19,6 @@ def check_finite(tensors: Mapping[str, Tensor], parameters: Collection[str], err
 
     Args:
         tensors: a model's parameters and buffers.
-        parameters: the names of those that are parameters.
-        error: what is raised.
     """
     for name, tensor in tensors.items():
         last = name.rpartition(".")[2]

@@ -29,17 +29,11 @@ NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP)  # of a
 
 @dataclass
 class _FolderLock:
-    """The lock of a folder in this process.
+    """The lock of a folder in this process."""
 
-    Attributes:
-        threads: threads of this process wait for each other.
-        held: whether this process holds the file.
-        file: descriptor of the locked file; None where the file's existence is the lock.
-    """
-
-    threads: Any = field(default_factory=threading.RLock)
-    held: bool = False
-    file: int | None = None
+    threads: Any = field(default_factory=threading.RLock)  # threads of this process wait for each other
+    held: bool = False  # whether this process holds the file
+    file: int | None = None  # descriptor of the locked file; None where the file's existence is the lock
 
 
 _folders: dict[str, _FolderLock] = {}
@@ -70,12 +64,7 @@ def locked(folder: Path) -> Iterator[None]:
 
 
 def _acquire(folder: Path, place: Path) -> int | None:
-    """Lock the folder's file and write in it whose it is; its descriptor, None if there are no file locks.
-
-    Args:
-        folder: as the caller names it.
-        place: its real path.
-    """
+    """Lock the folder's file and write in it whose it is; its descriptor, None if there are no file locks."""
     path, begun = place / LOCK, time.monotonic()
     while True:
         make_folder(folder)

@@ -23,7 +23,6 @@ def busy(text: str, show: bool | None = None) -> Iterator[None]:
     """Show a spinner with the elapsed time while the body runs.
 
     Args:
-        text: what is being done, in a few words.
         show: True or False to force it; None shows it on a terminal only.
     """
     columns = (SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn())

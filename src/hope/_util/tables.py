@@ -16,13 +16,9 @@ PIPED = 100  # columns, where nobody says how many there are
 
 
 class Grid(Table):
-    """A table that can do without some of its columns.
+    """A table that can do without some of its columns."""
 
-    Attributes:
-        optional: their positions, in order.
-    """
-
-    optional: tuple[int, ...] = ()
+    optional: tuple[int, ...] = ()  # their positions, in order
 
 
 def text(*parts: object, width: int | None = None) -> str:

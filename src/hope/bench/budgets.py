@@ -103,17 +103,11 @@ def kept(trajectory: Trajectory, steps: int) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class Candidate:
-    """A network to measure.
+    """A network to measure."""
 
-    Attributes:
-        model: in evaluation mode.
-        facts: what the results say about it: how it was made and the shares it kept.
-        steps: that were taken.
-    """
-
-    model: nn.Module = field(repr=False)
-    facts: dict[str, Any]
-    steps: tuple[Step, ...] = field(default=(), repr=False)
+    model: nn.Module = field(repr=False)  # in evaluation mode
+    facts: dict[str, Any]  # what the results say about it: how it was made and the shares it kept
+    steps: tuple[Step, ...] = field(default=(), repr=False)  # that were taken
 
 
 def candidates(

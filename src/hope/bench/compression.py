@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +24,6 @@ def outputs(name: str, model: nn.Module, example: Tensor) -> int:
     """How many classes a network tells apart.
 
     Raises:
-        InvalidExample: it cannot run on the example.
         UnusableImages: it does not answer with one score per class.
     """
     try:
@@ -41,33 +40,27 @@ def outputs(name: str, model: nn.Module, example: Tensor) -> int:
     return int(scores.shape[1])
 
 
+def read_images(name: str, model: nn.Module, example: Tensor, source: Path, **options: Any) -> images.Images:
+    """Labelled images for a network; the options are those of `hope.bench.images.read`."""
+    return images.read(source, example.shape[1:], outputs(name, model, example), **options)
+
+
 def measure(
     name: str,
     model: nn.Module,
-    example: Tensor,
-    source: Path,
+    chosen: images.Images,
     *,
-    methods: Sequence[str] = ("absorb",),
-    budgets: Sequence[str] = BUDGETS,
-    multiple_of: int = 1,
-    mean: Sequence[float] | None = None,
-    std: Sequence[float] | None = None,
-    count: int | None = None,
     seed: int = 0,
     note: Callable[[str], None] = lambda line: None,
+    **networks: Any,
 ) -> dict[str, Any]:
     """Accuracies of a network and its compressed forms, as they are and after BN re-estimation on images that
     are not measured on.
 
     Args:
-        name: what messages and results call the network.
-        model: in evaluation mode.
-        example: an input.
-        source: labelled images; it, `mean`, `std`, `count` and `seed` are those of `hope.bench.images.read`.
-        methods, budgets, multiple_of, note: those of `hope.bench.budgets.candidates`.
+        name: for messages and results.
+        networks: methods, budgets and multiples: see `hope.bench.budgets.candidates`.
     """
-    classes = outputs(name, model, example)
-    chosen = images.read(source, example.shape[1:], classes, mean=mean, std=std, count=count, seed=seed)
     torch.manual_seed(seed)
     rows: list[dict[str, Any]] = []
     notes: list[str] = []
@@ -76,9 +69,7 @@ def measure(
         notes.append(line)
         note(line)
 
-    for one in candidates(
-        model, chosen.images[:1], methods=methods, budgets=budgets, multiple_of=multiple_of, note=tell
-    ):
+    for one in candidates(model, chosen.images[:1], note=tell, **{"budgets": BUDGETS, **networks}):
         again = recalibrate_bn(one.model, torch.split(chosen.unlabelled, 32))
         row = dict(one.facts)
         for figure, network in (("accuracy", one.model), ("recalibrated", again)):

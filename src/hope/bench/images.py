@@ -56,13 +56,10 @@ def read(
     """Images for a network, in an order drawn from the seed.
 
     Args:
-        source: a folder or an .npz file.
         shape: channels, height and width of the network's inputs.
-        outputs: how many classes the network tells apart.
         mean, std: per channel, of values from 0 to 1; by default ImageNet's for colours, none otherwise.
             Float images are taken as they are.
         count: how many to measure on: 2,000 by default, 250 of larger ones.
-        seed: of the order.
     """
     if count is not None and count < 1:
         raise UnusableImages(f"{count} images are none to measure on: give --images 1 or more")
@@ -186,12 +183,7 @@ def _npz(
 
 
 def arrays(path: Path, *names: str) -> list[NDArray[Any]]:
-    """Arrays of an .npz file, by their names; never by running code from it.
-
-    Raises:
-        MissingData: there is no such file.
-        UnusableImages: it is damaged, or has no such arrays.
-    """
+    """Arrays of an .npz file, by their names; never by running code from it."""
     if not path.is_file():
         raise MissingData(f"there is no {path}: give --data FOLDER or set HOPE_DATA to a folder that has it")
     needs = f"it needs arrays {', '.join(names[:-1])} and {names[-1]}"

@@ -20,56 +20,26 @@ from torch import Tensor, nn
 from hope.bench.budgets import Candidate
 from hope.bench.latency_candidates import LatencyCandidate
 from hope.bench.results import versions
-from hope.errors import EnginesDisagree, InvalidExample, MissingExtra, first_line
-from hope.latency.stopwatch import ticks, typical
-from hope.rewrite.export import export_onnx
+from hope.errors import EnginesDisagree, InvalidExample, first_line
+from hope.latency.runtime import ENGINES, Runtime, runtime_of
+from hope.latency.stopwatch import Runner, Stopwatch, in_turns, typical
 
 FORMAT, VERSION = "hope-bench-latency", 1
-ENGINES = ("torch", "onnxruntime")
 WARM_UPS = 3
 TOLERANCE = 1e-3  # between the engines, in units of the largest answer
 
-Runner = Callable[[], Any]
 
-
-def eager(model: nn.Module, inputs: Tensor) -> Runner:
-    """The network in torch."""
-
-    def run() -> Any:
-        with torch.inference_mode():
-            return model(inputs)
-
-    return run
-
-
-def onnx(model: nn.Module, inputs: Tensor, folder: Path) -> Runner:
-    """The network in onnxruntime, after a look at whether it gives torch's answers.
-
-    Raises:
-        MissingExtra: a package is not installed.
-        EnginesDisagree: the answers differ.
-    """
-    try:
-        import onnxruntime
-    except ImportError as error:
-        raise MissingExtra(
-            f"onnxruntime cannot be imported ({first_line(error)}): pip install 'hope-encoding[onnx]'"
-        ) from error
-    path = folder / "model.onnx"
-    export_onnx(model, inputs, path, dynamic=False, check=False)  # what is measured is one shape
-    settings = onnxruntime.SessionOptions()
-    settings.intra_op_num_threads, settings.inter_op_num_threads = torch.get_num_threads(), 1
-    settings.log_severity_level = 3
-    session = onnxruntime.InferenceSession(str(path), settings, providers=["CPUExecutionProvider"])
-    given = {session.get_inputs()[0].name: inputs.numpy()}
-
-    def run() -> Any:
-        return session.run(None, given)
-
-    want, got = eager(model, inputs)(), torch.from_numpy(run()[0])
+def runner(engine: str, model: nn.Module, inputs: Tensor, folder: Path) -> Runner:
+    """The network in an engine, after a look at whether it gives torch's answers."""
+    runtime = runtime_of(Runtime(engine, batch=len(inputs), threads=torch.get_num_threads()))
+    run = Stopwatch(runtime).runner(model, inputs, folder)
+    if engine == "torch":
+        return run
+    with torch.inference_mode():
+        want = model(inputs)
     if not isinstance(want, Tensor):
         raise InvalidExample("the model returns no single tensor: measure it with --engines torch")
-    largest = float(want.abs().max())
+    got, largest = torch.from_numpy(run()[0]), float(want.abs().max())
     if want.shape != got.shape or not torch.allclose(got, want, rtol=TOLERANCE, atol=TOLERANCE * largest):
         raise EnginesDisagree(
             f"onnxruntime gives other answers than torch (largest {largest:.3g}, both within {TOLERANCE:g} "
@@ -78,26 +48,12 @@ def onnx(model: nn.Module, inputs: Tensor, folder: Path) -> Runner:
     return run
 
 
-def in_turns(runners: Sequence[Runner], repeats: int, *, warm: bool = False) -> list[list[float]]:
-    """Seconds of each runner in every repeat; the first of a repeat is the second of the one before.
-
-    Args:
-        warm: run each twice and time the second, so that caches do not hold another network.
-    """
+def repeated(runners: Sequence[Runner], repeats: int, *, warm: bool = False) -> list[list[float]]:
+    """Seconds of each runner in every repeat, in turns."""
     for _ in range(WARM_UPS):
         for run in runners:
             run()
-    times: list[list[float]] = [[] for _ in runners]
-    now = ticks(torch.get_num_threads())
-    for repeat in range(repeats):
-        for turn in range(len(runners)):
-            which = (turn + repeat) % len(runners)
-            if warm:
-                runners[which]()
-            start = now()
-            runners[which]()
-            times[which].append(now() - start)
-    return times
+    return in_turns(runners, 0.0, warm=warm, rounds=(repeats, repeats))
 
 
 def summary(times: Sequence[float], original: Sequence[float]) -> dict[str, float]:
@@ -139,7 +95,6 @@ def measure(
     Args:
         networks: what `hope.bench.budgets.candidates` gives.
         example: an input; a batch has its shape but for the first dimension.
-        batches: how many inputs at once.
         repeats: how often each network runs, at least 2.
         engines: "torch" (eager), "onnxruntime". Where the latter cannot be had, `note` is told why.
         paced: further networks for each engine and batch, and what is predicted of all.
@@ -156,14 +111,14 @@ def measure(
                 try:
                     if paced is not None:
                         measured += paced.more(engine, batch)
-                    runners = _runners(engine, measured, inputs, Path(folder))
+                    runners = [runner(engine, one.model, inputs, Path(folder)) for one in measured]
                 except (EnginesDisagree, InvalidExample):
                     raise
                 except Exception as error:  # a missing package, or whatever the exporter says
                     notes.append(f"without {engine}: {first_line(error)}")
                     note(notes[-1])
                     break
-                times = in_turns(runners, repeats, warm=paced is not None)  # as predictions are meant
+                times = repeated(runners, repeats, warm=paced is not None)  # as predictions are meant
             for network, own in zip(measured, times, strict=True):
                 row = {"engine": engine, "batch": batch, **network.facts, **summary(own, times[0])}
                 if paced is not None:
@@ -181,21 +136,3 @@ def measure(
         "notes": notes,
         "rows": rows,
     }
-
-
-def _runners(engine: str, networks: Sequence[Candidate], inputs: Tensor, folder: Path) -> list[Runner]:
-    if engine == "torch":
-        try:
-            eager(networks[0].model, inputs)()
-        except Exception as error:  # whatever the model raises
-            raise InvalidExample(
-                f"the model cannot run on a batch of {len(inputs)} ({first_line(error)}): "
-                "choose other --batches"
-            ) from error
-        return [eager(network.model, inputs) for network in networks]
-    found = []
-    for position, network in enumerate(networks):
-        place = folder / str(position)
-        place.mkdir()
-        found.append(onnx(network.model, inputs, place))
-    return found

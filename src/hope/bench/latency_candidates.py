@@ -29,8 +29,6 @@ class LatencyCandidate:
 
     Args:
         budgets: those in time, "latency=0.6".
-        multiple_of: besides, with widths that are multiples of it.
-        note: is told of budgets that cannot be met.
     """
 
     def __init__(

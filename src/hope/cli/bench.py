@@ -21,9 +21,8 @@ from hope.bench.latency_candidates import UNITS, LatencyCandidate
 from hope.bench.results import check_out, write_results
 from hope.cli import models
 from hope.errors import UnknownModel
+from hope.latency.runtime import ENGINES
 from hope.methods import METHODS
-
-WIDTHS = (256, 512, 1024, 2048, 4096, 8192)
 
 
 def register(commands: Any) -> None:
@@ -83,16 +82,12 @@ def _register_latency(kinds: Any) -> None:
 def _register_speed(kinds: Any) -> None:
     parser: argparse.ArgumentParser = kinds.add_parser(
         "speed",
-        help="time and memory of encoding, against its Gram products and a naive rescan",
-        description="Time and memory of encoding: of MODEL, if there is one, against its Gram products and "
-        "a naive rescan, and of single layers with random weights.",
-        epilog="example: hope bench speed torchvision:resnet50 --widths 256 512",
+        help="time and memory of encoding, against its Gram products",
+        description="Time and memory of encoding MODEL, against the Gram products of its weights.",
+        epilog="example: hope bench speed torchvision:resnet50",
     )
-    models.add_arguments(parser, optional=True)
-    parser.add_argument(
-        "--density", type=float, default=0.3, help="how far MODEL is compressed (default: %(default)s)"
-    )
-    parser.add_argument("--widths", type=int, nargs="*", default=list(WIDTHS), help="layer widths to measure")
+    models.add_arguments(parser)
+    parser.add_argument("--density", type=float, default=0.3, help="how far to go (default: %(default)s)")
     parser.add_argument("--out", metavar="FILE", help="write the figures as JSON")
     parser.set_defaults(run=run_speed)
 
@@ -129,8 +124,8 @@ def add_latency(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--engines",
         nargs="+",
-        choices=latency.ENGINES,
-        default=list(latency.ENGINES),
+        choices=ENGINES,
+        default=list(ENGINES),
         help="default: both; without onnxruntime installed, torch alone",
     )
 
@@ -145,18 +140,11 @@ def run_compression(options: argparse.Namespace) -> None:
         )
     if options.out:
         check_out(Path(options.out))
-    results = compression.measure(
-        options.model,
-        *models.build_plain(options),
-        Path(options.data),
-        methods=options.methods,
-        budgets=options.budgets,
-        multiple_of=options.multiple_of,
-        mean=options.mean,
-        std=options.std,
-        count=options.images,
-        seed=options.seed,
-    )
+    model, example = models.build_plain(options)
+    how = {"mean": options.mean, "std": options.std, "count": options.images, "seed": options.seed}
+    chosen = compression.read_images(options.model, model, example, Path(options.data), **how)
+    networks = {name: getattr(options, name) for name in ("methods", "budgets", "multiple_of")}
+    results = compression.measure(options.model, model, chosen, seed=options.seed, **networks)
     print(text(*compression_tables(results)))
     if options.out:
         write_results(Path(options.out), results)
@@ -259,26 +247,15 @@ def run_speed(options: argparse.Namespace) -> None:
     """Measure, print, and write."""
     if options.out:
         check_out(Path(options.out))
-    results: dict[str, Any] = {}
-    if options.model:
-        model, example = models.build_plain(options)
-        results["network"] = speed.whole_network(model, example, density=options.density)
-    results["layers"] = speed.layers(options.widths)
-    print(text(*speed_tables(results, f"{options.model} to density {options.density:g}")))
+    found = speed.whole_network(*models.build_plain(options), density=options.density)
+    print(text(speed_table(found, f"{options.model} to density {options.density:g}")))
     if options.out:
-        write_results(Path(options.out), results)
+        write_results(Path(options.out), {"network": found})
 
 
-def speed_tables(results: dict[str, Any], title: str) -> list[object]:
-    """The network, where there is one, and the layers."""
-    parts: list[object] = []
-    if "network" in results:
-        summary = grid(title, " ", "value")
-        for name, value in results["network"].items():
-            summary.add_row(name, f"{value:.2f}")
-        parts += [summary, ""]
-    heads = ("neurons", "seconds", "of it geometry", "MB")
-    table = grid("One layer down to one neuron, fan-in and fan-out 2,048", *heads)
-    for row in results["layers"]:
-        table.add_row(*(f"{row[k]:.2f}" for k in ("neurons", "seconds", "geometry seconds", "megabytes")))
-    return [*parts, table]
+def speed_table(figures: dict[str, float], title: str) -> object:
+    """Figures by name."""
+    table = grid(title, " ", "value")
+    for name, value in figures.items():
+        table.add_row(name, f"{value:.2f}")
+    return table

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,17 +11,17 @@ from hope._util.locks import locked
 from hope._util.notes import note
 from hope.cli import models
 from hope.cli.budgets import add_budgets, budget_of
+from hope.cli.compare import begun_otherwise, differing
 from hope.cli.targets import path
 from hope.cli.text import windows
 from hope.errors import (
     CannotWrite,
-    DamagedFolder,
     InfeasibleBudget,
     InvalidExample,
     UnknownMethod,
     first_line,
 )
-from hope.schedule.budget import Budget, one_budget
+from hope.schedule.budget import one_budget
 
 if TYPE_CHECKING:
     from hope.methods import Method
@@ -30,7 +29,6 @@ if TYPE_CHECKING:
 METHODS = ("absorb", "hope", "l1-in", "l1-joint", "bn-scale", "random")
 OPTIONS = {"merge": ("hope",), "kernel": ("hope",), "calibration": ("absorb", "hope")}  # whose they are
 PARTIAL = "partial.json"
-USUAL = {"streams": False, "uniform": False, "ranked": "params", "widths": "given"}  # unless a run says so
 
 
 def register(commands: Any) -> None:
@@ -46,6 +44,26 @@ def register(commands: Any) -> None:
     models.add_arguments(parser)
     add_budgets(parser, required=True)
     parser.add_argument("--out", metavar="FOLDER", type=path, required=True, help="where to save the run")
+    _add_options(parser)
+    parser.add_argument("--force", action="store_true", help="replace a run that the folder already has")
+    parser.add_argument(
+        "--resume",
+        action="store_true",
+        help="go on with an interrupted run; do nothing if the folder already has this run; a run of other "
+        "options is replaced with --force only",
+    )
+    parser.add_argument(
+        "--report",
+        metavar="FILE",
+        nargs="?",
+        const="",
+        help="also write a page about the run (without a FILE: report.html in the run's folder)",
+    )
+    parser.set_defaults(run=run)
+
+
+def _add_options(parser: argparse.ArgumentParser) -> None:
+    """What the run is made with."""
     parser.add_argument(
         "--method", choices=METHODS, default="absorb", help="how to choose (default: %(default)s)"
     )
@@ -92,21 +110,6 @@ def register(commands: Any) -> None:
         'for a language model, and its default: texts that it writes itself); "none" (closed forms only; the '
         "default for hope)",
     )
-    parser.add_argument("--force", action="store_true", help="replace a run that the folder already has")
-    parser.add_argument(
-        "--resume",
-        action="store_true",
-        help="go on with an interrupted run; do nothing if the folder already has this run; a run of other "
-        "options is replaced with --force only",
-    )
-    parser.add_argument(
-        "--report",
-        metavar="FILE",
-        nargs="?",
-        const="",
-        help="also write a page about the run (without a FILE: report.html in the run's folder)",
-    )
-    parser.set_defaults(run=run)
 
 
 def run(options: argparse.Namespace) -> None:
@@ -128,14 +131,14 @@ def _run(options: argparse.Namespace, out: Path, budget: dict[str, Any]) -> None
     if models.random_weights(options):
         note(f"{options.model} has random weights: give --weights FILE or --pretrained for a trained network")
     given = _given(options, model, example)
-    differs = _differs(out, model, example, budget, given) if options.resume else None
+    differs = differing(out, model, example, budget, given) if options.resume else None
     partial = out / PARTIAL
     if differs == [] and not partial.exists():
         print(f"{options.out} already has this run")
         _report(options)
         return
     if options.resume and not options.force:
-        begun = _begun_otherwise(partial, model, example, budget, given)
+        begun = begun_otherwise(partial, model, example, budget, given)
         _check_same(options.out, "a run", differs)
         _check_same(options.out, "an interrupted run", begun)
     if differs:
@@ -293,112 +296,3 @@ def _runtime(options: argparse.Namespace) -> dict[str, Any]:
     names = {"runtime": "engine", "batch": "batch", "threads": "threads"}
     given = {key: getattr(options, name) for name, key in names.items()}
     return {key: value for key, value in given.items() if value is not None}
-
-
-def _unsaid(budget: Budget, given: dict[str, Any]) -> dict[str, Any]:
-    """What else tells runs apart: what steps are ranked by, unless it is time, and who chose the widths."""
-    ranks = budget.resource is not None and budget.resource.ranks and given["method"].by_budget
-    ranked = budget.unit if ranks else USUAL["ranked"]
-    widths = "chosen" if given["multiple_of"] is None else USUAL["widths"]
-    return {"ranked": ranked, "widths": widths}
-
-
-def _differs(
-    folder: Path, model: Any, example: Any, budget: dict[str, Any], given: dict[str, Any]
-) -> list[str] | None:
-    """What sets a saved run apart from the one that is asked for; None if there is no run."""
-    from hope.latency.measure import resolve_runtime
-    from hope.storage.run import PLAN, fingerprint, read_run
-
-    if not (folder / PLAN).exists():
-        return None
-    try:
-        saved = read_run(folder)
-    except DamagedFolder as error:
-        return [first_line(error)]
-    asked, wanted = one_budget(**budget), _wanted(budget, given)
-    runtime = wanted.pop("runtime", None)
-    where = None if runtime is None else resolve_runtime(runtime, example)
-    before = None if saved.timing is None else saved.timing.runtime
-    told = _flat({**USUAL, **saved.details.settings})
-    found = _other(told, wanted)
-    if told.get("method") == wanted["method"] and not wanted.keys() <= told.keys():
-        found.append("it does not tell its options")
-    if where != before:
-        found.append(f"it was made for {before or 'no latency'}, not for {where or 'none'}")
-    if saved.original != fingerprint(model):
-        found.append("it has other weights")
-    try:  # where a fidelity is met is not told by the sizes
-        same = asked.kind.replayable and saved.trajectory.steps_at(asked) == saved.steps
-    except InfeasibleBudget:
-        same = False
-    return found if same else [*found, "another budget"]
-
-
-def _begun_otherwise(
-    partial: Path, model: Any, example: Any, budget: dict[str, Any], given: dict[str, Any]
-) -> list[str]:
-    """What sets an interrupted run apart from the one that is asked for; nothing if there is none. Budgets of
-    one kind have their first steps in common.
-    """
-    from hope._util.digest import parsed
-    from hope.latency.measure import resolve_runtime
-    from hope.schedule.resume import FORMAT, VERSION
-    from hope.storage.run import fingerprint
-
-    try:
-        data = parsed(partial.read_bytes())
-        version, told = (data["format"], data["version"]), dict(data["settings"])
-    except FileNotFoundError:
-        return []
-    except (OSError, ArithmeticError, LookupError, RecursionError, TypeError, ValueError):
-        return ["it cannot be read"]
-    if version != (FORMAT, VERSION):
-        return ["another version has written it"]
-    wanted = _wanted(budget, given)
-    runtime = wanted.pop("runtime", None)
-    where = None if runtime is None else resolve_runtime(runtime, example).to_dict()
-    found = _other(_flat({**USUAL, **told}), {name: wanted[name] for name in wanted if name != "widths"})
-    if where != told.get("runtime"):
-        found.append("it was made for another latency" if where else "it was made for a latency")
-    return found if told.get("original") == fingerprint(model) else [*found, "it has other weights"]
-
-
-def _wanted(budget: dict[str, Any], given: dict[str, Any]) -> dict[str, Any]:
-    """What is asked for, as runs note it."""
-    return _flat({**given, "method": given["method"].to_dict(), **_unsaid(one_budget(**budget), given)})
-
-
-def _other(told: Mapping[str, Any], wanted: Mapping[str, Any]) -> list[str]:
-    """The options of a run that are not those that are asked for."""
-    from hope.methods.absorb import AUTOMATIC
-
-    return [
-        f"{name} was {_word(told[name])}, not {_word(value)}"
-        for name, value in wanted.items()
-        if name in told
-        and told[name] != value
-        and not (value is None and name in (*AUTOMATIC, "multiple_of"))
-    ]
-
-
-def _flat(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Settings with the method's options beside them.
-
-    >>> _flat({"evict": True, "method": {"name": "hope", "merge": None}})
-    {'evict': True, 'method': 'hope', 'merge': None}
-    """
-    found = {name: value for name, value in settings.items() if name != "method"}
-    method = dict(settings.get("method", {}))
-    return {**found, **({"method": method.pop("name")} if method else {}), **method}
-
-
-def _word(value: Any) -> str:
-    """An option's value in a message.
-
-    >>> _word(None), _word(["head*", "stem"]), _word([]), _word("pair")
-    ('none', 'head*, stem', 'none', 'pair')
-    """
-    if isinstance(value, list):
-        value = ", ".join(value)
-    return str(value or "none") if not isinstance(value, bool) else str(value)

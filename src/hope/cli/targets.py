@@ -22,11 +22,7 @@ def path(given: str) -> str:
 
 
 def check_apart(target: str, sources: Iterable[Path]) -> None:
-    """Refuse to write to a file or folder that is read.
-
-    Raises:
-        CannotWrite: the target is one of the sources.
-    """
+    """Refuse to write to a file or folder that is read."""
     for source in sources:
         there = os.path.exists(target) and os.path.exists(source)
         if os.path.samefile(target, source) if there else Path(target).resolve() == source.resolve():

@@ -51,9 +51,6 @@ def tokens(model: Any, sizes: list[int], shape: str) -> dict[str, Tensor]:
 def windows(file: str, folder: str, example: Mapping[str, Tensor]) -> list[dict[str, Tensor]]:
     """A text file as batches of as many tokens in a row as the example has, by the tokenizer that lies beside
     the model. One that reads two texts is given the same twice.
-
-    Raises:
-        InvalidExample: there is no such file, no tokenizer, or too little text.
     """
     import torch
     from transformers import AutoTokenizer

@@ -31,11 +31,7 @@ class _Foreign(Exception):
 
 
 def load_weights(model: nn.Module, path: Path) -> None:
-    """Load a checkpoint into a model; never by running code from it.
-
-    Raises:
-        CheckpointMismatch: it is no checkpoint, or one of another model; the message says what it is.
-    """
+    """Load a checkpoint into a model; never by running code from it."""
     if path.is_dir():
         raise CheckpointMismatch(f"{path} is a folder: give the checkpoint file in it")
     if not path.is_file():

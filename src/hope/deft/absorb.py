@@ -34,15 +34,10 @@ from hope.structure.units import Unit
 
 @dataclass(frozen=True)
 class Absorbed:
-    """What absorption came to, beyond the model that it rewrote.
+    """What absorption came to, beyond the model that it rewrote."""
 
-    Attributes:
-        head: the source head's parameters (names within it) for when it is deaf to slack.
-        notes: where it did not work and a mask has to do, with the reason.
-    """
-
-    head: Mapping[str, Tensor]
-    notes: tuple[str, ...]
+    head: Mapping[str, Tensor]  # the source head's parameters (names within it) for when it is deaf to slack
+    notes: tuple[str, ...]  # where it did not work and a mask has to do, with the reason
 
 
 @torch.no_grad()
@@ -50,8 +45,6 @@ def absorb(model: nn.Module, partition: Partition, calibration: Iterable[Any] | 
     """Let the core take over what slack says to it, in place; weights from slack to core are 0 after it.
 
     Args:
-        model: merged, nothing severed. Its head stays as it is.
-        partition: of the model.
         calibration: inputs to measure moments on, in place of the propagated ones.
     """
     anatomy = partition.anatomy

@@ -168,7 +168,6 @@ def _tuning(
 
     Args:
         freezes: name and parameter -> whether it stays.
-        freeze_statistics: hold all running statistics, too.
     """
     name = at if isinstance(at, str) else at.head
     if not name or name not in dict(model.named_modules()):

@@ -138,26 +138,16 @@ def _over(distortion: float, capacity: float | None) -> float:
 
 @dataclass(frozen=True, eq=False)
 class CoreSlackSplit:
-    """A network after its merges, split into core and slack, before anything is severed.
+    """A network after its merges, split into core and slack, before anything is severed."""
 
-    Attributes:
-        anatomy: the network.
-        head: the head's name.
-        units: what has an elasticity.
-        core: unit -> (neurons,) True where core.
-        merges: what was merged.
-        freed: unit -> its freed vessels.
-        energies: second moments of the merged network's signals.
-        states: capacities and, where known, the geometry of pairs, of the units that have slack.
-    """
-
-    anatomy: Anatomy
-    head: str
-    units: Sequence[Unit]
-    core: Mapping[str, Tensor]
-    merges: Sequence[Merge]
-    freed: Mapping[str, Sequence[int]]
-    energies: Energies
+    anatomy: Anatomy  # the network
+    head: str  # the head's name
+    units: Sequence[Unit]  # what has an elasticity
+    core: Mapping[str, Tensor]  # unit -> (neurons,) True where core
+    merges: Sequence[Merge]  # what was merged
+    freed: Mapping[str, Sequence[int]]  # unit -> its freed vessels
+    energies: Energies  # second moments of the merged network's signals
+    # capacities and, where known, the geometry of pairs, of the units that have slack
     states: Mapping[str, PaperState]
 
     @cached_property
@@ -189,13 +179,7 @@ class CoreSlackSplit:
 
 
 def find_bounds(split: CoreSlackSplit, tau: float | None, proven: bool) -> Bounds:
-    """All bounds.
-
-    Args:
-        split: the network.
-        tau: the capacity threshold, if there is one.
-        proven: whether δ is that of sum merges.
-    """
+    """All bounds."""
     units = [unit for unit in split.units if unit.name in split.states]
     heard = {unit.name: _heard(split, unit) for unit in units}
     left_out = [name for name, one in heard.items() if one.behind and not _known(split, one)]
@@ -205,19 +189,12 @@ def find_bounds(split: CoreSlackSplit, tau: float | None, proven: bool) -> Bound
 
 @dataclass(frozen=True)
 class _Heard:
-    """What is heard of a unit's neurons.
+    """What is heard of a unit's neurons."""
 
-    Attributes:
-        core: (neurons,) ‖w_core,j‖²·K(j,j).
-        head: (neurons,) ‖w_head,j‖²·K(j,j).
-        outer: (slack, slack) of each reader but the head: ⟨w_core,j, w_core,k⟩.
-        behind: the units, or the weights of none, that read it.
-    """
-
-    core: Tensor
-    head: Tensor
-    outer: list[Tensor]
-    behind: set[str]
+    core: Tensor  # (neurons,) ‖w_core,j‖²·K(j,j)
+    head: Tensor  # (neurons,) ‖w_head,j‖²·K(j,j)
+    outer: list[Tensor]  # (slack, slack) of each reader but the head: ⟨w_core,j, w_core,k⟩
+    behind: set[str]  # the units, or the weights of none, that read it
 
 
 def _heard(split: CoreSlackSplit, unit: Unit) -> _Heard:

@@ -26,17 +26,11 @@ from hope.structure.units import IndexMap, Unit
 
 @dataclass(frozen=True, eq=False)
 class EnergyObserver:
-    """A weight that reads a unit.
+    """A weight that reads a unit."""
 
-    Attributes:
-        places: where.
-        energy: (places,) E Ψ(y)² of what stands there.
-        squares: the weight's squares, the reading dimension first, float64.
-    """
-
-    places: IndexMap
-    energy: Tensor
-    squares: Tensor
+    places: IndexMap  # where
+    energy: Tensor  # (places,) E Ψ(y)² of what stands there
+    squares: Tensor  # the weight's squares, the reading dimension first, float64
 
 
 class Energies:
@@ -130,8 +124,6 @@ def unit_state(unit: Unit, energies: Energies, *, merges: bool = True) -> PaperS
     """A unit as the paper's method sees it; a stream's channels can only be pruned.
 
     Args:
-        unit: a layer or stream.
-        energies: of the network.
         merges: whether to go on to merges, which takes inner products of outgoing weights.
     """
     if unit.kind == "layer":

@@ -37,15 +37,10 @@ def walk(state: PaperState) -> list[Step]:
 
 @dataclass(frozen=True)
 class Lock:
-    """The threshold between slack and core.
+    """The threshold between slack and core."""
 
-    Attributes:
-        threshold: J_lock, the least prune cost that is core.
-        reason: "percentile", or the fall-back that was taken: "supremum" or "one".
-    """
-
-    threshold: float
-    reason: str
+    threshold: float  # J_lock, the least prune cost that is core
+    reason: str  # "percentile", or the fall-back that was taken: "supremum" or "one"
 
 
 def lock_threshold(costs: Sequence[float], percentile: float) -> Lock:
@@ -72,19 +67,12 @@ def prune_costs(steps: Sequence[Step]) -> list[float]:
 
 @dataclass(frozen=True)
 class UnitPartition:
-    """What became of one unit.
+    """What became of one unit."""
 
-    Attributes:
-        core: (neurons,) True where frozen.
-        merges: what is merged, in order.
-        freed: the vessels that merging releases.
-        costs: (neurons,) J_prune when each of them left; infinite for the last one.
-    """
-
-    core: Tensor
-    merges: tuple[Merge, ...]
-    freed: tuple[int, ...]
-    costs: Tensor
+    core: Tensor  # (neurons,) True where frozen
+    merges: tuple[Merge, ...]  # what is merged, in order
+    freed: tuple[int, ...]  # the vessels that merging releases
+    costs: Tensor  # (neurons,) J_prune when each of them left; infinite for the last one
 
 
 def _part(state: PaperState, at: Tensor) -> PaperState:
@@ -100,9 +88,6 @@ def by_prune_cost(state: PaperState, steps: Sequence[Step], lock: float, merge: 
     """Slack: J_prune < J_lock; and what merging within the rest releases.
 
     Args:
-        state: a layer or stream.
-        steps: its path without merges.
-        lock: J_lock.
         merge: "sum", "pair" or None.
     """
     costs = torch.full((state.neurons,), math.inf, dtype=torch.float64)
@@ -128,7 +113,6 @@ def by_capacity(
     Args:
         capacities: layer or stream -> (neurons,) ‖f_i‖ on the merged network.
         freed: layer -> its freed vessels; they are slack, and no part of the percentile.
-        percentile: P.
 
     Returns:
         τ, and layer or stream -> (neurons,) True where core.

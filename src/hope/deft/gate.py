@@ -38,8 +38,6 @@ class Gate:
     (1.0, True)
 
     Args:
-        parameter: whose entries.
-        frozen: a mask that broadcasts to its shape.
         anchor: what they are held at, if not at what they are now.
     """
 

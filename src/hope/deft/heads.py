@@ -57,8 +57,6 @@ def new_head(old: nn.Module, head: int | nn.Module | None, name: str, source: nn
     """A fresh head of the old one's kind with so many outputs, the given module, or a copy of the old one.
 
     Args:
-        old: the head so far.
-        head: number of outputs, a module, or None.
         name: the old head's.
         source: the source model; a module of its own is copied, so that training leaves it alone.
     """
@@ -91,7 +89,6 @@ def masked_head(
     """A copy of a head that does not listen to some of its inputs.
 
     Args:
-        head: whose.
         columns: parameter (its name within the head) -> a mask that broadcasts to it, True where it is deaf.
         absorbed: parameter -> what it is instead, where others take over what is not heard.
     """

@@ -22,12 +22,6 @@ def widest(
     """The partition with the highest whole percentile that keeps so much of the source, by bisection.
 
     That takes fidelity to fall with the percentile, which it does but for small steps: at most eight looks.
-
-    Args:
-        model: the source model.
-        make: its partition at a percentile.
-        least: the fidelity that must be left.
-        calibration: inputs to measure on what is absorbed.
     """
     low, high = 0, 101
     best = make(low)

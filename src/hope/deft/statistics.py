@@ -34,7 +34,6 @@ class Held:
     In evaluation it does nothing, since nothing moves the statistics then.
 
     Args:
-        bn: the module.
         frozen: (channels,) which ones.
     """
 
@@ -68,9 +67,7 @@ def hold(model: nn.Module, frozen: Mapping[str, Tensor], head: str) -> None:
     """Hold the statistics of frozen channels of every BN that has any.
 
     Args:
-        model: whose BNs.
         frozen: buffer name -> a mask that broadcasts to it.
-        head: the new head, whose own BNs learn.
     """
     for name, module in model.named_modules():
         key = f"{name}.running_mean" if name else "running_mean"

@@ -174,7 +174,6 @@ def _check_masks(record: AdapterRecord, arrays: Mapping[str, Tensor], model: nn.
 
     Raises:
         LookupError, AttributeError: there is no such tensor.
-        ValueError: it has another shape, or its bits are too few or too many.
     """
     prefix = f"{record.head.name}."
     for kind, head, outlines in (("frozen", "", record.frozen), ("columns", prefix, record.columns)):

@@ -18,19 +18,12 @@ from hope.structure.units import Unit
 
 @dataclass(frozen=True, eq=False)
 class Targets:
-    """What is to be split.
+    """What is to be split."""
 
-    Attributes:
-        head: the module that a new task replaces.
-        units: all that have an elasticity.
-        free: those that may have slack.
-        left_alone: what is core as a whole, with the reason.
-    """
-
-    head: str
-    units: list[Unit]
-    free: list[Unit]
-    left_alone: dict[str, Reason]
+    head: str  # the module that a new task replaces
+    units: list[Unit]  # all that have an elasticity
+    free: list[Unit]  # those that may have slack
+    left_alone: dict[str, Reason]  # what is core as a whole, with the reason
 
     def masks(self, locks: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Unit -> (neurons,) True where core, with those that are core as a whole."""

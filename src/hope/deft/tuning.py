@@ -21,7 +21,6 @@ class Penalty:
     """½ Σ importance·(θ − θ*)² over some parameters.
 
     Args:
-        model: whose parameters.
         importance: parameter -> how much each of its entries counts, a number or a tensor of its shape.
         anchors: parameter -> θ*; 0 for parameters that are not here.
     """
@@ -101,13 +100,10 @@ class Tuning:
         """Replace the head, gate the parameters, note the statistics; all in place on `model`.
 
         Args:
-            model: the source model, merged and severed.
             new_head: what stands in the head's place from now on.
             frozen: parameter or buffer -> mask; the head's are ignored.
-            freeze_statistics: hold the running statistics of frozen channels.
             masks_source: whether `source()` masks the head by default.
             rewritten: where the model already differs from the source checkpoint.
-            penalty: what to add to the loss.
             absorbed_head, notes, cost: as attributes.
         """
         self.model, self.method, self.head, self.original = model, method, head, original

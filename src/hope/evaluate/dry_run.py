@@ -172,15 +172,10 @@ class DryRun:
 
 
 class Call(NamedTuple):
-    """How a module is called.
+    """How a module is called."""
 
-    Attributes:
-        returns: the length of the tuple it returns, 0 if it returns no tuple.
-        plain: it is called once, with one tensor as the first argument, and returns one tensor.
-    """
-
-    returns: int
-    plain: bool
+    returns: int  # the length of the tuple it returns, 0 if it returns no tuple
+    plain: bool  # it is called once, with one tensor as the first argument, and returns one tensor
 
 
 def verify(

@@ -49,8 +49,6 @@ def decide(
     Args:
         sequence: the run's steps in order, without evictions.
         judge: a network -> its fidelity.
-        begun: decisions of an interrupted run.
-        note: is called after every level with the progress.
     """
     weaver = _EvictionSearch(space, sequence, _EvictionTrials(model, space, judge))
     begun = begun or EvictionProgress(0)

@@ -39,7 +39,6 @@ class Fidelity:
     """Compares networks with one original on the same probes.
 
     Args:
-        model: the original.
         example: an input it runs on; probes have its shape.
         program: the original's order of operations, for the scale of its input.
         count: the number of probes.
@@ -185,9 +184,7 @@ def longest_above(
     """The longest prefix of a run that never falls below a fidelity, on a grid of steps that is then refined.
 
     Args:
-        total: the number of steps of the run.
         after: steps -> the fidelity after them.
-        show: is called with the number of evaluations so far.
     """
     looks = sorted({round(total * k / GRID) for k in range(1, GRID + 1)})
     low = 0

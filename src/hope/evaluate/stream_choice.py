@@ -35,8 +35,6 @@ def choose_streams(
     """The run whose network has the higher fidelity at a budget, and a note if streams are kept.
 
     Args:
-        thinned: the run with stream steps.
-        other: makes the same run without them.
         judge: a network -> its fidelity.
     """
     steps = _upto(thinned, budget)

@@ -52,13 +52,8 @@ def ramp_means(c: Tensor) -> tuple[Tensor, Tensor]:
     return torch.where(c < 0, small, large), torch.where(c > 0, small, large)
 
 
-def ramp_square(c: Tensor) -> Tensor:
-    """`E max(z + c, 0)²`: (1 + c²)·Φ(c) + c·φ(c) (paper, Theorem "Closed-Form Self-Kernel for ReLU")."""
-    return ramp_squares(c)[0]
-
-
 def ramp_squares(c: Tensor) -> tuple[Tensor, Tensor]:
-    """`ramp_square` of c and of −c."""
+    """`E max(z + c, 0)²` of c and of −c: (1 + c²)·Φ(c) + c·φ(c) (paper, "Closed-Form Self-Kernel")."""
     t = c.abs()
     small = density(t) * _tail_second(t)
     large = 1 + c * c - small

@@ -5,7 +5,7 @@ Hermite polynomials, Cov(Ψ_i, Ψ_j) = Σ_{n ≥ 1} α_n,i·α_n,j·ρ_ij^n. For
 closed forms. The series is cut after `TERMS`; what the diagonal still lacks is carried by one more power of
 ρ, so that variances are exact, equal signals stay equal, and every matrix made of a positive semidefinite ρ
 is positive semidefinite: all its terms are Hadamard products of such matrices. A covariance is then off by
-at most 2·|ρ|^(TERMS + 1)·rest_i·rest_j: below 1e-6 up to |ρ| = .6. `kernels.exact_of` is exact for every ρ.
+at most 2·|ρ|^(TERMS + 1)·rest_i·rest_j: below 1e-6 up to |ρ| = .6.
 """
 
 from __future__ import annotations
@@ -28,21 +28,13 @@ ROWS = 64  # at a time: what a processor keeps at hand
 
 @dataclass(frozen=True)
 class KinkedFunction:
-    """Gaussian signals behind an activation.
+    """Gaussian signals behind an activation."""
 
-    Attributes:
-        mean: E Ψ(y).
-        variance: Var Ψ(y).
-        slope: E Ψ'(y): what a small change of y is multiplied by, on average.
-        terms: (TERMS, N) coefficients α_1, α_2, …
-        rest: the part of the deviation that the terms do not have.
-    """
-
-    mean: Tensor
-    variance: Tensor
-    slope: Tensor
-    terms: Tensor
-    rest: Tensor
+    mean: Tensor  # E Ψ(y)
+    variance: Tensor  # Var Ψ(y)
+    slope: Tensor  # E Ψ'(y): what a small change of y is multiplied by, on average
+    terms: Tensor  # (TERMS, N) coefficients α_1, α_2, …
+    rest: Tensor  # the part of the deviation that the terms do not have
 
 
 def bend(mean: Tensor, spread: Tensor, slopes: Tensor) -> KinkedFunction:

@@ -7,17 +7,15 @@ energies. `exact` is the bivariate integral itself.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from functools import lru_cache
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from hope.geometry.gaussian import Cuts, distribution, pieces, ramp_mean, ramp_means, rule
+from hope.geometry.gaussian import distribution, ramp_mean, ramp_means
 
 _NODES = 64
-_FEW = 64  # pairs, each with some thousand nodes
 _AT_ONCE = 256  # integrals, so that their nodes fit a core's cache
 
 
@@ -53,12 +51,12 @@ def _rule() -> tuple[Tensor, Tensor]:
     return torch.from_numpy((nodes + 1) / 2)[:, None], torch.from_numpy(weights / 2)[:, None]
 
 
-def ramp_product(c_i: Tensor, c_j: Tensor, rho: Tensor) -> Tensor:
-    """`E[max(z + c_i, 0)·max(z' + c_j, 0)]` of standard normals with correlation ρ, all element-wise.
+def _integral(c_i: Tensor, c_j: Tensor, rho: Tensor) -> Tensor:
+    """∫₀^ρ (ρ − u)·φ₂(c_i, c_j; u) du with φ₂ the bivariate normal density; the same at (−c_i, c_j, −ρ).
 
-    By Price's theorem, twice: with h(c) = E max(z + c, 0) and φ₂ the bivariate normal density,
+    By Price's theorem, twice, and with h(c) = E max(z + c, 0), standard normals with correlation ρ have
 
-        K(ρ) = h(c_i)·h(c_j) + ρ·Φ(c_i)·Φ(c_j) + ∫₀^ρ (ρ − u)·φ₂(c_i, c_j; u) du,
+        E[max(z + c_i, 0)·max(z' + c_j, 0)] = h(c_i)·h(c_j) + ρ·Φ(c_i)·Φ(c_j) + this,
 
     which equals the truncated-moment formula of the paper (Section "Exact Bivariate Cross-Kernel"), but for ρ
     ≥ 0 has no terms of opposite signs: it is accurate relative to √(K_ii·K_jj) even where both are tiny. In u
@@ -66,14 +64,6 @@ def ramp_product(c_i: Tensor, c_j: Tensor, rho: Tensor) -> Tensor:
     whose features near ρ = 1 have the width of c_i − c_j in t and so unit width in log t, where it is
     integrated.
     """
-    shape = np.broadcast_shapes(c_i.shape, c_j.shape, rho.shape)
-    c_i, c_j, rho = c_i.expand(shape), c_j.expand(shape), rho.expand(shape).clamp(-1, 1)
-    base = ramp_mean(c_i) * ramp_mean(c_j) + rho * distribution(c_i) * distribution(c_j)
-    return (base + _integral(c_i, c_j, rho)).clamp(min=0)
-
-
-def _integral(c_i: Tensor, c_j: Tensor, rho: Tensor) -> Tensor:
-    """The integral in `ramp_product`; the same at (−c_i, c_j, −ρ)."""
     parts = (torch.split(tensor.flatten(), _AT_ONCE) for tensor in (c_i, c_j, rho))
     return torch.cat([_some_integrals(*some) for some in zip(*parts, strict=True)]).reshape(rho.shape)
 
@@ -149,43 +139,3 @@ def exact_signs(
             )
         found.append(both)
     return found[0], found[1]
-
-
-_SMOOTH = (-20.0, -5.0, 0.0, 5.0, 20.0)  # pieces for an activation without kinks, bent about 0
-
-
-def exact_of(
-    activation: Callable[[Tensor], Tensor],
-    mean_i: Tensor,
-    mean_j: Tensor,
-    spread_i: Tensor,
-    spread_j: Tensor,
-    rho: Tensor,
-    cuts: Cuts = (),
-) -> Tensor:
-    """`E[Ψ(y_i)·Ψ(y_j)]` of any activation, by quadrature: E[Ψ(y_i)·E[Ψ(y_j) | y_i]].
-
-    What `hermite.covariance` sums up for whole layers, pair by pair, whatever their correlation, in some
-    milliseconds each.
-
-    Args:
-        cuts: where the activation has kinks.
-    """
-    given = (mean_i, mean_j, spread_i, spread_j, rho.clamp(-1, 1))
-    shape = np.broadcast_shapes(*(tensor.shape for tensor in given))
-    parts = (torch.split(tensor.expand(shape).flatten(), _FEW) for tensor in given)
-    some = [_some_products(activation, few, cuts or _SMOOTH) for few in zip(*parts, strict=True)]
-    return torch.cat(some).reshape(shape)
-
-
-def _some_products(activation: Callable[[Tensor], Tensor], given: tuple[Tensor, ...], cuts: Cuts) -> Tensor:
-    m_i, m_j, s_i, s_j, rho = given
-    left, slow = s_j * torch.sqrt((1 - rho) * (1 + rho)), s_j * rho  # y_j given z is N(m_j + slow·z, left²)
-    safe_i, safe_j = (torch.where(t == 0, torch.ones_like(t), t) for t in (s_i, slow))
-    around = [(cut - m_j + k * left) / safe_j for cut in cuts for k in (-6, 6)]  # a kink, as wide as `left`
-    z, weights = pieces([(cut - m_i) / safe_i for cut in cuts] + around)
-    mean, spread = m_j + slow * z, left.expand_as(z)
-    total = torch.zeros_like(mean)
-    for w, weight in zip(*rule(mean, spread, cuts), strict=True):
-        total += weight * activation(mean + spread * w)
-    return (weights * activation(m_i + s_i * z) * total).sum(dim=0)

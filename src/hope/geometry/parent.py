@@ -9,7 +9,7 @@ z₂y_j exactly, so all kernels of the parent follow by bilinearity.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
@@ -17,54 +17,34 @@ from torch import Tensor
 
 from hope.geometry import kernels
 from hope.geometry.gaussian import energies
-from hope.geometry.matrices import semidefinite
 from hope.geometry.pairwise import warp
 
-PARALLEL = (
-    0.99  # from here on the zero-bias kernel would call parallel signals with different thresholds the same
-)
+PARALLEL = 0.99  # from here on the zero-bias kernel calls signals the same that differ in their thresholds
 
 
 class Side(NamedTuple):
-    """One neuron of each pair, as broadcastable tensors.
+    """One neuron of each pair, as broadcastable tensors."""
 
-    Attributes:
-        mean, spread: of the signal before the activation.
-        slope: of the activation below zero.
-        energy: K(i, i).
-        bias: effective bias b.
-        inner: squared norm of the effective filter with its bias, G_ii.
-        outer: squared norm of the outgoing weights, H_ii.
-    """
-
-    mean: Tensor
+    mean: Tensor  # mean, spread: of the signal before the activation
     spread: Tensor
-    slope: Tensor
-    energy: Tensor
-    bias: Tensor
-    inner: Tensor
-    outer: Tensor
+    slope: Tensor  # of the activation below zero
+    energy: Tensor  # K(i, i)
+    bias: Tensor  # effective bias b
+    inner: Tensor  # squared norm of the effective filter with its bias, G_ii
+    outer: Tensor  # squared norm of the outgoing weights, H_ii
 
 
 @dataclass(frozen=True)
 class Parents:
-    """Parents of many pairs, up to their scale.
+    """Parents of many pairs, up to their scale."""
 
-    Attributes:
-        alignment: b = ⟨ψ*, f_i + f_j⟩; 0 where there is no parent.
-        rows: (z₁, z₂), the direction û in terms of the children, sign decided by the phase check.
-        reach: (K(u, i), K(u, j)).
-        energy: K(u, u).
-        spread: deviation of y_u.
-        correlation: ρ̂ of the children.
-    """
-
-    alignment: Tensor
+    alignment: Tensor  # b = ⟨ψ*, f_i + f_j⟩; 0 where there is no parent
+    # (z₁, z₂), the direction û in terms of the children, sign decided by the phase check
     rows: tuple[Tensor, ...]
-    reach: tuple[Tensor, ...]
-    energy: Tensor
-    spread: Tensor
-    correlation: Tensor
+    reach: tuple[Tensor, ...]  # (K(u, i), K(u, j))
+    energy: Tensor  # K(u, u)
+    spread: Tensor  # deviation of y_u
+    correlation: Tensor  # ρ̂ of the children
 
 
 def parents(i: Side, j: Side, inner: Tensor, outer: Tensor, *, kernel: str) -> Parents:
@@ -99,52 +79,6 @@ def parents(i: Side, j: Side, inner: Tensor, outer: Tensor, *, kernel: str) -> P
     alignment, z1, z2, reach_i, reach_j, own = best
     alignment = torch.where(i.slope == j.slope, alignment, torch.zeros_like(alignment))
     return Parents(alignment, (z1, z2), (reach_i, reach_j), own, spread, rho)
-
-
-def parent_of_many(some: Side, inner: Tensor, outer: Tensor, *, kernel: str) -> Parents:
-    """The optimal parent direction of M neurons at once (paper, Proposition "Bounded Distortion of Merging").
-
-    As for two: û = W̃z maximises ‖Au‖ for A = Σ_m o_m w̃_mᵀ, (HG)z = λz with zᵀGz = 1, and y_u = Σ_m z_m y_m.
-    The correlations of the children are those of their pairs, moved to the nearest matrix that can be one.
-    With a = Σ_m ‖f_m‖² and b = ⟨ψ*, Σ_m f_m⟩, the parent f_p = (b/M)·ψ* has the least distortion
-    Σ_m ‖f_m − f_p‖² = a − b²/M, and f_p = b·ψ* the least ‖Σ_m f_m − f_p‖² = ‖Σ_m f_m‖² − b².
-
-    Merges are pairs; this is what several of them in a row are held against.
-
-    Args:
-        some: M neurons.
-        inner, outer: (M, M) Gram matrices G and H.
-        kernel: as for `parents`; "zero-bias" is exact where any two of them are nearly parallel or one does
-            not move.
-
-    Returns:
-        One parent, with M rows and M reaches; its correlation is (M, M).
-    """
-    i, j = (Side(*(tensor[at] for tensor in some)) for at in ((..., None), (None, ...)))
-    rho, hard = _correlation(i, j, inner, kernel)
-    off = ~torch.eye(len(inner), dtype=torch.bool)
-    exact = (hard & off).any().expand(len(inner)) if len(inner) > 1 else torch.full((1,), kernel == "exact")
-    rho = semidefinite(torch.where(off, rho, torch.ones_like(rho)))
-    values, vectors = torch.linalg.eigh(outer)
-    root = (vectors * values.clamp(min=0).sqrt()) @ vectors.T  # H^½: eigenvectors of H^½GH^½ give those of HG
-    largest, found = torch.linalg.eigh(root @ inner @ root)
-    none = largest[-1] <= 1e-12 * (some.inner * some.outer).sum()
-    z = torch.where(none, 0.0, root @ found[:, -1] / torch.sqrt(largest[-1].clamp(min=1e-300)))
-    toward = (rho * some.spread[:, None] * some.spread) @ z
-    spread = torch.sqrt((z @ toward).clamp(min=0)).expand(len(z))
-    mean = (z @ some.mean).expand(len(z))
-    own, turned = energies(mean, spread, some.slope)
-    u = Side(mean, spread, some.slope, own, some.bias, some.inner, some.outer)
-    reaches = _kernels(u, turned, some, _ratio(toward, spread * some.spread), exact)
-    best: Parents | None = None
-    for sign, own, reach in zip((1.0, -1.0), (u.energy, turned), reaches, strict=True):
-        square = _cleared(reach @ outer @ reach, (reach**2 * some.outer).sum())
-        alignment = torch.sqrt(_ratio(square, own[0]))
-        if best is None or alignment > best.alignment * (1 + 1e-12):
-            best = Parents(alignment, tuple(sign * z), tuple(reach), own[0], spread[0], rho)
-    assert best is not None
-    same = (some.slope == some.slope[0]).all()
-    return best if same else replace(best, alignment=torch.zeros_like(best.alignment))
 
 
 def alignments(i: Side, j: Side, inner: Tensor, outer: Tensor, *, kernel: str) -> Tensor:
@@ -194,12 +128,6 @@ def exact_pairs(i: Side, j: Side, inner: Tensor, outer: Tensor) -> tuple[Tensor,
     )
     alignment = torch.where(second > first * (1 + 1e-12), second, first)
     return torch.where(i.slope == j.slope, alignment, torch.zeros_like(alignment)), plus[2] * outer
-
-
-def overlaps(i: Side, j: Side, inner: Tensor, outer: Tensor) -> Tensor:
-    """⟨f_i, f_j⟩ = K(i, j)·⟨o_i, o_j⟩ by the exact kernel."""
-    rho, _ = _correlation(i, j, inner, "exact")
-    return kernels.exact(i.mean, j.mean, i.spread, j.spread, rho, i.slope, j.slope) * outer
 
 
 def _projected(reach_i: Tensor, reach_j: Tensor, i: Side, j: Side, outer: Tensor, own: Tensor) -> Tensor:

@@ -31,21 +31,14 @@ ENTRIES = 50_000_000  # that they may read and write together
 
 
 class Kept(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
-    """What a file says.
-
-    Attributes:
-        machine: where it was measured (see `runtime.machine`).
-        operators: operator -> "inputs x outputs" -> nanoseconds.
-        networks: a network's digest -> nanoseconds of it at some widths.
-        sha256: a hash of the rest.
-    """
+    """What a file says."""
 
     format: str = FORMAT
     version: int = VERSION
-    machine: dict[str, Any]
-    operators: dict[str, dict[str, float]] = {}
-    networks: dict[str, list[float]] = {}
-    sha256: str = ""
+    machine: dict[str, Any]  # where it was measured (see `runtime.machine`)
+    operators: dict[str, dict[str, float]] = {}  # operator -> "inputs x outputs" -> nanoseconds
+    networks: dict[str, list[float]] = {}  # a network's digest -> nanoseconds of it at some widths
+    sha256: str = ""  # a hash of the rest
 
 
 def cache_folder() -> Path:

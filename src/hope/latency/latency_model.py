@@ -28,11 +28,6 @@ LEAST = 0.02  # of its even share of the time, what a neuron counts for at least
 class LatencyModel:
     """Predicted times of one network (see `schedule.cost_model.CostModel`).
 
-    Args:
-        anatomy: the network.
-        layout: what takes time in it.
-        curves: of its sites, with their measured times.
-
     Attributes:
         multiples: of what widths may have to be multiples, to stay in the engine's blocks or to fill them.
     """

@@ -51,11 +51,7 @@ def latency_model(
     *,
     progress: bool | None = None,
 ) -> LatencyModel:
-    """The clock of a network: whole networks first, so that what cannot be run is told first.
-
-    Args:
-        runtime: with nothing left open.
-    """
+    """The clock of a network: whole networks first, so that what cannot be run is told first."""
     check_device(model)
     assert runtime.batch is not None
     table, stopwatch = Table(runtime), Stopwatch(runtime)

@@ -26,26 +26,19 @@ FUSED = ("relu", "hardtanh", "clamp", "sigmoid", "tanh", "leaky_relu")  # into a
 
 @dataclass(frozen=True)
 class TimedOperator:
-    """What is done, but for its widths: what a measured time is filed under.
+    """What is done, but for its widths: what a measured time is filed under."""
 
-    Attributes:
-        kind: "conv", "transposed" or "linear".
-        over: batch and space that it reads; of a linear layer all rows.
-        kernel, stride, padding, dilation, extra: of a convolution.
-        group: channels that a group reads and writes; () where there are no groups. Groups go whole, so there
-            is one width, that of the weight's first dimension.
-        bias: whether it adds one.
-    """
-
-    kind: str
-    over: tuple[int, ...]
-    kernel: tuple[int, ...] = ()
+    kind: str  # "conv", "transposed" or "linear"
+    over: tuple[int, ...]  # batch and space that it reads; of a linear layer all rows
+    kernel: tuple[int, ...] = ()  # kernel, stride, padding, dilation, extra: of a convolution
     stride: tuple[int, ...] = ()
     padding: tuple[int, ...] | str = ()
     dilation: tuple[int, ...] = ()
     extra: tuple[int, ...] = ()
+    # channels that a group reads and writes; () where there are no groups. Groups go whole, so there is one
+    # width, that of the weight's first dimension
     group: tuple[int, int] | tuple[()] = ()
-    bias: bool = False
+    bias: bool = False  # whether it adds one
 
     @property
     def name(self) -> str:
@@ -76,35 +69,23 @@ def _by(numbers: tuple[int, ...]) -> str:
 
 @dataclass(frozen=True)
 class Site:
-    """An operator in its place.
+    """An operator in its place."""
 
-    Attributes:
-        operator: what it does.
-        weight: its weight.
-        reads, writes: the dimensions of the weight that its two widths stand in; one where it has groups.
-        full: the widths in the original.
-        places: how many entries of what it reads and of what it writes stand for each channel.
-    """
-
-    operator: TimedOperator
-    weight: str
+    operator: TimedOperator  # what it does
+    weight: str  # its weight
+    # reads, writes: the dimensions of the weight that its two widths stand in; one where it has groups
     reads: int
     writes: int
-    full: tuple[int, int]
-    places: tuple[int, int]
+    full: tuple[int, int]  # the widths in the original
+    places: tuple[int, int]  # how many entries of what it reads and of what it writes stand for each channel
 
 
 @dataclass(frozen=True)
 class WeightlessOps:
-    """Operations without weights of one width: how many there are, and how many entries they write.
+    """Operations without weights of one width: how many there are, and how many entries they write."""
 
-    Attributes:
-        sources: where the width stands: the tensors that wrote the channels.
-        blocks: the blocks that they go with.
-    """
-
-    sources: tuple[Key, ...]
-    blocks: tuple[str, ...]
+    sources: tuple[Key, ...]  # where the width stands: the tensors that wrote the channels
+    blocks: tuple[str, ...]  # the blocks that they go with
     count: int
     entries: int
 

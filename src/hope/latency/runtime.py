@@ -65,7 +65,6 @@ def runtime_of(given: Runtime | str | None) -> Runtime:
 
     Raises:
         UnknownMethod: there is no such runtime.
-        MissingExtra: it is not installed.
     """
     runtime = given if isinstance(given, Runtime) else Runtime("torch" if given is None else given)
     for package in ("onnx", "onnxscript", "onnxruntime") if runtime.engine == "onnxruntime" else ():

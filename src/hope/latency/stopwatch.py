@@ -74,10 +74,11 @@ class Stopwatch:
         """
         call = batched(example, self.batch)
         with threads(self.threads), tempfile.TemporaryDirectory() as folder:
-            runners = [self._runner(model.eval(), call, Path(folder)) for model in models]
+            runners = [self.runner(model.eval(), call, Path(folder)) for model in models]
             return [1e9 * typical(some) for some in in_turns(runners, SECONDS * len(runners))]
 
-    def _runner(self, model: nn.Module, call: Any, folder: Path) -> Runner:
+    def runner(self, model: nn.Module, call: Any, folder: Path) -> Runner:
+        """A network in the engine, on one batch; the folder is for files that the engine reads."""
         args, kwargs = as_call(call)
 
         def run() -> Any:
@@ -125,7 +126,9 @@ def batched(example: Example | None, batch: int) -> Any:
     return pytree.tree_map(one, example)
 
 
-def in_turns(runners: Sequence[Runner], seconds: float, *, warm: bool = True) -> list[list[float]]:
+def in_turns(
+    runners: Sequence[Runner], seconds: float, *, warm: bool = True, rounds: tuple[int, int] = ROUNDS
+) -> list[list[float]]:
     """Seconds of each runner in every round, as many rounds as fit.
 
     Args:
@@ -134,12 +137,12 @@ def in_turns(runners: Sequence[Runner], seconds: float, *, warm: bool = True) ->
     """
     times: list[list[float]] = [[] for _ in runners]
     begin, now = time.perf_counter(), ticks(torch.get_num_threads())
-    for done in range(ROUNDS[1]):
-        if done >= ROUNDS[0] and time.perf_counter() - begin > seconds:
+    for done in range(rounds[1]):
+        if done >= rounds[0] and time.perf_counter() - begin > seconds:
             break
         for turn in range(len(runners)):
             which = (turn + done) % len(runners)
-            if warm or not done:
+            if warm or (not done and rounds is ROUNDS):
                 runners[which]()
             start = now()
             runners[which]()

@@ -63,7 +63,6 @@ class LatencyCurve:
     """The time of an operator in its place.
 
     Args:
-        site: which.
         moves: the dimensions of weights that become narrower; others are measured as they are.
         block: the widths that the engine works in (see `runtime.block_of`).
     """

@@ -11,34 +11,21 @@ from hope.latency.runtime import Runtime
 
 @dataclass(frozen=True)
 class Timing:
-    """Where a run's times hold, and what was measured. The predicted ones are the trajectory's.
+    """Where a run's times hold, and what was measured. The predicted ones are the trajectory's."""
 
-    Attributes:
-        runtime: with nothing left open.
-        machine: see `runtime.machine`.
-        measured: (steps, nanoseconds), the original (0 steps) first.
-    """
-
-    runtime: Runtime
-    machine: Mapping[str, Any] = field(default_factory=dict)
-    measured: tuple[tuple[int, int], ...] = ()
+    runtime: Runtime  # with nothing left open
+    machine: Mapping[str, Any] = field(default_factory=dict)  # see `runtime.machine`
+    measured: tuple[tuple[int, int], ...] = ()  # (steps, nanoseconds), the original (0 steps) first
 
 
 @dataclass(frozen=True)
 class Latency:
-    """How long a compressed network takes, in milliseconds on the example.
+    """How long a compressed network takes, in milliseconds on the example."""
 
-    Attributes:
-        runtime: where.
-        predicted: from its operators' widths.
-        measured: itself.
-        original: the original, measured beside it.
-    """
-
-    runtime: Runtime
-    predicted: float
-    measured: float
-    original: float
+    runtime: Runtime  # where
+    predicted: float  # from its operators' widths
+    measured: float  # itself
+    original: float  # the original, measured beside it
 
     @property
     def error(self) -> float:

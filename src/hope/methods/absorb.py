@@ -15,9 +15,8 @@ from torch.utils import _pytree as pytree
 
 from hope._util.calls import Example, unlabelled
 from hope._util.hashing import told_inputs
-from hope._util.numbers import rounded
 from hope._util.progress import busy
-from hope.errors import UnknownMethod, first_line
+from hope.errors import first_line
 from hope.geometry.projection import outgoing, ridged, unexplained
 from hope.methods.absorption import AbsorbPath, AbsorbState, LazyMatrices
 from hope.methods.base import Branch, Method, NetworkStatistics, Rewrite, State, listed
@@ -37,12 +36,11 @@ from hope.trace.blocks import Block
 Matrix: TypeAlias = Callable[[], Tensor]  # type of calibration
 AUTOMATIC = ("look", "refit")  # options that depend on the network unless they are given
 MOST = 512  # inputs of the refit
-MARGIN = 0.85  # fidelity overrates evictions: one must cost less than this share of the loss it saves
 
 
 @dataclass(frozen=True)
 class Absorb(Method):
-    """Absorption. The defaults give the best result without data; most options are ablations.
+    """Absorption. The defaults give the best result without data.
 
     Attributes:
         calibration: the inputs on which input statistics are measured. "patterns": synthetic shapes and
@@ -52,46 +50,22 @@ class Absorb(Method):
         refit: fit every weight to the original's activations on the same inputs (see `hope.refit`), at most
             512 of them. The default is True except for models of tokens, where a refit on about ten thousand
             tokens was worse than none.
-        takeover: the remaining neurons compensate for removed ones.
-        constants: a constant compensates, if a BN can hold it (a bias always can).
-        repair: correct the running variances of BNs.
-        surrogate: "propagated", or "pairwise": correlations from the filters alone, as in the paper.
-        crosses: use covariances between a branch and its skip.
-        decay: the correlation of neighbouring positions, for all layers; by default estimated from each BN.
         look: weight a layer's cost by its sensitivity: the effect of its loss on the outputs, on noise or on
             the first of the inputs. By default only without BN and with inputs.
-        share: without sensitivities, weight it by the share of the stream that the layer's branch writes.
-        cost: "log", or "linear": fractions are added up.
-        per_parameter: rank by J/ΔP; otherwise by J alone.
-        margin: an eviction must cost less than this share of the fidelity loss it saves.
 
-    >>> Absorb(cost="linear").to_dict()["cost"]
-    'linear'
+    >>> Absorb(refit=False).to_dict()
+    {'name': 'absorb', 'calibration': 'patterns', 'refit': False, 'look': None}
     """
 
     evictions: ClassVar[Literal["priced", "judged", "none"]] = "judged"
     by_budget: ClassVar[bool] = True
+    margin: ClassVar[float] = 0.85  # fidelity overrates evictions
 
     calibration: Calibration = field(default="patterns", repr=False, compare=False)
     refit: bool | None = None
-    takeover: bool = True
-    constants: bool = True
-    repair: bool = True
-    surrogate: str = "propagated"
-    crosses: bool = True
-    decay: float | None = None
     look: bool | None = None
-    share: bool = True
-    cost: str = "log"
-    per_parameter: bool = True
-    margin: float = MARGIN
 
     def __post_init__(self) -> None:
-        self.validate(
-            surrogate=(self.surrogate, ("propagated", "pairwise")), cost=(self.cost, ("log", "linear"))
-        )
-        if self.decay is not None and not 0 <= self.decay < 1:
-            raise UnknownMethod(f"absorb has no decay={self.decay!r}: give a correlation from 0 to below 1")
         check_calibration(self.calibration)
 
     @property
@@ -104,11 +78,8 @@ class Absorb(Method):
     ) -> NetworkStatistics:
         """Moments at the weights' inputs: propagated, or measured if there are inputs."""
         numbers = Checkpoint.of(model, anatomy)
-        options: dict[str, Any] = {"crosses": self.crosses, "isotropic": self.surrogate == "pairwise"}
-        if self.decay is not None:
-            options["decays"] = (self.decay,)
         with busy("propagating moments", progress):
-            intakes, surrogate = propagated_intakes(anatomy, numbers, **options)
+            intakes, surrogate = propagated_intakes(anatomy, numbers, **self.propagation)
         inputs: list[Any] = []
         notes: tuple[str, ...] = ()
         if self.calibration is not None and (self.calibration != "patterns" or anatomy.eps):
@@ -123,6 +94,11 @@ class Absorb(Method):
             notes += (f"not propagated, taken pair by pair instead: the inputs of {some}",)
         many = bool(inputs) and many_moments(anatomy)
         return NetworkStatistics(anatomy, numbers, intakes, surrogate, notes, tuple(inputs), many)
+
+    @property
+    def propagation(self) -> dict[str, Any]:
+        """Options of the propagation, for studies."""
+        return {}
 
     def _measured(
         self,
@@ -151,7 +127,7 @@ class Absorb(Method):
 
     def state(self, unit: Unit, known: NetworkStatistics) -> AbsorbState | Reason:
         """Covariances of the inputs of the unit's readers, and the readers' weights."""
-        share = branch_share(unit.block, known) if self.share and unit.block is not None else 1.0
+        share = self.share(unit.block, known) if unit.block is not None else 1.0
         moments, outer, parts = list[Matrix](), list[Matrix](), list[float]()
         stream = unit.kind == "stream"
         uses = uses_of_weights(known.anatomy.program)
@@ -170,8 +146,8 @@ class Absorb(Method):
             every = torch.cat([flat, beside(known.anatomy, unit, intake)])
             moments.append(partial(_moments, intake, every, len(flat)))
             outer.append(partial(_outer, intake, flat, known))
-            home = known.anatomy.home(reader.weight) if stream and self.share else None
-            parts.append(branch_share(home, known) if home is not None else 1.0)
+            home = known.anatomy.home(reader.weight) if stream else None
+            parts.append(self.share(home, known) if home is not None else 1.0)
         made = LazyMatrices if known.many else _made
         release = ParameterSavings(known.anatomy).unit(unit.name)
         return AbsorbState(unit.name, unit.neurons, release, share, made(moments), made(outer), parts)
@@ -194,12 +170,12 @@ class Absorb(Method):
         """What absorptions rewrite."""
         made_up = isinstance(self.calibration, str)
         fits = bool(self.refit)
-        return Rewrite(self.takeover, self.constants, self.repair, refit=fits, made_up=made_up)
+        return Rewrite(refit=fits, made_up=made_up)
 
     @property
     def path(self) -> Callable[[AbsorbState], AbsorbPath]:
         """Absorptions."""
-        return partial(AbsorbPath, linear=self.cost == "linear")
+        return AbsorbPath
 
     def branch(self, block: Block, known: NetworkStatistics, states: Sequence[State]) -> Branch | Reason:
         """A block with the share of the stream that its branch writes; the branch's mean can be kept as a
@@ -214,12 +190,16 @@ class Absorb(Method):
             return Cause.NESTED.at()
         there = {state.name for state in states}
         layers = tuple(name for name in block.layers if name in there)
-        share = branch_share(block.name, known) if self.share else 1.0
+        share = self.share(block.name, known)
         return SharedBranch(block.name, layers, max(1, block.release), branch_mean(block, known), share)
 
-    def rank(self, cost: float, release: float) -> float:
-        """J/ΔP, or J."""
-        return rounded(cost / release) if self.per_parameter else rounded(cost)
+    def share(self, block: str, known: NetworkStatistics) -> float:
+        """The branch's share of the stream's variance after a block."""
+        at = {op.name: position for position, op in enumerate(known.anatomy.program)}
+        found = [one.branch_output for one in known.anatomy.blocks if one.name == block]
+        if known.surrogate is None or not found or found[0] not in at:
+            return 1.0
+        return known.surrogate.share(at[found[0]])
 
     def measures(self, known: NetworkStatistics, states: Sequence[State]) -> dict[str, list[float]]:
         """Capacities ‖f_i‖, where BNs determine them."""
@@ -278,13 +258,9 @@ def taken(batches: Iterator[Any], most: int) -> list[Any]:
 
 @dataclass(frozen=True)
 class SharedBranch(Branch):
-    """A branch and the share of its stream that it writes.
+    """A branch and the share of its stream that it writes."""
 
-    Attributes:
-        share: the branch's share of the stream's variance after the block.
-    """
-
-    share: float
+    share: float  # the branch's share of the stream's variance after the block
 
     def cost(self, neurons: Sequence[int], capacities: Sequence[float]) -> float:
         """−log of the stream's remaining share."""
@@ -294,15 +270,6 @@ class SharedBranch(Branch):
     def worth(self) -> float:
         """The share."""
         return self.share
-
-
-def branch_share(name: str, known: NetworkStatistics) -> float:
-    """The branch's share of the stream's variance after a block."""
-    block = next((block for block in known.anatomy.blocks if block.name == name), None)
-    at = {op.name: position for position, op in enumerate(known.anatomy.program)}
-    if block is None or known.surrogate is None or block.branch_output not in at:
-        return 1.0
-    return known.surrogate.share(at[block.branch_output])
 
 
 def branch_mean(block: Block, known: NetworkStatistics) -> tuple[float, ...] | None:

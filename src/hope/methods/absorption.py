@@ -45,24 +45,15 @@ class LazyMatrices(Sequence[Tensor]):
 
 @dataclass
 class AbsorbState:
-    """A layer before its first absorption.
+    """A layer before its first absorption."""
 
-    Attributes:
-        name: the layer's name.
-        neurons: their number.
-        release: ΔP of one neuron.
-        share: the branch's share of the stream's variance; 1 in a plain chain.
-        moments: per reader, (neurons·channels)² ridged covariances of its inputs.
-        outer: per reader, Gram matrices of its weights, in units of its output's variance.
-        parts: per reader, the weight of its losses: in a stream, by the share that it writes back into it.
-    """
-
-    name: str
-    neurons: int
-    release: int
-    share: float
-    moments: Sequence[Tensor]
-    outer: Sequence[Tensor]
+    name: str  # the layer's name
+    neurons: int  # their number
+    release: int  # ΔP of one neuron
+    share: float  # the branch's share of the stream's variance; 1 in a plain chain
+    moments: Sequence[Tensor]  # per reader, (neurons·channels)² ridged covariances of its inputs
+    outer: Sequence[Tensor]  # per reader, Gram matrices of its weights, in units of its output's variance
+    # per reader, the weight of its losses: in a stream, by the share that it writes back into it
     parts: list[float] = field(default_factory=list)
 
     @property
@@ -195,15 +186,10 @@ def _side(moments: Tensor, outer: Tensor, neurons: int) -> _Side:
 
 
 class AbsorbPath:
-    """A layer's path down to one neuron.
+    """A layer's path down to one neuron."""
 
-    Args:
-        state: the layer.
-        linear: add up fractions instead of their logarithms (an ablation).
-    """
-
-    def __init__(self, state: AbsorbState, *, linear: bool = False) -> None:
-        self.state, self._linear = state, linear
+    def __init__(self, state: AbsorbState) -> None:
+        self.state = state
         self.alive = list(range(state.neurons))
         self._parts = state.parts or [1.0] * len(state.outer)
         pairs = zip(state.moments, state.outer, strict=True)
@@ -234,10 +220,7 @@ class AbsorbPath:
         """J of removing each neuron."""
         cost = np.zeros(len(self.alive))
         for side, loss, part in zip(self._sides, lost, self._parts, strict=True):
-            if self._linear:
-                cost += part * loss
-            else:
-                cost -= part * np.log((side.left - loss).clip(min=LEFT) / max(side.left, LEFT))
+            cost -= part * np.log((side.left - loss).clip(min=LEFT) / max(side.left, LEFT))
         cost *= self.state.share
         return cost
 

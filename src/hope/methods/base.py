@@ -77,19 +77,12 @@ class Path(Protocol):
 
 @dataclass(frozen=True)
 class Branch(ABC):
-    """A block that may be evicted.
+    """A block that may be evicted."""
 
-    Attributes:
-        name: the block's name.
-        layers: its layers.
-        release: ΔP of the eviction.
-        bias: the bias that replaces the branch.
-    """
-
-    name: str
-    layers: tuple[str, ...]
-    release: int
-    bias: tuple[float, ...] | None
+    name: str  # the block's name
+    layers: tuple[str, ...]  # its layers
+    release: int  # ΔP of the eviction
+    bias: tuple[float, ...] | None  # the bias that replaces the branch
 
     @abstractmethod
     def cost(self, neurons: Sequence[int], capacities: Sequence[float]) -> float:
@@ -107,47 +100,30 @@ class Branch(ABC):
 
 @dataclass(frozen=True)
 class Rewrite:
-    """How steps rewrite weights.
+    """How steps rewrite weights."""
 
-    Attributes:
-        takeover: absorption rewrites the weights of remaining neurons.
-        constants: it keeps the constant of removed neurons, if a BN can hold it.
-        repair: it corrects running variances of BNs.
-        clamp: a parent's BN parameters are as printed in the paper, γ = s and σ² = max(0, s² − ε), with a
-            zero filter below that; otherwise σ² = s² and γ = √(s² + ε), exact for every s.
-        refit: with inputs, weights are refitted to the original's activations.
-        made_up: the inputs are synthetic, so their statistics are not those of data.
-    """
-
-    takeover: bool = True
-    constants: bool = True
-    repair: bool = True
+    takeover: bool = True  # absorption rewrites the weights of remaining neurons
+    constants: bool = True  # it keeps the constant of removed neurons, if a BN can hold it
+    repair: bool = True  # it corrects running variances of BNs
+    # a parent's BN parameters are as printed in the paper, γ = s and σ² = max(0, s² − ε), with a zero filter
+    # below that; otherwise σ² = s² and γ = √(s² + ε), exact for every s
     clamp: bool = False
-    refit: bool = False
-    made_up: bool = False
+    refit: bool = False  # with inputs, weights are refitted to the original's activations
+    made_up: bool = False  # the inputs are synthetic, so their statistics are not those of data
 
 
 @dataclass(frozen=True)
 class NetworkStatistics:
-    """What a method knows about a network before it reads units.
+    """What a method knows about a network before it reads units."""
 
-    Attributes:
-        anatomy: the network.
-        numbers: its checkpoint.
-        intakes: input statistics of weights (absorption only).
-        surrogate: propagated signals (absorption only).
-        notes: messages for the user.
-        inputs: the batches of the measured moments, if there are any.
-        many: whether only one layer's moments should be in memory at a time.
-    """
-
-    anatomy: Anatomy
-    numbers: Checkpoint
+    anatomy: Anatomy  # the network
+    numbers: Checkpoint  # its checkpoint
+    # input statistics of weights (absorption only)
     intakes: Mapping[str, InputStatistics] = field(default_factory=dict)
-    surrogate: Propagated | None = None
-    notes: tuple[str, ...] = ()
-    inputs: Sequence[Any] = ()
-    many: bool = False
+    surrogate: Propagated | None = None  # propagated signals (absorption only)
+    notes: tuple[str, ...] = ()  # messages for the user
+    inputs: Sequence[Any] = ()  # the batches of the measured moments, if there are any
+    many: bool = False  # whether only one layer's moments should be in memory at a time
 
 
 @dataclass(frozen=True)
@@ -157,10 +133,12 @@ class Method(ABC):
     Attributes:
         evictions: "priced" like any step, "judged" (by the eviction search), or "none".
         by_budget: whether a budget in MACs ranks steps by the MACs that they save.
+        margin: in the eviction search, an eviction must cost less than this share of the loss it saves.
     """
 
     evictions: ClassVar[Literal["priced", "judged", "none"]] = "none"
     by_budget: ClassVar[bool] = False
+    margin: ClassVar[float] = 1.0
 
     @property
     @abstractmethod
@@ -210,13 +188,6 @@ class Method(ABC):
     def rewrite(self) -> Rewrite:
         """What absorptions rewrite."""
         return Rewrite()
-
-    @property
-    def margin(self) -> float:
-        """For the eviction search: an eviction must cost less than this share of the fidelity loss
-        it saves.
-        """
-        return 1.0
 
     def rank(self, cost: float, release: float) -> float:
         """The order of steps: the smallest first. J/ΔP; values equal up to rounding are equal."""

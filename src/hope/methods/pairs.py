@@ -34,27 +34,21 @@ ROWS = 32  # neurons whose pairs are evaluated together
 class PaperState:
     """A layer's state under the paper's method. All tensors are float64, one entry per neuron unless stated
     otherwise.
-
-    Attributes:
-        name: the layer's name.
-        capacities: ‖f_i‖.
-        release: ΔP of one neuron, static.
-        mean, spread, slope, energy, bias: of the signal (see `geometry.parent.Side`); empty where only
-            pruning is possible.
-        inner: (N, N) Gram matrix of effective filters with biases.
-        outer: (N, N) Gram matrix of outgoing weights.
     """
 
-    name: str
-    capacities: Tensor
-    release: int
+    name: str  # the layer's name
+    capacities: Tensor  # ‖f_i‖
+    release: int  # ΔP of one neuron, static
+    # mean, spread, slope, energy, bias: of the signal (see `geometry.parent.Side`); empty where only pruning
+    # is possible
     mean: Tensor = field(default_factory=lambda: torch.empty(0))
     spread: Tensor = field(default_factory=lambda: torch.empty(0))
     slope: Tensor = field(default_factory=lambda: torch.empty(0))
     energy: Tensor = field(default_factory=lambda: torch.empty(0))
     bias: Tensor = field(default_factory=lambda: torch.empty(0))
+    # (N, N) Gram matrix of effective filters with biases
     inner: Tensor = field(default_factory=lambda: torch.empty(0))
-    outer: Tensor = field(default_factory=lambda: torch.empty(0))
+    outer: Tensor = field(default_factory=lambda: torch.empty(0))  # (N, N) Gram matrix of outgoing weights
 
     @property
     def neurons(self) -> int:

@@ -19,17 +19,11 @@ from hope.structure.units import Unit
 
 @dataclass(frozen=True)
 class ScoreState:
-    """A layer's state under a baseline.
+    """A layer's state under a baseline."""
 
-    Attributes:
-        name: the layer's name.
-        scores: (neurons,) the lowest is removed first.
-        release: ΔP of one neuron; reported, not ranked by.
-    """
-
-    name: str
-    scores: Tensor
-    release: int
+    name: str  # the layer's name
+    scores: Tensor  # (neurons,) the lowest is removed first
+    release: int  # ΔP of one neuron; reported, not ranked by
 
     @property
     def neurons(self) -> int:

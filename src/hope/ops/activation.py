@@ -221,7 +221,6 @@ def slopes(link: Link | None, tensors: Mapping[str, Tensor]) -> Tensor | None:
 
     Args:
         link: the activation; None for none, whose slope is 1.
-        tensors: parameters by name.
 
     >>> slopes(Link("activation", "leaky_relu", (0.2,)), {})
     tensor([0.2000], dtype=torch.float64)

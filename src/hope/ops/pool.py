@@ -20,7 +20,6 @@ class Pool(MomentPreserving):
 
     Args:
         kind: "max", "average" or another.
-        spatial: how many dimensions it works along.
     """
 
     def __init__(self, kind: str, spatial: int) -> None:

@@ -28,25 +28,15 @@ DEFAULT_DECAY = 0.5
 
 @dataclass(frozen=True)
 class Reading:
-    """What a weight reads.
+    """What a weight reads."""
 
-    Attributes:
-        signal: of its input.
-        weight: (outputs, taps, inputs), groups written out.
-        taps: (taps, taps) correlation between the places that the kernel covers.
-        variance: (outputs,) of what it computes, as modelled.
-        bn: the BN right behind it, if there is one.
-        decay: q.
-        op: position of the operation.
-    """
-
-    signal: Signal
-    weight: Tensor
-    taps: Tensor
-    variance: Tensor
-    bn: Bn | None
-    decay: float
-    op: int
+    signal: Signal  # of its input
+    weight: Tensor  # (outputs, taps, inputs), groups written out
+    taps: Tensor  # (taps, taps) correlation between the places that the kernel covers
+    variance: Tensor  # (outputs,) of what it computes, as modelled
+    bn: Bn | None  # the BN right behind it, if there is one
+    decay: float  # q
+    op: int  # position of the operation
 
     def central(self, between: Tensor) -> Tensor:
         """The covariance with another signal behind the weight, through the tap in the middle.
@@ -135,7 +125,6 @@ def decay(
 
     Args:
         pairs: (O, T, T) covariances of what each two taps contribute, if they moved as one; None for one.
-        decays: the q that are tried.
     """
     if pairs is None:
         return 1.0, torch.ones(1, 1, dtype=torch.float64)

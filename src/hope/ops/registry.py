@@ -22,21 +22,15 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Form:
-    """An operation as one on whole signals.
+    """An operation as one on whole signals."""
 
-    Attributes:
-        operation: itself.
-        operator: its entry; None if what it does to signals is not known.
-        inputs: positions of the operations whose signals it reads, in the order that its entry expects.
-        channel: the dimension of its result that channels stand in, None if that is not known.
-        values: numbers that its entry made of its arguments.
-    """
-
-    operation: Operation
-    operator: Operator | None
+    operation: Operation  # itself
+    operator: Operator | None  # its entry; None if what it does to signals is not known
+    # positions of the operations whose signals it reads, in the order that its entry expects
     inputs: tuple[int, ...]
+    # the dimension of its result that channels stand in, None if that is not known
     channel: int | None = None
-    values: tuple[float, ...] = ()
+    values: tuple[float, ...] = ()  # numbers that its entry made of its arguments
 
 
 @dataclass(frozen=True)
@@ -50,20 +44,14 @@ class Read:
 
 @dataclass(frozen=True)
 class Signal:
-    """What is known of a signal at one place.
+    """What is known of a signal at one place."""
 
-    Attributes:
-        mean: (C,).
-        covariance: (C, C).
-        repeat: places that stand for each channel (after a flatten), 1 otherwise.
-        guess: the inputs were not known and taken as isotropic: only a BN can make something of it.
-        gain: (C,) what a channel's covariance with any other signal was multiplied by, if each came from one.
-    """
-
-    mean: Tensor
-    covariance: Tensor
-    repeat: int = 1
+    mean: Tensor  # (C,)
+    covariance: Tensor  # (C, C)
+    repeat: int = 1  # places that stand for each channel (after a flatten), 1 otherwise
+    # the inputs were not known and taken as isotropic: only a BN can make something of it
     guess: bool = False
+    # (C,) what a channel's covariance with any other signal was multiplied by, if each came from one
     gain: Tensor | None = None
 
 

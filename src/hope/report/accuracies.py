@@ -14,12 +14,7 @@ STEP = re.compile("0|[1-9][0-9]{0,9}")  # one way to write each number
 
 
 def read_accuracies(path: Path, total: int) -> list[tuple[int, float]]:
-    """(steps, accuracy) in order, from a JSON object {"steps": accuracy, ...}.
-
-    Args:
-        path: the file.
-        total: how many steps the run has.
-    """
+    """(steps, accuracy) in order, from a JSON object {"steps": accuracy, ...}."""
     try:
         data = json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:

@@ -47,7 +47,6 @@ def write_page(
 
     Args:
         runs: what `read_run` returned.
-        target: the HTML file.
         accuracies: per run, (steps, accuracy) where it was measured.
         source: "model", "weights" and "input" for the command that extracts a model, where the run itself
             does not tell.

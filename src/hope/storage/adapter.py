@@ -18,19 +18,13 @@ PLAN = "adapter.json"
 
 
 class Head(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The new head.
+    """The new head."""
 
-    Attributes:
-        name: the module that it stands in for.
-        kind: its class.
-        recipe: how to make it again, where that is known; what it does not say is as in the source's head.
-        shapes: of its parameters and buffers; None if they were not told.
-    """
-
-    name: str
-    kind: str
+    name: str  # the module that it stands in for
+    kind: str  # its class
+    # how to make it again, where that is known; what it does not say is as in the source's head
     recipe: dict[str, Any] | None
-    shapes: dict[str, list[int]] | None
+    shapes: dict[str, list[int]] | None  # of its parameters and buffers; None if they were not told
 
 
 class Cost(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -70,36 +64,25 @@ class Cost(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
 
 
 class AdapterRecord(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What `adapter.json` says.
+    """What `adapter.json` says."""
 
-    Attributes:
-        method: "deft", or a baseline's name.
-        original: fingerprint of the source checkpoint.
-        arrays: everything that differs from it.
-        head: the new head.
-        frozen, columns: the masks of a `Tuning`: the shape of one that is among the arrays, or the value of
-            one that has only one.
-        masks_source: whether the source head's inputs from slack are masked.
-        holds_statistics: whether the running statistics of frozen channels stay.
-        anchored: the parameters that a penalty draws to where they were.
-        notes: what else a user should know.
-        cost: what the cut took from the source task.
-    """
-
-    method: str
-    original: str
-    arrays: Arrays
-    head: Head
+    method: str  # "deft", or a baseline's name
+    original: str  # fingerprint of the source checkpoint
+    arrays: Arrays  # everything that differs from it
+    head: Head  # the new head
+    # frozen, columns: the masks of a `Tuning`: the shape of one that is among the arrays, or the value of one
+    # that has only one
     frozen: dict[str, list[int] | bool]
     columns: dict[str, list[int] | bool]
-    masks_source: bool
-    holds_statistics: bool
+    masks_source: bool  # whether the source head's inputs from slack are masked
+    holds_statistics: bool  # whether the running statistics of frozen channels stay
+    # the parameters that a penalty draws to where they were
     anchored: list[str] = msgspec.field(default_factory=list)
-    notes: list[str] = msgspec.field(default_factory=list)
-    cost: Cost | None = None
+    notes: list[str] = msgspec.field(default_factory=list)  # what else a user should know
+    cost: Cost | None = None  # what the cut took from the source task
 
 
-ADAPTER = Format("hope-deft", "tuning", AdapterRecord, (adapter_to_2,))
+ADAPTER = Format("hope-deft", "tuning", AdapterRecord, 2, adapter_to_2)
 
 
 def write_adapter(folder: Path, tensors: Mapping[str, Tensor], **told: Any) -> None:

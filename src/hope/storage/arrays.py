@@ -26,15 +26,10 @@ OURS = (*RECORDS, LOCK, OWNER, "partial.json", "partial.json.fit", "report.html"
 
 
 class Arrays(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A file of tensors, as a record tells it.
+    """A file of tensors, as a record tells it."""
 
-    Attributes:
-        file: its name; it lies beside the record.
-        sha256: of its content.
-    """
-
-    file: str
-    sha256: str
+    file: str  # its name; it lies beside the record
+    sha256: str  # of its content
 
     def inside(self, folder: Path) -> Path:
         """Its path. Whatever the record says, no file outside the folder is read."""
@@ -63,11 +58,7 @@ def packed(tensors: Mapping[str, Tensor]) -> bytes:
 
 
 def read_arrays(folder: Path, arrays: Arrays) -> dict[str, Tensor]:
-    """The tensors of a file, whose hash must be the one that was told.
-
-    Raises:
-        DamagedFolder: it is missing, truncated or altered.
-    """
+    """The tensors of a file, whose hash must be the one that was told."""
     path = arrays.inside(folder)
     try:
         if _file_hash(path) != arrays.sha256:
@@ -89,7 +80,6 @@ def clean(folder: Path, earlier: Iterable[str], kept: Iterable[Arrays]) -> None:
 
     Args:
         earlier: what `stored_files` returned for the record that was replaced.
-        kept: what the new record names.
     """
     remove_leftovers(folder, lambda name: bool(STORED.fullmatch(name)) or name in RECORDS)
     names = {path.name for path in folder.iterdir()}

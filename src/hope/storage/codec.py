@@ -1,8 +1,8 @@
 """Typed records as JSON and back: one way to write a record and one way to read it, whatever it is of.
 
 A file is one JSON object: `format` and `version` say what it is, `schema` names its JSON Schema
-(`docs/schema`), `sha256` is a hash of everything else, and the rest is a record (a `msgspec.Struct`). Older
-versions are brought up one by one before they are read.
+(`docs/schema`), `sha256` is a hash of everything else, and the rest is a record (a `msgspec.Struct`). The
+version before is migrated when it is read.
 """
 
 from __future__ import annotations
@@ -28,27 +28,16 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Format(Generic[T]):
-    """A kind of file.
+    """A kind of file."""
 
-    Attributes:
-        name: the format, as files tell it.
-        what: what people call what is in it.
-        record: the type of its record.
-        migrations: the first makes version 2 of version 1, and so on: functions of plain data alone.
-        check: raises ValueError for plain data, of the version that is written, whose numbers would have
-            more memory taken than they may.
-    """
-
-    name: str
-    what: str
-    record: type[T]
-    migrations: tuple[Callable[[Plain], Plain], ...] = ()
+    name: str  # the format, as files tell it
+    what: str  # what people call what is in it
+    record: type[T]  # the type of its record
+    version: int  # the version that is written
+    migrate: Callable[[Plain], Plain]  # makes it of the version before: a function of plain data alone
+    # raises ValueError for plain data, of the version that is written, whose numbers would have more memory
+    # taken than they may
     check: Callable[[Plain], None] = lambda plan: None
-
-    @property
-    def version(self) -> int:
-        """The version that is written."""
-        return len(self.migrations) + 1
 
     @property
     def schema(self) -> str:
@@ -93,7 +82,7 @@ def read_record(path: Path, form: Format[T], before: Callable[[Plain], None] = l
     plan = _read(path, form)
     try:
         before(plan)
-        plan = brought_up(plan, form)
+        plan = migrated(plan, form)
         form.check(plan)
         body = {key: value for key, value in plan.items() if key not in _ENVELOPE}
         return decode(body, form.record)
@@ -129,10 +118,10 @@ def _read(path: Path, form: Format[Any]) -> Plain:
     if plan.get("format") != form.name:
         raise DamagedFolder(f"{path} was not written by this package")
     version = plan.get("version")
-    if type(version) is not int or not 1 <= version <= form.version:
+    if version not in (form.version - 1, form.version):
         raise DamagedFolder(
-            f"{path} has version {reprlib.repr(version)}, this package reads {form.version}: "
-            "update the package"
+            f"{path} has version {reprlib.repr(version)}, this package reads {form.version - 1} and "
+            f"{form.version}: update the package, or save the {form.what} again"
         )
     if not is_sealed(plan):
         raise DamagedFolder(
@@ -141,11 +130,11 @@ def _read(path: Path, form: Format[Any]) -> Plain:
     return plan
 
 
-def brought_up(plan: Plain, form: Format[Any]) -> Plain:
+def migrated(plan: Plain, form: Format[Any]) -> Plain:
     """A file's content in the version that is written now."""
-    for migrate in form.migrations[plan["version"] - 1 :]:
-        plan = {**migrate(plan), "version": plan["version"] + 1}
-    return plan
+    if plan["version"] == form.version:
+        return plan
+    return {**form.migrate(plan), "version": form.version}
 
 
 def not_as_it_should(path: Path, form: Format[Any], error: Exception) -> DamagedFolder:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from torch import Tensor, nn
@@ -25,7 +26,6 @@ def save_trained(folder: Path, run: Run, steps: int, small: nn.Module) -> Path:
 
     Raises:
         CheckpointMismatch: it has others; the message names the first.
-        CannotWrite: the folder has a run, whose other budgets would be lost.
     """
     weights = _unwrapped(state(small))
     _check_shapes(run.anatomy, run.trajectory.steps[:steps], weights, type(small).__name__)
@@ -35,18 +35,8 @@ def save_trained(folder: Path, run: Run, steps: int, small: nn.Module) -> Path:
                 f"{folder} has a run that answers every budget, which would be lost: "
                 "save the trained network in a folder of its own"
             )
-        return write_run(
-            folder,
-            run.original,
-            weights,
-            run.anatomy,
-            run.trajectory,
-            steps,
-            run.told,
-            details=run.details,
-            trained=True,
-            timing=run.timing,
-        )
+        trained = replace(run, steps=steps, moments=None, held=None, trained=True)
+        return write_run(folder, trained, weights)
 
 
 def _unwrapped(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:

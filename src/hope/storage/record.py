@@ -12,13 +12,14 @@ from hope.latency.timing import Timing
 from hope.reasons import Reason
 from hope.storage.arrays import Arrays
 from hope.storage.codec import Format, Plain, extent
-from hope.storage.migrations import MOST, run_to_2, run_to_3
+from hope.storage.migrations import run_to_3
 from hope.structure.anatomy import Anatomy
 from hope.structure.steps import AnyStep
 from hope.structure.units import Skipped, Unit
 from hope.trace.blocks import Block
 
 PLAN = "trajectory.json"
+MOST = 1 << 26  # places that all units of a network may have together, whatever a file says
 
 
 @dataclass(frozen=True)
@@ -100,37 +101,24 @@ class StoredAnatomy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
 
 
 class RunRecord(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What `trajectory.json` says.
+    """What `trajectory.json` says."""
 
-    Attributes:
-        original: fingerprint of the checkpoint that was compressed.
-        weights: the compressed weights.
-        method: how the steps were chosen: its name, and its options.
-        steps: how many of the trajectory's steps the budget took.
-        trajectory: all steps.
-        anatomy: the network that they refer to.
-        stops: after how many steps the run may be ended; empty if after any.
-        moments: what absorptions need.
-        details: for reports.
-        trained: whether the weights were trained on since; then there is no other budget than this one.
-        inputs: made-up inputs that weights were fitted on, so that other budgets can be had back.
-        times: predicted nanoseconds before the first and after each step, if it was made for a latency.
-        timing: where they hold, and what was measured.
-    """
-
-    original: str
-    weights: Arrays
-    method: dict[str, Any]
-    steps: int
-    trajectory: tuple[AnyStep, ...]
-    anatomy: StoredAnatomy
-    stops: tuple[int, ...] = ()
-    moments: Moments | None = None
-    details: Details = msgspec.field(default_factory=Details)
+    original: str  # fingerprint of the checkpoint that was compressed
+    weights: Arrays  # the compressed weights
+    method: dict[str, Any]  # how the steps were chosen: its name, and its options
+    steps: int  # how many of the trajectory's steps the budget took
+    trajectory: tuple[AnyStep, ...]  # all steps
+    anatomy: StoredAnatomy  # the network that they refer to
+    stops: tuple[int, ...] = ()  # after how many steps the run may be ended; empty if after any
+    moments: Moments | None = None  # what absorptions need
+    details: Details = msgspec.field(default_factory=Details)  # for reports
+    # whether the weights were trained on since; then there is no other budget than this one
     trained: bool = False
+    # made-up inputs that weights were fitted on, so that other budgets can be had back
     inputs: Arrays | None = None
+    # predicted nanoseconds before the first and after each step, if it was made for a latency
     times: tuple[int, ...] = ()
-    timing: Timing | None = None
+    timing: Timing | None = None  # where they hold, and what was measured
 
     def __post_init__(self) -> None:
         if self.times and len(self.times) != len(self.trajectory) + 1:
@@ -176,11 +164,7 @@ class _RunTold(msgspec.Struct):
 
 
 def check_places(plan: Plain) -> None:
-    """Refuse owners that are of other sizes than their tensors, or too many, before arrays are made of them.
-
-    Raises:
-        ValueError: what is wrong.
-    """
+    """Refuse owners of other sizes than their tensors, or too many, before arrays are made of them."""
     anatomy, total = msgspec.convert(plan, _RunTold).anatomy, 0
     for unit in anatomy.units:
         widest = 0
@@ -199,4 +183,4 @@ def check_places(plan: Plain) -> None:
         raise ValueError(f"units must have at most {MOST:,} places, got {total:,}")
 
 
-RUN = Format("hope-run", "run", RunRecord, (run_to_2, run_to_3), check_places)
+RUN = Format("hope-run", "run", RunRecord, 3, run_to_3, check_places)

@@ -50,10 +50,10 @@ from hope.structure.steps import AnyStep, Step
 
 __all__ = [
     "BY_HAND", "PLAN", "RUN", "Details", "Run", "digest_of", "fingerprint", "load", "read_run", "save_run",
-    "save_trajectory",
 ]  # fmt: skip
 
 BY_HAND = "by hand"  # the method of a run whose actions were given
+UNSAVED = Arrays(file="", sha256="")
 
 
 def save_run(
@@ -80,117 +80,27 @@ def save_run(
         >>> hope.load(folder, fresh)[0]
         Linear(in_features=4, out_features=5, bias=True)
     """
-    small = cut(model, anatomy, steps)
-    trajectory = Trajectory.of(anatomy, steps)
-    return save_trajectory(folder, model, small, anatomy, trajectory, len(steps), {"name": BY_HAND})
-
-
-def save_trajectory(
-    folder: str | os.PathLike[str],
-    model: nn.Module,
-    small: nn.Module,
-    anatomy: Anatomy,
-    trajectory: Trajectory,
-    steps: int,
-    method: Mapping[str, Any],
-    intakes: Mapping[str, InputStatistics] | None = None,
-    details: Details | None = None,
-    inputs: Sequence[Any] = (),
-    timing: Timing | None = None,
-) -> Path:
-    """Save a whole run: every step, the moments that absorptions need, the weights after the first `steps`
-    of them, and details for a report.
-
-    Args:
-        model, small: the original, and what it has become.
-        method: as `Method.told` puts it.
-        inputs: that weights were fitted on, if they are to be saved.
-        timing: of a run that was made for a latency.
-    """
-    return write_run(
-        Path(folder),
-        fingerprint(model),
-        {name: one.clone() for name, one in state(small).items()},
-        anatomy,
-        trajectory,
-        steps,
-        method,
-        intakes,
-        details,
-        inputs=inputs,
-        timing=timing,
-    )
-
-
-def write_run(
-    folder: Path,
-    original: str,
-    weights: Mapping[str, Tensor],
-    anatomy: Anatomy,
-    trajectory: Trajectory,
-    steps: int,
-    method: Mapping[str, Any],
-    intakes: Mapping[str, InputStatistics] | None = None,
-    details: Details | None = None,
-    trained: bool = False,
-    inputs: Sequence[Any] = (),
-    timing: Timing | None = None,
-) -> Path:
-    """Write a folder: the files of tensors first, then the record that names them."""
-    with locked(folder):
-        earlier = stored_files(folder / PLAN, RUN)
-        record = RunRecord(
-            original=original,
-            weights=write_arrays(folder, "weights", weights),
-            method=dict(method),
-            steps=steps,
-            trajectory=cast("tuple[AnyStep, ...]", trajectory.steps),
-            anatomy=StoredAnatomy.of(anatomy),
-            stops=trajectory.stops,
-            moments=write_moments(folder, intakes),
-            details=(details or Details()).rounded(),
-            trained=trained,
-            inputs=write_inputs(folder, inputs),
-            times=() if trajectory.times is None else tuple(map(int, trajectory.times)),
-            timing=timing,
-        )
-        write_record(folder / PLAN, RUN, record)
-        kept = [one for one in (record.weights, record.moments, record.inputs) if one is not None]
-        clean(folder, earlier, kept)
-    return folder
+    run = Run(fingerprint(model), anatomy, Trajectory.of(anatomy, steps), len(steps), {"name": BY_HAND})
+    return write_run(Path(folder), run, state(cut(model, anatomy, steps)))
 
 
 @dataclass(frozen=True)
 class Run:
-    """A saved run, read and checked.
+    """A saved run, read and checked."""
 
-    Attributes:
-        folder: where it was read from.
-        original: fingerprint of the checkpoint that was compressed.
-        anatomy, trajectory, steps: as in the `Encoding` that was saved.
-        told: its method: name and options.
-        arrays: the saved weights.
-        moments: the saved moments, if there are any.
-        details: what a report can tell beyond that.
-        held: the moments themselves, of a run that is not read from a folder.
-        trained: whether the saved weights were trained on since.
-        fitted: the saved inputs, if there are any.
-        timing: of a run that was made for a latency.
-    """
-
-    folder: Path
-    original: str
-    anatomy: Anatomy
+    original: str  # fingerprint of the checkpoint that was compressed
+    anatomy: Anatomy  # anatomy, trajectory, steps: as in the `Encoding` that was saved
     trajectory: Trajectory
     steps: int
-    told: Mapping[str, Any]
-    arrays: Arrays
-    moments: Moments | None = None
-    details: Details = field(default_factory=Details)
-    held: Mapping[str, InputStatistics] | None = None
-    trained: bool = False
-    fitted: Arrays | None = None
-    timing: Timing | None = None
+    told: Mapping[str, Any]  # its method: name and options
+    folder: Path = Path("run")  # where it was read from
+    arrays: Arrays = UNSAVED  # the saved weights
+    moments: Moments | None = None  # the saved moments, if there are any
+    details: Details = field(default_factory=Details)  # what a report can tell beyond that
+    held: Mapping[str, InputStatistics] | None = None  # the moments of a run that is not read from a folder
+    trained: bool = False  # whether the saved weights were trained on since
+    fitted: Arrays | None = None  # the saved inputs, if there are any
+    timing: Timing | None = None  # of a run that was made for a latency
 
     @property
     def weights(self) -> Path:
@@ -222,6 +132,37 @@ class Run:
         return read_moments(self.folder, self.moments) if self.held is None else dict(self.held)
 
 
+def write_run(folder: Path, run: Run, weights: Mapping[str, Tensor], inputs: Sequence[Any] = ()) -> Path:
+    """Write a folder: the files of tensors first, then the record that names them.
+
+    Args:
+        weights: after the run's steps.
+        inputs: that weights were fitted on, if they are to be saved.
+    """
+    times = run.trajectory.times
+    with locked(folder):
+        earlier = stored_files(folder / PLAN, RUN)
+        record = RunRecord(
+            original=run.original,
+            weights=write_arrays(folder, "weights", weights),
+            method=dict(run.told),
+            steps=run.steps,
+            trajectory=cast("tuple[AnyStep, ...]", run.trajectory.steps),
+            anatomy=StoredAnatomy.of(run.anatomy),
+            stops=run.trajectory.stops,
+            moments=write_moments(folder, run.held),
+            details=run.details,
+            trained=run.trained,
+            inputs=write_inputs(folder, inputs),
+            times=() if times is None else tuple(map(int, times)),
+            timing=run.timing,
+        )
+        write_record(folder / PLAN, RUN, record)
+        kept = [one for one in (record.weights, record.moments, record.inputs) if one is not None]
+        clean(folder, earlier, kept)
+    return folder
+
+
 def read_run(folder: str | os.PathLike[str], model: nn.Module | None = None) -> Run:
     """Read a saved run's plan, without its weights.
 
@@ -249,12 +190,12 @@ def read_run(folder: str | os.PathLike[str], model: nn.Module | None = None) -> 
     except (AssertionError, *SENSELESS) as error:
         raise not_as_it_should(folder / PLAN, RUN, error) from error
     return Run(
-        folder,
         record.original,
         anatomy,
         trajectory,
         record.steps,
         record.method,
+        folder,
         record.weights,
         record.moments,
         record.details,

@@ -28,7 +28,6 @@ class ChannelTracer:
     differs).
 
     Args:
-        shapes: of all parameters and buffers.
         streams: whether channels of streams may go: then a norm over channels is followed, not held fast.
     """
 
@@ -71,8 +70,6 @@ class ChannelTracer:
         """Hold ids fast: they can never be removed, for this reason.
 
         Args:
-            ids: whom.
-            reason: why.
             mixes: whether one channel's signal may reach another's there (False where channels stay apart and
                 only cannot be cut).
         """

@@ -72,7 +72,6 @@ def read(
     """Group the resolved ids into units (layers, then streams), and what is left alone.
 
     Args:
-        flow: the followed graphs.
         parameters: the names that count as parameters (the others are buffers).
         shared: parameter -> all the names it goes by, for those with several.
         streams: whether channels of streams may go, those that can.

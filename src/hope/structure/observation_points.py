@@ -26,22 +26,15 @@ MIXING = (Weighted, Elementwise, PerChannel, CrossChannelNorm)  # behind the act
 
 @dataclass(frozen=True, eq=False)
 class ObservationPoint:
-    """Where a unit's neurons stand in an operation's result.
+    """Where a unit's neurons stand in an operation's result."""
 
-    Attributes:
-        operation: its name.
-        dim: the dimension that they stand in.
-        owner: (size of the dimension,) the neuron at each place, -1 where there is none of them.
-        activation: what the result goes through on the way to the reader; None if nothing is known to change
-            it from there on.
-        behind: the BN between that activation and the reader, "" if there is none.
-    """
-
-    operation: str
-    dim: int
-    owner: Ids
+    operation: str  # its name
+    dim: int  # the dimension that they stand in
+    owner: Ids  # (size of the dimension,) the neuron at each place, -1 where there is none of them
+    # what the result goes through on the way to the reader; None if nothing is known to change it from there
+    # on
     activation: Link | None = None
-    behind: str = ""
+    behind: str = ""  # the BN between that activation and the reader, "" if there is none
 
 
 Taps = Mapping[tuple[str, str], ObservationPoint]

@@ -23,17 +23,11 @@ USUAL = 4  # bytes of an entry
 
 @dataclass(frozen=True)
 class Size:
-    """How large a network is.
+    """How large a network is."""
 
-    Attributes:
-        neurons: neurons in compressible layers.
-        parameters: `nn.Parameter` entries (buffers are not parameters).
-        macs: multiply-accumulates of convolutions and linear layers on the example.
-    """
-
-    neurons: int
-    parameters: int
-    macs: int
+    neurons: int  # neurons in compressible layers
+    parameters: int  # `nn.Parameter` entries (buffers are not parameters)
+    macs: int  # multiply-accumulates of convolutions and linear layers on the example
 
 
 def sizes(anatomy: Anatomy, steps: Sequence[Step]) -> Counts:
@@ -113,7 +107,6 @@ def _tally(
         lost: unit -> how many of its neurons are gone at each moment.
         gone: block -> the moment from which on it is evicted.
         biased: those of the evicted blocks that leave a bias behind; it goes with a block around them.
-        length: how many moments there are.
     """
     table = np.zeros((length, 3), dtype=np.int64)
     alive_until = _ends(anatomy, gone, length)
@@ -255,8 +248,6 @@ def released(
     """Entries that vanish with one neuron; the crossing of a row and a column counts once.
 
     Args:
-        shapes: of all tensors, as they are now.
-        places: of one unit, in the tensors that count.
         uses: tensor -> how often an entry counts, for MACs; by default each counts once.
     """
     kept: dict[str, list[int]] = {}

@@ -22,12 +22,7 @@ Neuron: TypeAlias = tuple[str, int]  # a layer's name and the neuron's number
 
 
 class Finder:
-    """Finds blocks without a skip.
-
-    Args:
-        layers: the units whose neurons can go.
-        residual: the blocks with a skip.
-    """
+    """Finds blocks without a skip."""
 
     def __init__(
         self,

@@ -19,21 +19,15 @@ Key: TypeAlias = tuple[str, int]  # a tensor's name and one of its dimensions
 
 @dataclass(frozen=True, eq=False, repr=False)
 class IndexMap:
-    """The places that a unit's neurons own along one dimension of one parameter or buffer.
+    """The places that a unit's neurons own along one dimension of one parameter or buffer."""
 
-    Attributes:
-        tensor: name in the model's `state_dict` (or of a non-persistent buffer).
-        dim: the dimension.
-        role: "out" (a filter), "in" (outgoing weights, the readers' side), "norm" (the weight of a norm over
-            all channels of a stream) or "along" (BN numbers, biases, depthwise filters, gates: whatever else
-            goes with the neuron).
-        owner: (size of the dimension,) the neuron at each place, -1 where another unit or nothing stands.
-    """
-
-    tensor: str
-    dim: int
+    tensor: str  # name in the model's `state_dict` (or of a non-persistent buffer)
+    dim: int  # the dimension
+    # "out" (a filter), "in" (outgoing weights, the readers' side), "norm" (the weight of a norm over all
+    # channels of a stream) or "along" (BN numbers, biases, depthwise filters, gates: whatever else goes with
+    # the neuron)
     role: str
-    owner: Ids
+    owner: Ids  # (size of the dimension,) the neuron at each place, -1 where another unit or nothing stands
 
     @cached_property
     def owned(self) -> Ids:
@@ -66,15 +60,10 @@ class IndexMap:
 
 @dataclass(frozen=True)
 class Reader:
-    """A weight that reads neurons, and what is done to their signal on the way.
+    """A weight that reads neurons, and what is done to their signal on the way."""
 
-    Attributes:
-        weight: name of the reading weight.
-        path: channel-wise operations from the filter to this weight, in order.
-    """
-
-    weight: str
-    path: tuple[Link, ...]
+    weight: str  # name of the reading weight
+    path: tuple[Link, ...]  # channel-wise operations from the filter to this weight, in order
 
     @property
     def module(self) -> str:
@@ -114,40 +103,28 @@ class Unit:
 
     A neuron of a unit can only go with everything it owns: its rows in the writers, its columns in the
     readers, and what stands between (BN numbers, biases, depthwise filters, gates).
-
-    Attributes:
-        name: the first writer's module path (or weight name for a bare parameter).
-        kind: "layer", or "stream": channels that several writers write into by adds.
-        weight: the first writer's weight.
-        neurons: how many there are (of a stream: channels).
-        channels: channels of the first writer per neuron (more than 1 where a grouped convolution ties them).
-        fan_in, fan_out: incoming and outgoing weights of one neuron, on average.
-        release: parameters that removing one neuron releases, in the network as it is; 0 for a stream whose
-            channels stay.
-        writers: module paths, in order of execution.
-        readers: who reads the neurons, and through what.
-        places: everything that is cut when neurons go.
-        along: further modules whose outputs go with the neurons (depthwise convolutions, gates).
-        block: the residual block whose branch it lies in, if any.
-        mixed: why its neurons do not stay apart from one another; None if they do.
-        fixed: why none of its neurons can go, where the model's own code does not accept another width; the
-            unit is then in `anatomy.skipped`, too. What cuts nothing need not mind.
     """
 
-    name: str
-    kind: str
-    weight: str
-    neurons: int
+    name: str  # the first writer's module path (or weight name for a bare parameter)
+    kind: str  # "layer", or "stream": channels that several writers write into by adds
+    weight: str  # the first writer's weight
+    neurons: int  # how many there are (of a stream: channels)
+    # channels of the first writer per neuron (more than 1 where a grouped convolution ties them)
     channels: int
-    fan_in: int
+    fan_in: int  # fan_in, fan_out: incoming and outgoing weights of one neuron, on average
     fan_out: int
+    # parameters that removing one neuron releases, in the network as it is; 0 for a stream whose channels
+    # stay
     release: int
-    writers: tuple[str, ...]
-    readers: tuple[Reader, ...]
-    places: tuple[IndexMap, ...]
+    writers: tuple[str, ...]  # module paths, in order of execution
+    readers: tuple[Reader, ...]  # who reads the neurons, and through what
+    places: tuple[IndexMap, ...]  # everything that is cut when neurons go
+    # further modules whose outputs go with the neurons (depthwise convolutions, gates)
     along: tuple[str, ...] = ()
-    block: str | None = None
-    mixed: Reason | None = None
+    block: str | None = None  # the residual block whose branch it lies in, if any
+    mixed: Reason | None = None  # why its neurons do not stay apart from one another; None if they do
+    # why none of its neurons can go, where the model's own code does not accept another width; the unit is
+    # then in `anatomy.skipped`, too. What cuts nothing need not mind
     fixed: Reason | None = None
 
     @cached_property
@@ -194,16 +171,9 @@ class Unit:
 
 @dataclass(frozen=True)
 class Skipped:
-    """Something that is left alone, and why.
+    """Something that is left alone, and why."""
 
-    Attributes:
-        name: module path.
-        outputs: its output channels.
-        reason: why.
-        kind: "layer", "block" or "parameter".
-    """
-
-    name: str
-    outputs: int
-    reason: Reason
-    kind: str = "layer"
+    name: str  # module path
+    outputs: int  # its output channels
+    reason: Reason  # why
+    kind: str = "layer"  # "layer", "block" or "parameter"

@@ -1,0 +1,121 @@
+"""What sets a saved or interrupted run apart from the one that is asked for."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from hope.errors import DamagedFolder, InfeasibleBudget, first_line
+from hope.schedule.budget import Budget, one_budget
+
+USUAL = {"streams": False, "uniform": False, "ranked": "params", "widths": "given"}  # unless a run says so
+
+
+def _unsaid(budget: Budget, given: dict[str, Any]) -> dict[str, Any]:
+    """What else tells runs apart: what steps are ranked by, unless it is time, and who chose the widths."""
+    ranks = budget.resource is not None and budget.resource.ranks and given["method"].by_budget
+    ranked = budget.unit if ranks else USUAL["ranked"]
+    widths = "chosen" if given["multiple_of"] is None else USUAL["widths"]
+    return {"ranked": ranked, "widths": widths}
+
+
+def differing(
+    folder: Path, model: Any, example: Any, budget: dict[str, Any], given: dict[str, Any]
+) -> list[str] | None:
+    """What sets a saved run apart from the one that is asked for; None if there is no run."""
+    from hope.latency.measure import resolve_runtime
+    from hope.storage.run import PLAN, fingerprint, read_run
+
+    if not (folder / PLAN).exists():
+        return None
+    try:
+        saved = read_run(folder)
+    except DamagedFolder as error:
+        return [first_line(error)]
+    asked, wanted = one_budget(**budget), _wanted(budget, given)
+    runtime = wanted.pop("runtime", None)
+    where = None if runtime is None else resolve_runtime(runtime, example)
+    before = None if saved.timing is None else saved.timing.runtime
+    told = _flat({**USUAL, **saved.details.settings})
+    found = _other(told, wanted)
+    if told.get("method") == wanted["method"] and not wanted.keys() <= told.keys():
+        found.append("it does not tell its options")
+    if where != before:
+        found.append(f"it was made for {before or 'no latency'}, not for {where or 'none'}")
+    if saved.original != fingerprint(model):
+        found.append("it has other weights")
+    try:  # where a fidelity is met is not told by the sizes
+        same = asked.kind.replayable and saved.trajectory.steps_at(asked) == saved.steps
+    except InfeasibleBudget:
+        same = False
+    return found if same else [*found, "another budget"]
+
+
+def begun_otherwise(
+    partial: Path, model: Any, example: Any, budget: dict[str, Any], given: dict[str, Any]
+) -> list[str]:
+    """What sets an interrupted run apart from the one that is asked for; nothing if there is none. Budgets of
+    one kind have their first steps in common.
+    """
+    from hope._util.digest import parsed
+    from hope.latency.measure import resolve_runtime
+    from hope.schedule.resume import FORMAT, VERSION
+    from hope.storage.run import fingerprint
+
+    try:
+        data = parsed(partial.read_bytes())
+        version, told = (data["format"], data["version"]), dict(data["settings"])
+    except FileNotFoundError:
+        return []
+    except (OSError, ArithmeticError, LookupError, RecursionError, TypeError, ValueError):
+        return ["it cannot be read"]
+    if version != (FORMAT, VERSION):
+        return ["another version has written it"]
+    wanted = _wanted(budget, given)
+    runtime = wanted.pop("runtime", None)
+    where = None if runtime is None else resolve_runtime(runtime, example).to_dict()
+    found = _other(_flat({**USUAL, **told}), {name: wanted[name] for name in wanted if name != "widths"})
+    if where != told.get("runtime"):
+        found.append("it was made for another latency" if where else "it was made for a latency")
+    return found if told.get("original") == fingerprint(model) else [*found, "it has other weights"]
+
+
+def _wanted(budget: dict[str, Any], given: dict[str, Any]) -> dict[str, Any]:
+    """What is asked for, as runs note it."""
+    return _flat({**given, "method": given["method"].to_dict(), **_unsaid(one_budget(**budget), given)})
+
+
+def _other(told: Mapping[str, Any], wanted: Mapping[str, Any]) -> list[str]:
+    """The options of a run that are not those that are asked for."""
+    from hope.methods.absorb import AUTOMATIC
+
+    return [
+        f"{name} was {_word(told[name])}, not {_word(value)}"
+        for name, value in wanted.items()
+        if name in told
+        and told[name] != value
+        and not (value is None and name in (*AUTOMATIC, "multiple_of"))
+    ]
+
+
+def _flat(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Settings with the method's options beside them.
+
+    >>> _flat({"evict": True, "method": {"name": "hope", "merge": None}})
+    {'evict': True, 'method': 'hope', 'merge': None}
+    """
+    found = {name: value for name, value in settings.items() if name != "method"}
+    method = dict(settings.get("method", {}))
+    return {**found, **({"method": method.pop("name")} if method else {}), **method}
+
+
+def _word(value: Any) -> str:
+    """An option's value in a message.
+
+    >>> _word(None), _word(["head*", "stem"]), _word([]), _word("pair")
+    ('none', 'head*, stem', 'none', 'pair')
+    """
+    if isinstance(value, list):
+        value = ", ".join(value)
+    return str(value or "none") if not isinstance(value, bool) else str(value)
