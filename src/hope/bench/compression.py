@@ -58,7 +58,6 @@ def measure(
     are not measured on.
 
     Args:
-        name: for messages and results.
         networks: methods, budgets and multiples: see `hope.bench.budgets.candidates`.
     """
     torch.manual_seed(seed)

@@ -41,8 +41,6 @@ class Fidelity:
     Args:
         example: an input it runs on; probes have its shape.
         program: the original's order of operations, for the scale of its input.
-        count: the number of probes.
-        trace: its captured graphs.
         progress: show progress; None shows it on a terminal.
         inputs: batches to use instead of probes, the first `count` inputs of them.
     """

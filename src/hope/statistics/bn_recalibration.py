@@ -38,7 +38,6 @@ def stand_in(
     differ from what the BNs remember by chance. BNs that are used more than once stay as they are.
 
     Args:
-        batches: inputs.
         made_up: they are, so that they differ in any case; what the BN remembers counts as one more input.
         trace: the network's captured graphs.
 
@@ -123,9 +122,6 @@ def carry(small: nn.Module, before: nn.Module, after: nn.Module, rows: Mapping[s
     stays: differences of means, ratios of variances.
 
     Args:
-        small: a smaller form of both.
-        before: whose statistics it has now.
-        after: whose statistics it is to have.
         rows: name of a running mean -> which of its entries the small network still has; all by default.
     """
     old, new = dict(before.named_buffers()), dict(after.named_buffers())

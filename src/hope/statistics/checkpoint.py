@@ -14,18 +14,12 @@ from hope.structure.anatomy import Anatomy
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """Parameters and buffers of a model, on the CPU, and the ε of its BNs.
+    """Parameters and buffers of a model, on the CPU, and the ε of its BNs."""
 
-    Attributes:
-        tensors: name -> parameter or buffer.
-        eps: BN -> its ε, as the captured network uses it.
-        literal: whether a signal's deviation is |γ| as the paper prints it, with ε dropped.
-        measured: signals as a few inputs showed them, in place of what BNs say; None without inputs.
-    """
-
-    tensors: Mapping[str, Tensor]
-    eps: Mapping[str, float]
-    literal: bool = False
+    tensors: Mapping[str, Tensor]  # name -> parameter or buffer
+    eps: Mapping[str, float]  # BN -> its ε, as the captured network uses it
+    literal: bool = False  # whether a signal's deviation is |γ| as the paper prints it, with ε dropped
+    # signals as a few inputs showed them, in place of what BNs say; None without inputs
     measured: Marginals | None = None
 
     @classmethod

@@ -55,9 +55,7 @@ def probes(
     positional and keyword arguments.
 
     Args:
-        steps: passes forward and back.
         near: stop when they are as near to what the BNs remember.
-        leaves: images are dead leaves, not noise.
         trace: the network's captured graphs.
     """
     args, kwargs = as_call(smaller(model, example))

@@ -72,17 +72,12 @@ def _written(stream: Unit, numbers: Checkpoint) -> Tensor | Reason:
 
 @dataclass(frozen=True, eq=False)
 class SignalStatistics:
-    """What a reader sees of a layer: Ψ of a Gaussian signal, and perhaps a BN behind that.
+    """What a reader sees of a layer: Ψ of a Gaussian signal, and perhaps a BN behind that."""
 
-    Attributes:
-        mean, spread: (neurons, channels a neuron has there) of the signal before the activation.
-        activation: Ψ; None for none.
-        behind: what a BN between the activation and the reader multiplies by and adds; None without one.
-    """
-
-    mean: Tensor
+    mean: Tensor  # mean, spread: (neurons, channels a neuron has there) of the signal before the activation
     spread: Tensor
-    activation: Link | None
+    activation: Link | None  # Ψ; None for none
+    # what a BN between the activation and the reader multiplies by and adds; None without one
     behind: tuple[Tensor, Tensor] | None = None
 
 

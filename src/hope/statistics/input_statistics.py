@@ -22,29 +22,17 @@ from hope.structure.units import Unit
 
 @dataclass(frozen=True, eq=False)
 class InputStatistics:
-    """What one weight reads, and what a surrogate says of it: all that absorption needs to rewrite it.
+    """What one weight reads, and what a surrogate says of it: all that absorption needs to rewrite it."""
 
-    Attributes:
-        weight: its name.
-        dim: the dimension that reads.
-        mean: (channels,) of the signal it reads.
-        covariance: (channels, channels); float32 where it is held in a file.
-        taps: (taps, taps) correlation between the places that the kernel covers.
-        variance: (outputs,) of what it computes.
-        repeat: input places that stand for one channel (after a flatten).
-        bn: the BN right behind it, "" without one.
-        bias: name of its bias, "" without one.
-    """
-
-    weight: str
-    dim: int
-    mean: Tensor
-    covariance: Tensor
-    taps: Tensor
-    variance: Tensor
-    repeat: int = 1
-    bn: str = ""
-    bias: str = ""
+    weight: str  # its name
+    dim: int  # the dimension that reads
+    mean: Tensor  # (channels,) of the signal it reads
+    covariance: Tensor  # (channels, channels); float32 where it is held in a file
+    taps: Tensor  # (taps, taps) correlation between the places that the kernel covers
+    variance: Tensor  # (outputs,) of what it computes
+    repeat: int = 1  # input places that stand for one channel (after a flatten)
+    bn: str = ""  # the BN right behind it, "" without one
+    bias: str = ""  # name of its bias, "" without one
 
     @property
     def absorbs_constants(self) -> bool:

@@ -82,7 +82,6 @@ def measured_marginals(
 
     Args:
         inputs: batches as `example` takes them, or pairs of inputs and labels; labels are not used.
-        made_up: the inputs are.
         progress: show how far it is; None shows it on a terminal.
     """
     taps = dict(anatomy.taps)

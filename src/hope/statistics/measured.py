@@ -106,7 +106,6 @@ def measured_intakes(
         known: intakes of the propagated surrogate, kept where nothing could be measured.
         units: whose readers; all layers by default.
         total: how many batches there are, where they do not tell it themselves.
-        made_up: the inputs are.
         progress: show how far it is; None shows it on a terminal.
     """
     readers = _readers(model, anatomy, anatomy.layers if units is None else units)

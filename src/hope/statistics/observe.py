@@ -36,16 +36,11 @@ def observe(
     Args:
         program: the network's.
         inputs: batches as the model takes them, or pairs of inputs and labels; labels are left out.
-        wanted: names of operations.
         observer: called with a name and a result, as soon as that is there.
         trace: the network's captured graphs.
-        begin: called with each batch before it is run.
         total: how many batches there are, where they do not tell it themselves.
         made_up: the batches are: no token of theirs is padding.
         progress: show how far it is; None shows it on a terminal.
-
-    Raises:
-        InvalidExample: there is no batch, or one that the model cannot run on or that is not finite.
     """
     batches, count = unlabelled(model, inputs), 0
     total = len(inputs) if isinstance(inputs, Sized) else total

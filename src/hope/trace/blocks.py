@@ -73,49 +73,35 @@ class ReplaceByZero(msgspec.Struct, frozen=True, tag="silence", tag_field="kind"
 
 @dataclass(frozen=True, repr=False)
 class Block:
-    """A branch of layers which can be evicted.
+    """A branch of layers which can be evicted."""
 
-    Attributes:
-        name: path of the module whose code does the add (with the add's number if it does several); without a
-            skip, of the modules that go ("first:last" if they are several).
-        skip: "identity" (no parameters on it) or "projection"; without a skip "concatenation" (it is one part
-            of one) or "chain" (its output has the shape of its input, and it is replaced by an identity).
-        channels: channels of the branch's output.
-        channel_dim: the dimension they stand in.
-        ndim: how many dimensions the branch's output has.
-        layers: neuron layers inside the branch. Those of a part of a concatenation lose all their neurons:
-            who reads them, however far behind, is cut as for pruned ones.
-        release: parameters that an eviction releases.
-        inside: the innermost other block whose branch contains this one.
-        way: how it is taken out of the modules.
-        bias: whether a per-channel bias can be left behind.
-        last_bn: the BN in front of the add, if the branch ends in one.
-        skip_bn: the last BN that wrote into what the skip carries, if there is one.
-        tensors: parameters and buffers that the branch uses.
-        branch_output: name of the graph node that ends the branch.
-        besides: of a part of a concatenation: the other parts of each concatenation that could go as well;
-            one of each must stay.
-        before: of a segment of a chain: the unit in front of it. Once the segment is gone, neuron k of that
-            unit is read by whoever read neuron k of the segment; it is there as long as both were.
-        read_bn: a BN that reads what the skip carries, as the first of a pre-activation branch does.
-    """
-
+    # path of the module whose code does the add (with the add's number if it does several); without a skip,
+    # of the modules that go ("first:last" if they are several)
     name: str
+    # "identity" (no parameters on it) or "projection"; without a skip "concatenation" (it is one part of one)
+    # or "chain" (its output has the shape of its input, and it is replaced by an identity)
     skip: str
-    channels: int
-    channel_dim: int
-    ndim: int
+    channels: int  # channels of the branch's output
+    channel_dim: int  # the dimension they stand in
+    ndim: int  # how many dimensions the branch's output has
+    # neuron layers inside the branch. Those of a part of a concatenation lose all their neurons: who reads
+    # them, however far behind, is cut as for pruned ones
     layers: tuple[str, ...]
-    release: int
-    inside: str | None
-    way: Replace | ReplaceByZero
-    bias: bool
-    last_bn: str | None
-    skip_bn: str | None
-    tensors: tuple[str, ...]
-    branch_output: str
+    release: int  # parameters that an eviction releases
+    inside: str | None  # the innermost other block whose branch contains this one
+    way: Replace | ReplaceByZero  # how it is taken out of the modules
+    bias: bool  # whether a per-channel bias can be left behind
+    last_bn: str | None  # the BN in front of the add, if the branch ends in one
+    skip_bn: str | None  # the last BN that wrote into what the skip carries, if there is one
+    tensors: tuple[str, ...]  # parameters and buffers that the branch uses
+    branch_output: str  # name of the graph node that ends the branch
+    # a BN that reads what the skip carries, as the first of a pre-activation branch does
     read_bn: str | None = None
+    # of a part of a concatenation: the other parts of each concatenation that could go as well; one of each
+    # must stay
     besides: tuple[tuple[str, ...], ...] = ()
+    # of a segment of a chain: the unit in front of it. Once the segment is gone, neuron k of that unit is
+    # read by whoever read neuron k of the segment; it is there as long as both were
     before: str | None = None
 
     @property
@@ -156,26 +142,18 @@ def under(name: str, module: str) -> bool:
 
 @dataclass(frozen=True)
 class BlockMatch:
-    """A block as positions in the program.
+    """A block as positions in the program."""
 
-    Attributes:
-        kind: "identity", "projection", "concatenation" or "chain" (see `Block.skip`).
-        add, fork: where branch and skip meet, and where they part. Without a skip: what reads the branch
-            (one of several), and what it reads (-1 if that is not one operation).
-        end: the branch's last operation.
-        branch, skip: the operations in between.
-        others: what ends the other parts of each concatenation.
-        before: the unit in front of a segment of a chain.
-    """
-
-    kind: str
+    kind: str  # "identity", "projection", "concatenation" or "chain" (see `Block.skip`)
+    # add, fork: where branch and skip meet, and where they part. Without a skip: what reads the branch (one
+    # of several), and what it reads (-1 if that is not one operation)
     add: int
     fork: int
-    end: int
-    branch: frozenset[int]
+    end: int  # the branch's last operation
+    branch: frozenset[int]  # branch, skip: the operations in between
     skip: frozenset[int] = frozenset()
-    others: tuple[frozenset[int], ...] = ()
-    before: str | None = None
+    others: tuple[frozenset[int], ...] = ()  # what ends the other parts of each concatenation
+    before: str | None = None  # the unit in front of a segment of a chain
 
     @property
     def residual(self) -> bool:

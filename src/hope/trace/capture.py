@@ -31,21 +31,13 @@ ADAPTED = (("lora_A",), ("lora_embedding_A",), ("base_layer", "active_adapters")
 
 @dataclass(frozen=True)
 class Graph:
-    """A captured forward pass.
+    """A captured forward pass."""
 
-    Attributes:
-        nodes: every node in order of execution.
-        tensors: placeholder name -> name of the parameter or buffer it stands for.
-        inputs: names of the placeholders that carry the example, in the order of the call.
-        constants: placeholder or attribute name -> what else the graph holds.
-        training: whether the pass was captured in training mode.
-    """
-
-    nodes: tuple[Node, ...]
-    tensors: Mapping[str, str]
-    inputs: tuple[str, ...]
-    constants: Mapping[str, Any]
-    training: bool
+    nodes: tuple[Node, ...]  # every node in order of execution
+    tensors: Mapping[str, str]  # placeholder name -> name of the parameter or buffer it stands for
+    inputs: tuple[str, ...]  # names of the placeholders that carry the example, in the order of the call
+    constants: Mapping[str, Any]  # placeholder or attribute name -> what else the graph holds
+    training: bool  # whether the pass was captured in training mode
 
 
 def check_readable(model: nn.Module) -> None:

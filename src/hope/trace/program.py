@@ -33,37 +33,24 @@ class Ref:
 
 @dataclass(frozen=True, eq=False)
 class Operation:
-    """One operation of a network.
+    """One operation of a network."""
 
-    Attributes:
-        position: its place in the program.
-        operator: its bare name, in-place or not ("add" for `aten.add_.Tensor`); operators of other libraries
-            carry their namespace ("torchvision::nms"). Besides: "input" (of the model), "tensor" (a parameter
-            or buffer), "constant", "attribute" (other things that the graph holds) and "output".
-        name: of the graph's node.
-        arguments: by name, defaults included; results of other operations as `Ref`.
-        given: how many arguments the call gave itself.
-        inputs: positions of all operations whose results it reads, each once.
-        tensors: argument -> the name of the parameter or buffer that it is.
-        shapes: of its results; None for what is no tensor of known shape.
-        several: whether it returns a list or tuple.
-        calls: the modules that were being run, outermost first: (path, which call of it).
-        in_place: whether it writes into its first argument, which later operations then read here.
-        pointwise: whether torch says that it works element by element.
-    """
-
-    position: int
+    position: int  # its place in the program
+    # its bare name, in-place or not ("add" for `aten.add_.Tensor`); operators of other libraries carry their
+    # namespace ("torchvision::nms"). Besides: "input" (of the model), "tensor" (a parameter or buffer),
+    # "constant", "attribute" (other things that the graph holds) and "output"
     operator: str
-    name: str
-    arguments: Mapping[str, Any]
-    given: int
-    inputs: tuple[int, ...]
-    tensors: Mapping[str, str]
-    shapes: tuple[Shape | None, ...]
-    several: bool = False
+    name: str  # of the graph's node
+    arguments: Mapping[str, Any]  # by name, defaults included; results of other operations as `Ref`
+    given: int  # how many arguments the call gave itself
+    inputs: tuple[int, ...]  # positions of all operations whose results it reads, each once
+    tensors: Mapping[str, str]  # argument -> the name of the parameter or buffer that it is
+    shapes: tuple[Shape | None, ...]  # of its results; None for what is no tensor of known shape
+    several: bool = False  # whether it returns a list or tuple
+    # the modules that were being run, outermost first: (path, which call of it)
     calls: tuple[tuple[str, str], ...] = ()
-    in_place: bool = False
-    pointwise: bool = False
+    in_place: bool = False  # whether it writes into its first argument, which later operations then read here
+    pointwise: bool = False  # whether torch says that it works element by element
 
     @property
     def tensor(self) -> str | None:

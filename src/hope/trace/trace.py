@@ -66,11 +66,7 @@ class Trace:
         after: Callable[[int], bool | None] | None = None,
         in_place: bool = False,
     ) -> Interpreter:
-        """A run of the model on these batches (see `Interpreter`).
-
-        Raises:
-            InvalidExample: batches of different shapes trace different graphs.
-        """
+        """A run of the model on these batches (see `Interpreter`)."""
         keys = [Key.of(model, batch) for batch in batches]
         found = {key: self.captured(model, batches[keys.index(key)]) for key in dict.fromkeys(keys)}
         captured = [found[key] for key in keys]
@@ -87,9 +83,6 @@ class Trace:
 
         Args:
             program: the network's, whose operations are wanted by their names.
-
-        Raises:
-            InvalidExample: the model cannot run on the batch, or traces a different graph there.
         """
         there = self._matched(program, self.captured(model, batch))
         if any(name not in there for name in wanted):
@@ -113,23 +106,15 @@ class Trace:
 
 @dataclass(frozen=True)
 class Key:
-    """What a graph is captured for.
+    """What a graph is captured for."""
 
-    Attributes:
-        modules: names and classes of the model's.
-        tensors: names, types and devices of its parameters and buffers.
-        shapes: of these.
-        structure: of the call: how its inputs are nested, their types, and everything that is no tensor.
-        sizes: shapes of the inputs.
-        gradients: whether they are recorded.
-    """
-
-    modules: tuple[Any, ...]
-    tensors: tuple[Any, ...]
-    shapes: tuple[Any, ...]
+    modules: tuple[Any, ...]  # names and classes of the model's
+    tensors: tuple[Any, ...]  # names, types and devices of its parameters and buffers
+    shapes: tuple[Any, ...]  # of these
+    # of the call: how its inputs are nested, their types, and everything that is no tensor
     structure: tuple[Any, ...]
-    sizes: tuple[Any, ...]
-    gradients: bool
+    sizes: tuple[Any, ...]  # shapes of the inputs
+    gradients: bool  # whether they are recorded
 
     @classmethod
     def of(cls, model: nn.Module, batch: Example | None) -> Key:

@@ -10,39 +10,27 @@ from hope.trace.labels import Ids, Shape
 
 
 class Link(NamedTuple):
-    """One channel-wise operation between a neuron's filter and the weights that read it.
+    """One channel-wise operation between a neuron's filter and the weights that read it."""
 
-    Attributes:
-        kind: "bn", "activation", "pool", "depthwise", "gate", "scale", "add", "concat", "flatten", "resize",
-            "pad" or "norm".
-        name: the module (for what has parameters) or the operator.
-        values: its numbers, e.g. (eps,) of a BN or (slope,) of a leaky ReLU.
-        tensor: the parameter it uses, where that is not told by the module (the slopes of a PReLU).
-    """
-
+    # "bn", "activation", "pool", "depthwise", "gate", "scale", "add", "concat", "flatten", "resize", "pad" or
+    # "norm"
     kind: str
-    name: str
-    values: tuple[float, ...] = ()
-    tensor: str = ""
+    name: str  # the module (for what has parameters) or the operator
+    values: tuple[float, ...] = ()  # its numbers, e.g. (eps,) of a BN or (slope,) of a leaky ReLU
+    tensor: str = ""  # the parameter it uses, where that is not told by the module (the slopes of a PReLU)
 
 
 @dataclass(frozen=True)
 class Value:
-    """What is known of one tensor.
-
-    Attributes:
-        labels: label arrays, no two over the same dimensions.
-        static: computed from parameters and constants alone.
-        tensor: the name, if this is a parameter or buffer itself.
-        signals: weight that wrote a channel found here -> what was done to it since.
-        origins: the parameters and buffers that this is computed from, if from nothing else.
-    """
+    """What is known of one tensor."""
 
     shape: Shape
-    labels: tuple[Ids, ...] = ()
-    static: bool = False
-    tensor: str | None = None
+    labels: tuple[Ids, ...] = ()  # label arrays, no two over the same dimensions
+    static: bool = False  # computed from parameters and constants alone
+    tensor: str | None = None  # the name, if this is a parameter or buffer itself
+    # weight that wrote a channel found here -> what was done to it since
     signals: Mapping[str, tuple[Link, ...]] = field(default_factory=dict)
+    # the parameters and buffers that this is computed from, if from nothing else
     origins: tuple[str, ...] = ()
 
     def then(self, kind: str, name: str, values: tuple[float, ...] = (), tensor: str = "") -> Value:
