@@ -79,15 +79,15 @@ def test_a_tuning_says_what_may_move_and_where_it_comes_from(model: nn.Module) -
     free, total = tuning.trainable()
     told = str(tuning)
     assert f"CifarResNet by deft, from the source checkpoint {part.original[:12]}" in told
-    assert f"may move: {free:,} of {total:,} parameters" in told
+    assert f"trainable: {free:,} of {total:,} parameters" in told
     assert "head: linear is Linear(in_features=64, out_features=4, bias=True)" in told
-    assert "source: Linear(in_features=64, out_features=10, bias=True), which hears core alone" in told
+    assert "source: Linear(in_features=64, out_features=10, bias=True), which reads core only" in told
     tuning.notes = ("something to know",)
     tuning.set_penalty(Penalty(tuning.model, {}, {}))
     assert str(tuning).endswith("the loss needs tuning.penalty() added to it\nnote: something to know")
     full = hope.deft.baselines.full(model, part, head=nn.Sequential(nn.Linear(64, 8), nn.Linear(8, 2)))
     assert len(str(full).splitlines()) == 5
-    assert f"may move: {full.trainable()[1]:,} of {full.trainable()[1]:,} parameters (100.0%)" in str(full)
+    assert f"trainable: {full.trainable()[1]:,} of {full.trainable()[1]:,} parameters (100.0%)" in str(full)
 
 
 class Page(HTMLParser):

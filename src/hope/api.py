@@ -231,6 +231,6 @@ def capacities(
     space = SearchSpace.of(model, example, anatomy, method, evict=False, progress=progress)
     advice = waiting(anatomy, space.left_alone)
     if advice and not space.states:
-        raise InvalidExample(f"{advice}: give a few inputs, hope.capacities(..., calibration=batches)")
+        raise InvalidExample(f"{advice}: pass a few inputs, hope.capacities(..., calibration=batches)")
     found = space.method.measures(space.statistics, space.states)
     return {name: torch.tensor(values, dtype=torch.float64) for name, values in found.items()}

@@ -115,7 +115,9 @@ class Encoding:
     def _intact(self) -> nn.Module:
         """The original, if it was not modified."""
         if self.unchanged is not None and fingerprint(self.original) != self.unchanged:
-            raise InvalidAction("the model was too large to copy, and has been changed since: load it anew")
+            raise InvalidAction(
+                "the original must not be changed (it was too large to copy), and it was: load it again"
+            )
         return self.original
 
     @cached_property

@@ -85,7 +85,7 @@ def test_checkpoint_with_code_in_it_is_refused(
 @pytest.mark.parametrize(
     ("model", "words"),
     [
-        ("resnet18", "is not a model: give torchvision:NAME"),
+        ("resnet18", "MODEL must be torchvision:NAME"),
         ("torchvision:nothing", "cannot be built"),
         ("missing.py:build", "there is no file"),
         ("{file}:number", "gives a int"),

@@ -28,7 +28,7 @@ def prefixed(prefix: str, state: dict[str, Any]) -> dict[str, Any]:
 
 WRAPPED: list[tuple[Callable[[dict[str, Any]], Any], list[str]]] = [
     (lambda state: state, []),
-    (lambda state: {"state_dict": state, "epoch": 3}, ["its entry 'state_dict' is taken"]),
+    (lambda state: {"state_dict": state, "epoch": 3}, ["using its entry 'state_dict'"]),
     (lambda state: {"model": state, "optimizer": {"lr": 0.1}}, ["'model'"]),
     (lambda state: {"model_state_dict": state, "best": torch.tensor(0.5)}, ["'model_state_dict'"]),
     (lambda state: {"state_dict": {"model": state}}, ["'state_dict'", "'model'"]),
@@ -103,12 +103,12 @@ def _files(folder: Path) -> dict[str, str]:
         "cut.pt": "truncated or damaged",
         "cut.safetensors": "truncated or damaged",
         "list.pt": "holds a list, not a state dict",
-        "empty.pt": "there are no weights in it, but epoch, lr",
+        "empty.pt": "it contains no weights, but epoch, lr",
         "nothing.pt": "it is empty",
         "text.pt": "it is a text file",
         "page.pt": "a web page",
         "lfs.pt": "git lfs pull",
-        "noise.pt": "it is no checkpoint",
+        "noise.pt": "it is not a checkpoint",
         "array.npy": "a NumPy array",
         "arrays.npz": "NumPy arrays (.npz)",
         ".": "is a folder",

@@ -306,7 +306,7 @@ def test_where_moments_are_not_known_a_mask_has_to_do() -> None:
 def test_there_are_two_ways_to_sever() -> None:
     net = made(chain())
     part = hope.deft.partition(net, images(2))
-    with pytest.raises(InvalidPartition, match="choose from mask, absorb"):
+    with pytest.raises(InvalidPartition, match="one of mask, absorb"):
         hope.deft.prepare(net, part, sever="melt")
 
 

@@ -41,7 +41,9 @@ def inputs() -> list[Tensor]:
 
 
 def test_without_bn_and_inputs_it_is_said_what_to_type() -> None:
-    with pytest.raises(NotSeparable, match=r"give a few inputs, calibration=batches, or freeze") as caught:
+    with pytest.raises(
+        NotSeparable, match=r"pass a few inputs with calibration=batches, or freeze"
+    ) as caught:
         hope.deft.partition(net(), images(2))
     assert len(str(caught.value).splitlines()) == 1
 

@@ -40,7 +40,7 @@ def test_cost_is_what_the_source_task_is_worth_right_after_the_cut(sever: str) -
     assert tuning.cost is not None
     assert tuning.cost.fidelity == pytest.approx(fidelity, abs=1e-6)
     assert (tuning.cost.before, tuning.cost.after, tuning.cost.inputs) == (0.8, after, 30)
-    assert f"source after the cut: predicted fidelity {fidelity:.2f}; {after:.1%} of 30" in str(tuning)
+    assert f"source after severing: predicted fidelity {fidelity:.2f}; {after:.1%} of 30" in str(tuning)
 
 
 def test_little_left_is_a_warning_and_much_left_a_note(capsys: pytest.CaptureFixture[str]) -> None:
@@ -57,7 +57,7 @@ def test_little_left_is_a_warning_and_much_left_a_note(capsys: pytest.CaptureFix
         warnings.simplefilter("error")
         part = hope.deft.partition(net, images(2), percentile=0, merge=False)
         hope.deft.prepare(net, part, head=4)
-    assert "note: the source task after the cut: predicted fidelity 1.00" in capsys.readouterr().err
+    assert "note: the source task after severing: predicted fidelity 1.00" in capsys.readouterr().err
 
 
 def test_accuracy_decides_where_it_is_known() -> None:
@@ -88,7 +88,7 @@ def test_cost_is_saved_and_baselines_have_none(tmp_path: Path) -> None:
     assert again.cost == tuning.cost
     assert again.cost is not None
     assert again.cost.inputs == 8
-    assert "after the cut" not in str(baselines.full(net, part, head=4))
+    assert "after severing" not in str(baselines.full(net, part, head=4))
 
 
 def test_without_an_example_nothing_is_predicted_and_that_is_told() -> None:
@@ -99,7 +99,7 @@ def test_without_an_example_nothing_is_predicted_and_that_is_told() -> None:
         tuning = hope.deft.prepare(net, part, head=4)
     assert tuning.cost is not None
     assert tuning.cost.fidelity is None
-    assert "source after the cut: not known: the partition was made without an example" in str(tuning)
+    assert "source after severing: not known: the partition was made without an example" in str(tuning)
     with pytest.raises(InvalidPartition, match="needs an example"):
         hope.deft.partition(net, fidelity=0.9, anatomy=part.anatomy)
 
@@ -156,7 +156,7 @@ def test_a_fidelity_that_merges_put_out_of_reach_is_refused() -> None:
         for name in ("0.weight", "1.weight", "1.bias", "1.running_mean", "1.running_var"):
             net.state_dict()[name][6:] = net.state_dict()[name][:6]
         net.get_parameter("4.weight")[:, 6:] = net.get_parameter("4.weight")[:, :6]
-    with pytest.raises(InvalidPartition, match=r"fidelity=1 is out of reach, percentile 0.*merge=False"):
+    with pytest.raises(InvalidPartition, match=r"fidelity=1 cannot be reached: percentile 0.*merge=False"):
         hope.deft.partition(net, images(2), fidelity=1, merge="pair")
 
 

@@ -324,7 +324,7 @@ def test_two_outputs_need_a_named_head() -> None:
     assert not part.frozen["left.weight"].any()
     assert part.frozen["right.weight"].all()  # another output is core, and does not listen to slack
     assert torch.equal(part.severed["right.weight"][0], ~part.core["body.0"])
-    with pytest.raises(NotSeparable, match="no module 'middle'"):
+    with pytest.raises(NotSeparable, match="got 'middle'"):
         hope.deft.partition(net, torch.zeros(2, 6), head="middle")
 
 

@@ -16,21 +16,21 @@ from tests.deft.nets import Residual, chain, images, made
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"percentile": 101}, "0 to 100"),
-        ({"percentile": "40"}, "percentile='40'.*0 to 100"),
-        ({"percentile": True}, "0 to 100"),
-        ({"percentile": float("nan")}, "0 to 100"),
-        ({"fidelity": 0}, "fidelity=0 is none.*above 0, at most 1"),
-        ({"fidelity": 1.01}, "above 0, at most 1"),
-        ({"fidelity": True}, "fidelity=True.*above 0"),
-        ({"fidelity": "0.9"}, "fidelity='0.9'.*above 0"),
-        ({"fidelity": float("nan")}, "above 0, at most 1"),
-        ({"fidelity": 0.9, "percentile": 20}, "percentile= and fidelity=.*give one"),
-        ({"sever": "cut"}, "sever='cut': choose from mask, absorb"),
+        ({"percentile": 101}, "between 0 and 100, got 101"),
+        ({"percentile": "40"}, "between 0 and 100, got '40'"),
+        ({"percentile": True}, "between 0 and 100, got True"),
+        ({"percentile": float("nan")}, "between 0 and 100, got nan"),
+        ({"fidelity": 0}, "fidelity must be above 0 and at most 1, got 0"),
+        ({"fidelity": 1.01}, "at most 1, got 1.01"),
+        ({"fidelity": True}, "above 0.*got True"),
+        ({"fidelity": "0.9"}, "above 0.*got '0.9'"),
+        ({"fidelity": float("nan")}, "at most 1, got nan"),
+        ({"fidelity": 0.9, "percentile": 20}, "either percentile= or fidelity="),
+        ({"sever": "cut"}, "sever must be one of mask, absorb, got 'cut'"),
         ({"by": "size"}, "prune-cost, capacity"),
         ({"merge": "all"}, "'sum'"),
-        ({"core": ["4", "layr*"]}, r"core='layr\*' fits no layer.*0, 4, 9.*hope\.inspect"),
-        ({"core": "layr"}, "core='layr' fits no layer"),
+        ({"core": ["4", "layr*"]}, r"core='layr\*' matches no layer.*0, 4, 9.*hope\.inspect"),
+        ({"core": "layr"}, "core='layr' matches no layer"),
     ],
 )
 def test_what_is_no_partition_is_refused(options: dict[str, object], words: str) -> None:
@@ -64,7 +64,7 @@ def test_other_buffers_may_be_infinite() -> None:
 
 @pytest.mark.parametrize("head", ["4", "1", "9"])
 def test_a_head_in_the_middle_of_the_network_is_refused(head: str) -> None:
-    with pytest.raises(NotSeparable, match=f"^{head} is in the middle.*weight reads what it computes.*head="):
+    with pytest.raises(NotSeparable, match=f"^{head} cannot be the head.*weight reads its output.*head="):
         hope.deft.partition(made(chain()), images(2), head=head)
 
 
@@ -82,7 +82,7 @@ class _Scored(nn.Module):
 
 def test_a_head_behind_which_something_stands_must_be_named() -> None:
     net = made(_Scored())
-    with pytest.raises(NotSeparable, match=r"no layer of _Scored ends in its outputs.*softmax.*head="):
+    with pytest.raises(NotSeparable, match=r"no layer of _Scored writes its outputs.*softmax.*head="):
         hope.deft.partition(net, torch.zeros(2, 6))
     part = hope.deft.partition(net, torch.zeros(2, 6), head="last")
     assert hope.deft.prepare(net, part, head=2).model(torch.zeros(2, 6)).shape == (2, 2)
@@ -124,10 +124,13 @@ PENALTIES: dict[str, tuple[Callable[[nn.Module], object], str]] = {
         lambda net: baselines.ewc(net, "12", importance=_importance(net, **{"4_bias": torch.ones(1)})),
         "at 4.bias: ",
     ),
-    "EWC": (lambda net: baselines.ewc(net, "12", importance={}, strength=-1), "strength=-1 "),
-    "L2-SP": (lambda net: baselines.l2_sp(net, "12", strength=-0.1), "strength=-0.1 "),
-    "L2-SP's head": (lambda net: baselines.l2_sp(net, "12", head_strength=-1), "head_strength=-1 "),
-    "NaN": (lambda net: baselines.l2_sp(net, "12", strength=float("nan")), "strength=nan "),
+    "EWC": (lambda net: baselines.ewc(net, "12", importance={}, strength=-1), "strength must be .*got -1"),
+    "L2-SP": (lambda net: baselines.l2_sp(net, "12", strength=-0.1), "strength must be .*got -0.1"),
+    "L2-SP's head": (
+        lambda net: baselines.l2_sp(net, "12", head_strength=-1),
+        "head_strength must be .*got -1",
+    ),
+    "NaN": (lambda net: baselines.l2_sp(net, "12", strength=float("nan")), "strength must be .*got nan"),
 }
 
 

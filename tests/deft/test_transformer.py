@@ -90,7 +90,7 @@ def test_it_is_said_where_core_hears_slack() -> None:
     net = _net()
     tuning = hope.deft.prepare(net, _partition(net), head=3)
     (note,) = tuning.notes
-    assert "stream of patches, save in source(): layer_norm in blocks.0.norm1" in note
+    assert "stream of patches, except in source(): layer_norm in blocks.0.norm1" in note
 
 
 def test_slack_learns_what_a_head_alone_does_not() -> None:

@@ -64,7 +64,7 @@ def test_fidelity_falls_along_a_run_and_repeats() -> None:
 
 def test_other_networks_are_refused() -> None:
     net = network(3)
-    with pytest.raises(InvalidExample, match="answer differently"):
+    with pytest.raises(InvalidExample, match="outputs of one shape"):
         hope.fidelity(net, nn.Sequential(nn.Flatten(), nn.Linear(432, 7)), EXAMPLE)
 
 

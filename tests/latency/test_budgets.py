@@ -156,8 +156,8 @@ def test_the_least_latency_is_told_before_the_work(network: nn.Module, fake: Fak
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"params": 0.5, "runtime": "torch"}, "a runtime goes with a latency, not with params=0.5"),
-        ({"latency": 0.5, "runtime": "tflite"}, "no runtime 'tflite': choose from torch, onnxruntime"),
+        ({"params": 0.5, "runtime": "torch"}, "runtime needs a latency budget, got params=0.5"),
+        ({"latency": 0.5, "runtime": "tflite"}, "one of torch, onnxruntime, got 'tflite'"),
     ],
 )
 def test_runtimes_that_make_no_sense_are_refused(
@@ -169,7 +169,7 @@ def test_runtimes_that_make_no_sense_are_refused(
 
 @pytest.mark.parametrize("wrong", [{"batch": 0}, {"threads": -1}, {"batch": 1.5}, {"threads": True}])
 def test_a_runtime_has_whole_numbers(wrong: dict[str, Any]) -> None:
-    with pytest.raises(hope.UnknownMethod, match="give a whole number from 1"):
+    with pytest.raises(hope.UnknownMethod, match="must be a whole number from 1"):
         hope.Runtime("torch", **wrong)
 
 
@@ -177,7 +177,7 @@ def test_a_runtime_that_is_not_installed_says_what_to_install(
     network: nn.Module, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "onnxruntime", None)
-    with pytest.raises(hope.HopeError, match=r"pip install 'hope-encoding\[onnx\]', or take runtime='torch'"):
+    with pytest.raises(hope.HopeError, match=r"pip install 'hope-encoding\[onnx\]', or use runtime='torch'"):
         hope.encode(network, EXAMPLE, latency=0.5, runtime="onnxruntime")
 
 
@@ -214,7 +214,7 @@ def test_the_command_line_takes_both(fake: Fake, tmp_path: Path, capsys: pytest.
     assert main(["encode", *spec, "--latency", "12", "--out", run, "--force"]) == 2
     assert "with its unit (s, ms, us), got 12:" in capsys.readouterr().err
     assert main(["encode", *spec, "--params", "0.6", "--threads", "2", "--out", run, "--force"]) == 2
-    assert "--threads goes with --latency" in capsys.readouterr().err
+    assert "--threads needs --latency" in capsys.readouterr().err
     assert main(["extract", run, spec[0], "--latency", "0.9", "--out", str(tmp_path / "x.safetensors")]) == 2
     assert "does not know its latency" in capsys.readouterr().err
 

@@ -208,7 +208,7 @@ def test_a_table_of_another_machine_is_measured_anew_and_that_is_said(
     with faked(folder=str(tmp_path), machine={**MACHINE, "cpu": "Slide rule"}) as other:
         hope.encode(network, EXAMPLE, latency=0.9)
     told = capsys.readouterr().err.strip()
-    assert "was measured elsewhere (cpu Abacus, here Slide rule): latencies are measured anew" in told
+    assert "was measured elsewhere (cpu Abacus, here Slide rule): latencies are measured again" in told
     assert "\n" not in told
     assert other.points
 
@@ -234,7 +234,7 @@ def test_a_damaged_table_is_measured_anew(
         path.parent.mkdir(parents=True)
         path.write_bytes(content)
         assert Table(TORCH).kept.operators == {}
-    assert "measured anew" in capsys.readouterr().err
+    assert "measured again" in capsys.readouterr().err
 
 
 def test_a_changed_latency_is_noticed(
@@ -247,7 +247,7 @@ def test_a_changed_latency_is_noticed(
         told["networks"] = {digest: [2 * one for one in times] for digest, times in told["networks"].items()}
         path.write_text(json.dumps(told))
         after = hope.encode(network, EXAMPLE, latency=0.9)
-    assert "was altered after it was written: latencies are measured anew" in capsys.readouterr().err
+    assert "was altered after it was written: latencies are measured again" in capsys.readouterr().err
     assert after.trajectory.steps == before.trajectory.steps
 
 
@@ -269,7 +269,7 @@ def test_only_latencies_that_are_positive_and_finite_are_kept(
         assert again.networks("b", 3, lambda: [1.0, 2.0, 3.0]) == [1.0, 2.0, 3.0]
     assert measured == points[:1]
     told = capsys.readouterr().err
-    assert told.endswith("has latencies that are not positive numbers: these are measured anew\n")
+    assert told.endswith("has latencies that are not positive numbers: these are measured again\n")
     assert told.count("\n") == 1
 
 

@@ -100,7 +100,7 @@ def test_other_budgets_of_trained_weights_are_refused(
 
 def test_a_run_is_not_lost_to_what_was_trained(encoding: hope.Encoding, tmp_path: Path) -> None:
     saved = encoding.save(tmp_path / "run")
-    with pytest.raises(hope.CannotWrite, match="answers every budget, which would be lost"):
+    with pytest.raises(hope.CannotWrite, match="whose other budgets would be lost"):
         hope.save_finetuned(saved, encoding, encoding.model)
     assert not read_run(saved).trained
     folder = hope.save_finetuned(tmp_path / "small", encoding, encoding.model)

@@ -32,7 +32,7 @@ def test_no_example() -> None:
 @pytest.mark.parametrize("example", [3, "image.png", 1.5, {1, 2}, object()])
 def test_an_example_of_an_unsupported_type(example: Any) -> None:
     message = refused(hope.InvalidExample, mlp(), example)
-    assert message.startswith(f"an example of type {type(example).__name__} cannot be used: pass a tensor")
+    assert message.startswith("the example must be a tensor")
 
 
 def test_an_example_of_the_wrong_shape() -> None:
@@ -235,7 +235,7 @@ def test_dreams_of_numbers_that_make_no_sense(given: dict[str, Any]) -> None:
 
 
 def test_calibration_that_is_one_batch() -> None:
-    with pytest.raises(hope.InvalidExample, match="give a list of such batches"):
+    with pytest.raises(hope.InvalidExample, match="must be a list of batches, got one dict"):
         hope.encode(
             mlp(),
             torch.zeros(1, 4),

@@ -1,1 +1,1 @@
-"""Small helpers that know nothing of networks."""
+"""Small helpers without knowledge of networks."""

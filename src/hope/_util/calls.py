@@ -1,4 +1,4 @@
-"""How a model is called: its inputs, its mode, a copy of it."""
+"""Calls of a model: its inputs, its mode, a copy of it."""
 
 from __future__ import annotations
 
@@ -38,13 +38,13 @@ def as_call(example: Example | None) -> tuple[tuple[Any, ...], dict[str, Any]]:
     if isinstance(example, (tuple, list)):
         return tuple(example), {}
     raise InvalidExample(
-        f"an example of type {type(example).__name__} cannot be used: "
-        "pass a tensor, a tuple of positional inputs or a dict of keyword inputs"
+        "the example must be a tensor, a tuple of positional inputs or a dict of keyword inputs, got a "
+        f"{type(example).__name__}"
     )
 
 
 def by_name(model: nn.Module, example: Example | None) -> dict[str, Any]:
-    """An example's inputs by the names that the model's forward has for them.
+    """An example's inputs by the parameter names of the model's forward.
 
     >>> by_name(nn.Linear(2, 2), (1,))
     {'input': 1}
@@ -54,22 +54,22 @@ def by_name(model: nn.Module, example: Example | None) -> dict[str, Any]:
 
 
 def unlabelled(model: nn.Module, batches: Iterable[Any]) -> Iterator[Any]:
-    """Batches without the labels that a loader of (inputs, labels) gives along; that is told once.
+    """Batches without the labels of a loader of (inputs, labels), with one note.
 
-    A second tensor counts as labels if the model cannot run on both, but can on the first alone. The first
-    batch is looked at right away, which may run the model.
+    A second tensor is taken as labels if the model cannot run on both, but on the first alone. The first
+    batch is read immediately, which may run the model.
     """
     if isinstance(batches, Tensor):
-        raise InvalidExample("calibration is one tensor: give a list of batches, such as tensor.split(32)")
+        raise InvalidExample("calibration must be a list of batches, got one tensor: pass tensor.split(32)")
     if isinstance(batches, Mapping):
-        raise InvalidExample("calibration is one batch, a dict of inputs: give a list of such batches")
+        raise InvalidExample("calibration must be a list of batches, got one dict: pass [batch]")
     if not isinstance(batches, Iterable):
-        raise InvalidExample(f"calibration is a {type(batches).__name__}: give a list of batches")
+        raise InvalidExample(f"calibration must be a list of batches, got a {type(batches).__name__}")
     rest = iter(batches)
     first = list(islice(rest, 1))
     if not first or not _labelled(model, first[0]):
         return chain(first, rest)
-    note("the batches are pairs: the first of each is taken as input, the second as labels")
+    note("the batches are pairs: the first of each is used as input, the second as labels")
     return (batch[:1] for batch in chain(first, rest))
 
 
@@ -92,15 +92,15 @@ def _runs(model: nn.Module, args: tuple[Any, ...]) -> bool:
     with evaluation(model), torch.no_grad():
         try:
             model(*args)
-        except Exception:  # whatever its forward raises: the question was whether
+        except Exception:  # anything that its forward raises: the question is whether it does
             return False
     return True
 
 
 @contextmanager
 def mode(model: nn.Module, training: bool) -> Iterator[None]:
-    """Put every module in one mode, and each back in its own afterwards. Meanwhile models of transformers
-    keep no cache of what they have read: it would be among their outputs.
+    """Set every module to one mode, and restore its own afterwards. Meanwhile transformers models return no
+    cache: it would be among their outputs.
     """
     before = [(module, module.training) for module in model.modules()]
     every = [config for module in model.modules() for config in configs(getattr(module, "config", None))]

@@ -1,4 +1,4 @@
-"""JSON objects that carry a hash of themselves: what was altered or cut short is noticed when it is read."""
+"""JSON objects with a hash of themselves, which detects changes and truncation."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 
 def digest_of(plan: Mapping[str, Any]) -> str:
-    """A hash of a JSON object, without the hash that it carries.
+    """A hash of a JSON object, without the hash that it contains.
 
     >>> digest_of({"a": 1, "sha256": "any"}) == digest_of({"a": 1})
     True
@@ -34,7 +34,7 @@ def parsed(data: bytes) -> dict[str, Any]:
 
 
 def is_sealed(plan: Mapping[str, Any]) -> bool:
-    """Whether a JSON object is what it was when its hash was taken.
+    """Whether a JSON object still matches its hash.
 
     >>> is_sealed(parsed(sealed({"a": 1}))), is_sealed({"a": 2, "sha256": digest_of({"a": 1})})
     (True, False)

@@ -1,4 +1,4 @@
-"""Files that appear whole or not at all."""
+"""Files that are written completely or not at all."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def make_folder(folder: Path) -> None:
 
 
 def check_folder(folder: Path) -> None:
-    """Say before any work whether a folder can be made and written to; nothing is made yet."""
+    """Check before any work that a folder can be created and written to; nothing is created yet."""
     there = next((place for place in (folder, *folder.absolute().parents) if os.path.lexists(place)), None)
     if there is None:
         return
@@ -80,7 +80,7 @@ def staged(path: Path) -> Iterator[Path]:
 
 @contextmanager
 def _partial(path: Path) -> Iterator[Path]:
-    """A path beside the target that no other writer has, and that says whose it is."""
+    """A unique path next to the target that names its writer."""
     partial = path.with_name(f".{path.name}.{os.getpid()}.{_host()}-{secrets.token_hex(4)}.part")
     _being_written.add(partial.name)
     try:
@@ -90,12 +90,12 @@ def _partial(path: Path) -> Iterator[Path]:
 
 
 def remove_leftovers(folder: Path, is_locked: Callable[[str], bool]) -> None:
-    """Remove the partial files and folders that killed writers have left. Those of a writer that may be alive
-    stay: a running process of this machine, or any of another.
+    """Remove partial files and folders of killed writers. Those of a writer that may still run are kept: a
+    running process of this machine, or any process of another.
 
     Args:
-        is_locked: whether files of that name are written only by who holds a lock that the caller holds, so
-            that no other writer of them is alive.
+        is_locked: whether files of that name are written only under a lock that the caller holds, so that
+            no other writer of them is running.
     """
     for path in folder.iterdir():
         found = PART.fullmatch(path.name)
@@ -111,7 +111,7 @@ def remove_leftovers(folder: Path, is_locked: Callable[[str], bool]) -> None:
 
 
 def is_alive(pid: object) -> bool:
-    """Whether this machine has such a process; True where that cannot be known."""
+    """Whether this machine has such a process; True if that is unknown."""
     if type(pid) is not int or pid <= 0 or sys.platform == "win32":  # there, os.kill would end it
         return True
     try:
@@ -124,5 +124,5 @@ def is_alive(pid: object) -> bool:
 
 
 def _host() -> str:
-    """This machine, in few letters that a file name can have."""
+    """This machine, in a few letters that a file name can contain."""
     return hashlib.sha256(socket.gethostname().encode()).hexdigest()[:8]

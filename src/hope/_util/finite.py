@@ -1,4 +1,4 @@
-"""Numbers that nothing can be computed from, found before any work is done."""
+"""Check that weights and statistics are finite, before any work."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ WAY = "load a checkpoint without them"
 def check_finite(tensors: Mapping[str, Tensor], parameters: Collection[str], error: type[HopeError]) -> None:
     """Refuse weights and BN statistics that are NaN or infinite, and negative variances.
 
-    Other buffers may hold what they like: a mask of −∞ is none of our business.
+    Other buffers may have any values, such as a mask of −∞.
 
     Args:
         tensors: a model's parameters and buffers.
@@ -27,4 +27,4 @@ def check_finite(tensors: Mapping[str, Tensor], parameters: Collection[str], err
         if not bool(tensor.detach().isfinite().all()):
             raise error(f"{name} has entries that are NaN or infinite: {WAY}")
         if last == "running_var" and bool((tensor < 0).any()):
-            raise error(f"{name} has negative entries, and no variance is: {WAY}")
+            raise error(f"{name} must not be negative, and has negative entries: {WAY}")

@@ -1,4 +1,4 @@
-"""Inputs as they are told of: a word or a hash, never the inputs themselves."""
+"""Inputs as stored in settings: a name or a hash, never the inputs themselves."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torch.utils import _pytree as pytree
 
 
 def told_inputs(inputs: Iterable[Any] | str | None) -> str | None:
-    """A hash of batches that can be gone through again; of others only the fact.
+    """A hash of batches that can be iterated again; otherwise only the word "batches".
 
     >>> told_inputs("dream"), told_inputs(None), told_inputs(iter([]))
     ('dream', None, 'batches')

@@ -42,8 +42,8 @@ _guard = threading.Lock()
 
 @contextmanager
 def locked(folder: Path) -> Iterator[None]:
-    """Hold the lock of a folder, which is made if it is not there, and removed if it is empty then. A thread
-    that holds it may take it again; other threads of the process wait.
+    """Hold the lock of a folder. The folder is created if it does not exist, and removed afterwards if it is
+    empty. A thread that holds the lock may acquire it again; other threads of the process wait.
 
     Raises:
         CannotWrite: another process holds it; or the folder cannot be written.
@@ -73,7 +73,7 @@ def _acquire(folder: Path, place: Path) -> int | None:
             return None
         file = None
         try:
-            # a link in a folder of others could lead to any file of the user
+            # a link in somebody else's folder could lead to any file of the user
             file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o666)
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             if _is_at(file, path):
@@ -99,7 +99,7 @@ def _acquire(folder: Path, place: Path) -> int | None:
 
 
 def _acquire_by_existence(folder: Path, place: Path) -> None:
-    """Without locks of files, whoever makes a file holds the lock, as long as that process lives."""
+    """Without file locks, the process that creates a file holds the lock, as long as it runs."""
     path = place / OWNER
     while True:
         try:
@@ -129,7 +129,7 @@ def _owner_at(path: Path) -> dict[str, Any]:
 
 
 def _is_at(file: int, path: Path) -> bool:
-    """Whether an open file still has its name: its previous owner may have removed it meanwhile."""
+    """Whether an open file still has its name: its previous owner may have removed it."""
     try:
         return os.path.samestat(os.fstat(file), os.lstat(path))
     except FileNotFoundError:
@@ -137,7 +137,7 @@ def _is_at(file: int, path: Path) -> bool:
 
 
 def _release(place: Path, lock: _FolderLock, made: list[Path]) -> None:
-    """Remove the file while it is locked, so that nobody locks one that is about to be removed."""
+    """Remove the file while it is locked, so that no process locks a file that is about to be removed."""
     for name in (LOCK, OWNER):
         with suppress(OSError):
             os.unlink(place / name)
@@ -158,7 +158,7 @@ def _write_owner(file: int) -> None:
 
 
 def _read_owner(file: int) -> dict[str, Any]:
-    """Who holds a lock; nothing if the file does not say."""
+    """The owner of a lock; "" if the file does not name it."""
     try:
         os.lseek(file, 0, os.SEEK_SET)
         owner = json.loads(os.read(file, 4096))

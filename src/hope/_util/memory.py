@@ -1,4 +1,4 @@
-"""How much memory may be used at once, and what is held in files beyond that."""
+"""How much memory may be used at once; the rest is in files."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from hope._util.calls import duplicate
 from hope.errors import UnknownMethod
 
 GB = 10**9
-PART = 4  # of what is allowed, one over what a single thing takes: a copy, or moments that are measured
+PART = 4  # of the allowed memory, the divisor for a single object: a copy, or measured moments
 
 
 def allowed() -> int:
-    """Bytes that moments may take at once: $HOPE_MEMORY, in GB; by default half of what the machine has."""
+    """Bytes that moments may use at once: $HOPE_MEMORY, in GB; by default half of the machine's memory."""
     given = os.environ.get("HOPE_MEMORY")
     if given is None:
         known = "SC_PHYS_PAGES" in getattr(os, "sysconf_names", {})
@@ -28,7 +28,7 @@ def allowed() -> int:
     except ValueError:
         number = -1.0
     if not number >= 0:
-        raise UnknownMethod(f"HOPE_MEMORY={given!r} is no amount: give a number of gigabytes, like 8")
+        raise UnknownMethod(f"HOPE_MEMORY must be a number of gigabytes, like 8, got {given!r}")
     return round(number * GB) if number < 1e9 else 10**18
 
 
@@ -38,7 +38,7 @@ def size_of(model: nn.Module) -> int:
 
 
 def filed(tensor: Tensor) -> Tensor:
-    """The same in a file that goes with it: the system decides how much of it is in memory."""
+    """The same tensor in a temporary file: the system decides how much of it is in memory."""
     with TemporaryDirectory(ignore_cleanup_errors=True) as folder:
         file = str(Path(folder) / "tensor")
         held = torch.from_file(file, shared=True, size=tensor.numel(), dtype=tensor.dtype)
@@ -46,8 +46,8 @@ def filed(tensor: Tensor) -> Tensor:
 
 
 def beside(model: nn.Module) -> nn.Module:
-    """A copy whose parameters and buffers lie in the memory of the model's; what turns the one into another
-    type or moves it leaves the other alone.
+    """A copy whose parameters and buffers share memory with the model's; converting or moving one does not
+    change the other.
     """
     tensors = [*model.parameters(), *model.buffers()]
     other = duplicate(model, tensors)

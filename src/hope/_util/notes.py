@@ -1,4 +1,4 @@
-"""What a user should know although nothing is wrong: a line on standard error."""
+"""Notes for the user: a line on standard error."""
 
 from __future__ import annotations
 
@@ -6,5 +6,5 @@ import sys
 
 
 def note(words: str) -> None:
-    """Say it."""
+    """Print a note."""
     print(f"note: {words}", file=sys.stderr)

@@ -1,4 +1,4 @@
-"""Numbers, rounded."""
+"""Rounded numbers."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import math
 
 
 def rounded(value: float, digits: int = 12) -> float:
-    """A number to so many significant digits: what is equal up to rounding counts as equal.
+    """A number to so many significant digits: values equal up to rounding become equal.
 
     >>> rounded(1.00000000000000002e-5) == rounded(1e-5)
     True

@@ -1,7 +1,7 @@
-"""Operators that torchvision declares when it is imported, for installations where it cannot.
+"""Operators that torchvision declares when imported, for installations where it cannot.
 
-torchvision's compiled operators are built for one version of torch. With another one they do not load, and
-importing torchvision then fails with "operator torchvision::nms does not exist", although its classification
+torchvision's compiled operators are built for one version of torch. With another version they do not load,
+and importing torchvision fails with "operator torchvision::nms does not exist", although its classification
 models (and timm's) need none of them.
 """
 
@@ -10,17 +10,17 @@ from __future__ import annotations
 import importlib.util
 from pathlib import Path
 
-MISSING = ("nms", "qnms")  # torchvision's import asks for these, whether or not its library was loaded
+MISSING = ("nms", "qnms")  # torchvision's import needs these, whether or not its library was loaded
 NOTE = (
     "torchvision's compiled operators do not fit this torch; models that need none of them work all the same"
 )
 
 
 def declare_missing_operators() -> bool:
-    """Make torchvision importable where its compiled operators do not load; whether that was necessary.
+    """Make torchvision importable if its compiled operators do not load; returns whether that was necessary.
 
-    To be called before torchvision is imported, any number of times. Where the operators do load, nothing is
-    declared: they would be declared twice.
+    Call it before torchvision is imported, any number of times. If the operators load, nothing is declared:
+    it would be declared twice.
     """
     import torch
 
@@ -30,7 +30,7 @@ def declare_missing_operators() -> bool:
     try:
         torch.ops.load_library(library)  # type: ignore[no-untyped-call]
         return False
-    except (OSError, RuntimeError):  # made for another torch
+    except (OSError, RuntimeError):  # built for another torch
         pass
     for name in MISSING:
         try:

@@ -1,4 +1,4 @@
-"""Show that long work is under way: a line on standard error that vanishes when it is done."""
+"""Progress of long work: a line on standard error that is removed at the end."""
 
 from __future__ import annotations
 
@@ -33,7 +33,8 @@ def busy(text: str, show: bool | None = None) -> Iterator[None]:
 
 @contextmanager
 def bar(text: str, total: float | None, show: bool | None = None) -> Iterator[Callable[[float], None]]:
-    """Show a bar while the body runs; what is yielded takes how much is done. Without a total it only moves.
+    """Show a bar while the body runs; yields a function that takes the amount done. Without a total the bar
+    only moves.
 
     >>> with bar("counting", 3, show=False) as done:
     ...     done(1)

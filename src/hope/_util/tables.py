@@ -1,4 +1,4 @@
-"""Tables as plain text, no wider than where they are shown, and as HTML for notebooks."""
+"""Tables as plain text, no wider than the terminal, and as HTML for notebooks."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.measure import Measurement
 from rich.table import Table
 
-PIPED = 100  # columns, where nobody says how many there are
+PIPED = 100  # columns, if the width is unknown
 
 
 class Grid(Table):
@@ -25,8 +25,8 @@ def text(*parts: object, width: int | None = None) -> str:
     """Rich tables and lines as plain text.
 
     Args:
-        width: in columns; by default that of the terminal, 100 where there is none. A table that is wider
-            drops columns that can be done without, and says which; what is still too wide is folded.
+        width: in columns; by default that of the terminal, or 100. A wider table drops optional columns and
+            names them; if it is still too wide, it is folded.
     """
     if width is None:
         width = shutil.get_terminal_size().columns if sys.stdout.isatty() else PIPED
@@ -53,8 +53,8 @@ def text(*parts: object, width: int | None = None) -> str:
 
 
 def grid(title: str, *columns: str) -> Grid:
-    """An empty table: a column whose name starts with a space is text, the others are numbers; one whose name
-    ends with a question mark is dropped where there is no space for it, the last such first.
+    """An empty table. A column whose name starts with a space is text, the others are numbers. One whose name
+    ends with a question mark is dropped if there is no space, the last such first.
     """
     table = Grid(title=title, box=None, pad_edge=False, header_style="")
     for column in columns:
@@ -68,7 +68,7 @@ def grid(title: str, *columns: str) -> Grid:
 
 
 def _narrowed(table: Grid, console: Console) -> tuple[Table, list[str]]:
-    """As many columns as there is space for, without the title, and the names of the others."""
+    """As many columns as fit, without the title, and the names of the others."""
     kept, optional = list(range(len(table.columns))), list(table.optional)
     while optional and _natural(_with(table, kept), console) > console.width:
         kept.remove(optional.pop())
@@ -77,7 +77,7 @@ def _narrowed(table: Grid, console: Console) -> tuple[Table, list[str]]:
 
 
 def _natural(table: Table, console: Console) -> int:
-    """How wide a table would be if it were let."""
+    """The natural width of a table."""
     return Measurement.get(console, console.options.update(width=10_000), table).maximum
 
 
@@ -92,11 +92,11 @@ def _with(table: Table, kept: Sequence[int]) -> Table:
     return some
 
 
-ROWS = 30  # of a table in a notebook; the rest is one `print` away
+ROWS = 30  # of a table in a notebook; `print` shows the rest
 
 
 def html(*parts: object) -> str:
-    """Rich tables and lines as HTML that needs nothing else; all text is escaped.
+    """Rich tables and lines as self-contained HTML; all text is escaped.
 
     >>> html("a < b")
     '<div><p>a &lt; b</p></div>'

@@ -1,4 +1,4 @@
-"""Texts that a language model cannot read, found before it runs."""
+"""Check texts for a language model before it runs."""
 
 from __future__ import annotations
 
@@ -11,26 +11,26 @@ from hope.errors import InvalidExample
 
 
 def check_tokens(model: nn.Module, example: Example | None, what: str = "the example") -> None:
-    """Refuse tokens that a model of transformers does not have, and texts longer than it can read: some run
-    all the same, on numbers that mean nothing.
+    """Refuse tokens outside the vocabulary of a transformers model, and texts that are too long: some models
+    run on them and return meaningless numbers.
     """
     every = [one for one in configs(getattr(model, "config", None)) if one is not None]
     for ids in _tokens(example):
         known, longest = (_most(every, name) for name in ("vocab_size", "max_position_embeddings"))
         if longest and ids.shape[-1] > longest:
             raise InvalidExample(
-                f"{what} has {ids.shape[-1]:,} tokens in a row, the model reads {longest:,} at most: "
-                "give shorter texts (truncation=True, max_length=… for a tokenizer)"
+                f"{what} must have at most {longest:,} tokens per text, got {ids.shape[-1]:,}: shorten the "
+                "texts (truncation=True, max_length=… for a tokenizer)"
             )
         if known and ids.numel() and not 0 <= int(ids.min()) <= int(ids.max()) < known:
             raise InvalidExample(
-                f"{what} has tokens from {int(ids.min())} to {int(ids.max())}, the model knows 0 to "
-                f"{known - 1}: take the model's own tokenizer"
+                f"{what} must have tokens from 0 to {known - 1}, got {int(ids.min())} to {int(ids.max())}: "
+                "use the model's own tokenizer"
             )
 
 
 def unmasked(model: nn.Module, example: Example | None) -> str:
-    """What to say of padding that nobody has told the model to leave out; "" if there is none."""
+    """A note about padding without an attention mask; "" if there is none."""
     config = getattr(model, "config", None)
     padding, end = (getattr(config, name, None) for name in ("pad_token_id", "eos_token_id"))
     if not isinstance(padding, int) or padding == end or "attention_mask" in by_name(model, example):
@@ -41,7 +41,7 @@ def unmasked(model: nn.Module, example: Example | None) -> str:
 
 
 def _tokens(example: Example | None) -> list[Tensor]:
-    """What stands for tokens among the inputs."""
+    """The token ids among the inputs."""
     args, kwargs = as_call(example)
     named = [value for name, value in kwargs.items() if name.endswith("input_ids")]
     return [one for one in (*args[:1], *named) if isinstance(one, Tensor) and _whole(one) and one.ndim == 2]
@@ -52,6 +52,6 @@ def _whole(ids: Tensor) -> bool:
 
 
 def _most(every: list[Any], name: str) -> int:
-    """The largest number that a configuration, or one inside it, has there; 0 for none."""
+    """The largest such value in a configuration, or in one inside it; 0 for none."""
     found = [getattr(config, name, None) for config in every]
     return max((value for value in found if isinstance(value, int) and value > 0), default=0)

@@ -1,4 +1,4 @@
-"""`hope bench`: measurements of one's own networks."""
+"""`hope bench`: measurements of your own networks."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ def _register_speed(kinds: Any) -> None:
 def add_networks(
     parser: argparse.ArgumentParser, budgets: Sequence[str], units: str = "params, density or macs"
 ) -> None:
-    """Which compressed networks are measured, and where the figures go."""
+    """Options: which compressed networks are measured, and the output file."""
     parser.add_argument(
         "--methods", "--method", nargs="+", choices=METHODS, default=["absorb"], help="default: absorb"
     )
@@ -135,9 +135,7 @@ def run_compression(options: argparse.Namespace) -> None:
     for budget in options.budgets:
         parse(budget)
     if models.random_weights(options):
-        raise UnknownModel(
-            f"{options.model} has random weights as it is: give --weights FILE or --pretrained"
-        )
+        raise UnknownModel(f"{options.model} needs trained weights: give --weights FILE or --pretrained")
     if options.out:
         check_out(Path(options.out))
     model, example = models.build_plain(options)
@@ -174,13 +172,13 @@ def run_latency(options: argparse.Namespace) -> None:
         return
     from hope.demo import DigitsNet
 
-    note("no MODEL is given: the demo's small network is measured, with random weights")
+    note("no MODEL given: measuring the demo's small network with random weights")
     torch.manual_seed(0)
     measure_latency("DigitsNet", DigitsNet().eval(), torch.zeros(1, 1, 8, 8), options)
 
 
 def check_latency(options: argparse.Namespace) -> None:
-    """Say before any work what cannot be measured or written."""
+    """Check before any work what cannot be measured or written."""
     for budget in options.budgets:
         parse(budget, UNITS)
     latency.check(options.batches, options.repeats)

@@ -43,7 +43,7 @@ def run(options: argparse.Namespace) -> None:
     images, labels, test_images, test_labels = digits()
     model = train(images, labels, options.epochs)
     example = images[:1]
-    console.print("[bold]1. hope.inspect[/bold]: what the network consists of\n")
+    console.print("[bold]1. hope.inspect[/bold]: the structure of the network\n")
     anatomy = hope.inspect(model, example)
     print(anatomy)
 
@@ -71,7 +71,7 @@ def run(options: argparse.Namespace) -> None:
     folder = runs["absorb"].save(options.out or tempfile.mkdtemp(prefix="hope-demo-"))
     again = hope.load(folder, DigitsNet()).eval()
     halfway = hope.load(folder, model, density=0.7)
-    console.print("\n[bold]3. hope.load[/bold]: the run is data, and any moment of it can be had back\n")
+    console.print("\n[bold]3. hope.load[/bold]: the saved run gives the network at any budget\n")
     console.print(f"saved in {folder}", soft_wrap=True)
     console.print(f"loaded into a fresh network: accuracy {accuracy(again, test_images, test_labels):.3f}")
     console.print(

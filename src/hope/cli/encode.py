@@ -45,11 +45,11 @@ def register(commands: Any) -> None:
     add_budgets(parser, required=True)
     parser.add_argument("--out", metavar="FOLDER", type=path, required=True, help="where to save the run")
     _add_options(parser)
-    parser.add_argument("--force", action="store_true", help="replace a run that the folder already has")
+    parser.add_argument("--force", action="store_true", help="replace an existing run in the folder")
     parser.add_argument(
         "--resume",
         action="store_true",
-        help="go on with an interrupted run; do nothing if the folder already has this run; a run of other "
+        help="resume an interrupted run; do nothing if the folder already has this run; a run with other "
         "options is replaced with --force only",
     )
     parser.add_argument(
@@ -57,7 +57,7 @@ def register(commands: Any) -> None:
         metavar="FILE",
         nargs="?",
         const="",
-        help="also write a page about the run (without a FILE: report.html in the run's folder)",
+        help="also write a report of the run (without a FILE: report.html in the run's folder)",
     )
     parser.set_defaults(run=run)
 
@@ -65,50 +65,50 @@ def register(commands: Any) -> None:
 def _add_options(parser: argparse.ArgumentParser) -> None:
     """What the run is made with."""
     parser.add_argument(
-        "--method", choices=METHODS, default="absorb", help="how to choose (default: %(default)s)"
+        "--method", choices=METHODS, default="absorb", help="compression method (default: %(default)s)"
     )
     parser.add_argument(
         "--merge",
         choices=("pair", "sum", "none"),
-        help="of two neurons (hope only; default: pair)",
+        help="how two neurons are merged (hope only; default: pair)",
     )
     parser.add_argument(
-        "--kernel", choices=("zero-bias", "exact"), help="of two neurons (hope only; default: zero-bias)"
+        "--kernel",
+        choices=("zero-bias", "exact"),
+        help="kernel of two neurons (hope only; default: zero-bias)",
     )
-    parser.add_argument("--no-evict", action="store_true", help="leave all blocks in place")
-    parser.add_argument("--streams", action="store_true", help="let channels of residual streams go, too")
+    parser.add_argument("--no-evict", action="store_true", help="keep all blocks")
+    parser.add_argument("--streams", action="store_true", help="also prune channels of residual streams")
     parser.add_argument(
-        "--exclude", metavar="PATTERN", action="append", default=[], help="modules to leave untouched"
+        "--exclude", metavar="PATTERN", action="append", default=[], help="modules that are not changed"
     )
     parser.add_argument(
         "--multiple-of",
         metavar="N",
         type=int,
-        help="keep widths that are multiples of N (8, 16, 32: what hardware likes; default: 1; with "
-        "--latency what the runtime likes, with --uniform what stacked experts need)",
+        help="keep widths that are multiples of N (8, 16, 32; default: 1; with --latency a width that suits "
+        "the runtime, with --uniform one that stacked experts need)",
     )
     parser.add_argument(
         "--uniform",
         action="store_true",
-        help="keep one width for all layers that are alike, so that others can load what save_pretrained "
-        "writes; nothing is evicted then",
+        help="keep one width for all corresponding layers, so that from_pretrained loads what "
+        "save_pretrained writes; nothing is evicted then",
     )
     parser.add_argument(
         "--runtime",
         metavar="ENGINE",
-        help="where --latency counts: torch (the default) or onnxruntime, on the CPU of this machine",
+        help="runtime of --latency: torch (the default) or onnxruntime, on the CPU of this machine",
     )
-    parser.add_argument(
-        "--batch", metavar="N", type=int, help="inputs at once there (default: that of --input)"
-    )
-    parser.add_argument("--threads", metavar="N", type=int, help="threads there (default: torch's)")
+    parser.add_argument("--batch", metavar="N", type=int, help="its batch size (default: that of --input)")
+    parser.add_argument("--threads", metavar="N", type=int, help="its number of threads (default: torch's)")
     parser.add_argument(
         "--calibration",
         metavar="WHAT",
-        help="what to measure signals on: a .npy file of unlabelled inputs, or a .txt file for a language "
-        'model of hf:FOLDER; "patterns" (no data; the default for absorb); "dream" (no data, slower, better; '
-        'for a language model, and its default: texts that it writes itself); "none" (closed forms only; the '
-        "default for hope)",
+        help="inputs to measure statistics on: a .npy file of unlabelled inputs, or a .txt file for a "
+        'language model of hf:FOLDER; "patterns" (no data; the default for absorb); "dream" (no data, '
+        "slower, better; for a language model, and its default: texts that it generates); "
+        '"none" (closed forms only; the default for hope)',
     )
 
 
@@ -129,7 +129,7 @@ def _run(options: argparse.Namespace, out: Path, budget: dict[str, Any]) -> None
 
         model, example = models.build(options)
     if models.random_weights(options):
-        note(f"{options.model} has random weights: give --weights FILE or --pretrained for a trained network")
+        note(f"{options.model} has random weights: give --weights FILE or --pretrained for trained ones")
     given = _given(options, model, example)
     differs = differing(out, model, example, budget, given) if options.resume else None
     partial = out / PARTIAL
@@ -197,35 +197,35 @@ def _report(options: argparse.Namespace) -> None:
 
     target = Path(options.report) if options.report else Path(options.out) / PAGE
     write_page([read_run(options.out)], target)
-    print(f"{target}: a page about it; open it in a browser")
+    print(f"{target}: the report; open it in a browser")
 
 
 def _check_options(options: argparse.Namespace) -> None:
-    """Say before any work what cannot be asked of the method."""
+    """Check before any work which options the method does not have."""
     for name, methods in OPTIONS.items():
         if getattr(options, name) is not None and options.method not in methods:
             raise UnknownMethod(
-                f"--{name} is no option of {options.method}: leave it out, "
-                f"or take --method {' or '.join(methods)}"
+                f"{options.method} has no option --{name}: omit it, or use --method {' or '.join(methods)}"
             )
     where = _runtime(options)
     if where and options.latency is None:
         name = next(iter(where)).replace("engine", "runtime")
-        raise UnknownMethod(f"--{name} goes with --latency: leave it out, or give --latency (0.6, 12ms)")
+        raise UnknownMethod(f"--{name} needs --latency: omit it, or give --latency (0.6, 12ms)")
     if options.latency is not None:
         from hope.latency.runtime import Runtime, runtime_of
 
         runtime_of(Runtime(**{"engine": "torch", **where}))
     if options.uniform and options.streams:
-        raise UnknownMethod("--uniform does not go with --streams: leave one of them out")
+        raise UnknownMethod("--uniform and --streams exclude each other: omit one of them")
     if options.multiple_of is not None and options.multiple_of < 1:
         raise UnknownMethod(
-            f"--multiple-of {options.multiple_of} makes no sense: give 8, 16 or 32, or 1 for any width"
+            f"--multiple-of must be at least 1, got {options.multiple_of}: give 8, 16 or 32, or 1 for any "
+            "width"
         )
 
 
 def _calibration(what: str | None, options: argparse.Namespace, example: Any) -> Any:
-    """Inputs to measure signals on."""
+    """The inputs to measure statistics on."""
     import numpy as np
     import torch
 
@@ -251,7 +251,7 @@ def _calibration(what: str | None, options: argparse.Namespace, example: Any) ->
 
 
 def _method(options: argparse.Namespace, example: Any) -> Method:
-    """The method that was asked for, with its options."""
+    """The requested method with its options."""
     from hope.methods import Absorb, Paper, named
 
     if options.method == "hope":
@@ -268,14 +268,17 @@ def _method(options: argparse.Namespace, example: Any) -> Method:
 
 
 def _given(options: argparse.Namespace, model: Any, example: Any) -> dict[str, Any]:
-    """What was asked for besides the budget, as keywords."""
+    """The other options of the run, as keywords."""
     from hope.rewrite.experts import widths_of
 
     multiple_of = options.multiple_of
     if multiple_of is None and options.latency is None:
         multiple_of = widths_of(model) if options.uniform else 1
         if multiple_of > 1:
-            note(f"widths are multiples of {multiple_of}: torch's product of groups takes no other experts")
+            note(
+                f"widths are multiples of {multiple_of}: torch's grouped product requires that of stacked "
+                "experts"
+            )
     given = {
         "method": _method(options, example),
         "evict": not options.no_evict and not options.uniform,
@@ -292,7 +295,7 @@ def _given(options: argparse.Namespace, model: Any, example: Any) -> dict[str, A
 
 
 def _runtime(options: argparse.Namespace) -> dict[str, Any]:
-    """What was said of the runtime."""
+    """The options of the runtime."""
     names = {"runtime": "engine", "batch": "batch", "threads": "threads"}
     given = {key: getattr(options, name) for name, key in names.items()}
     return {key: value for key, value in given.items() if value is not None}

@@ -1,4 +1,4 @@
-"""`hope extract`: the network at any moment of a saved run, as safetensors, ONNX or `.pt2`."""
+"""`hope extract`: the network at any budget of a saved run, as safetensors, ONNX or `.pt2`."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def register(commands: Any) -> None:
         "(file.py:function) must be given, or trusted with --trust-source: no run has code run by itself.",
         epilog="example: hope extract run/ --onnx small.onnx",
     )
-    parser.add_argument("folder", metavar="RUN", help="what `hope encode` saved")
+    parser.add_argument("folder", metavar="RUN", help="a folder saved by `hope encode`")
     parser.add_argument(
         "model", metavar="MODEL", nargs="?", help=f"{models.HELP}; default: the run's, if it is no file"
     )
@@ -54,28 +54,31 @@ def register(commands: Any) -> None:
         "--out",
         metavar="FILE",
         type=path,
-        help=f"where to write the weights (.safetensors); when nothing is asked for: RUN/{SMALL}",
+        help=f"where to write the weights (.safetensors); default without other outputs: RUN/{SMALL}",
     )
     parser.add_argument(
         "--onnx", metavar="FILE", type=path, help="write the network as ONNX, for batches of any size"
     )
     parser.add_argument(
-        "--pt2", metavar="FILE", type=path, help="write the network for torch.export.load, likewise"
+        "--pt2",
+        metavar="FILE",
+        type=path,
+        help="write the network for torch.export.load, for batches of any size",
     )
     parser.add_argument(
         "--save-pretrained",
         metavar="FOLDER",
         type=path,
-        help="write a model of transformers for from_pretrained",
+        help="write a transformers model for from_pretrained",
     )
     parser.add_argument(
-        "--no-check", action="store_true", help="do not run the ONNX or .pt2 file to compare its answers"
+        "--no-check", action="store_true", help="do not run the ONNX or .pt2 file to compare its outputs"
     )
     parser.set_defaults(run=run)
 
 
 def run(options: argparse.Namespace) -> None:
-    """Load, write, and say what was written."""
+    """Load, write, and print what was written."""
     more = [getattr(options, kind) for kind in KINDS]
     targets = [one for one in (options.out, options.save_pretrained, *more) if one]
     for given in targets:
@@ -88,7 +91,7 @@ def run(options: argparse.Namespace) -> None:
     for given in targets:
         check_apart(given, _sources(options, saved))
     if any(more) and not (options.input or saved.details.source.get("input")):
-        raise InvalidExample(f"{saved.folder} does not know its --input: give a shape like {models.INPUT}")
+        raise InvalidExample(f"{saved.folder} does not store its --input: give a shape like {models.INPUT}")
     model, example = _built(options, saved, wanted)
     small = load(options.folder, model, **budget).eval()
     if options.steps is not None:
@@ -121,7 +124,7 @@ def _wanted(options: argparse.Namespace, saved: Run, *, replayed: bool) -> argpa
         input=options.input or known.get("input", models.INPUT),
     )
     if not wanted.model:
-        raise UnknownModel(f"{saved.folder} does not know its MODEL: give {models.HELP}")
+        raise UnknownModel(f"{saved.folder} does not store its MODEL: give {models.HELP}")
     if models.is_code(wanted.model) and not (options.model or options.trust_source):
         command = shlex.join(["hope", "extract", options.folder, wanted.model])
         raise UnknownModel(
@@ -155,9 +158,7 @@ def _built(options: argparse.Namespace, saved: Run, wanted: argparse.Namespace) 
         if options.model if named else options.weights:
             raise
         way = "MODEL" if named else "--weights FILE"
-        raise type(error)(
-            f"{error}; this is what {saved.folder} was made from: give {way} if it has moved"
-        ) from error
+        raise type(error)(f"{error}; {saved.folder} was made from it: give {way} if it has moved") from error
 
 
 def _write_weights(small: nn.Module, target: Path) -> None:
@@ -169,17 +170,17 @@ def _write_weights(small: nn.Module, target: Path) -> None:
 
 
 def _save_pretrained(small: nn.Module, folder: str, model: str) -> None:
-    """What transformers loads without this package, with the tokenizer that lies beside the original."""
+    """Write a folder for transformers, with the tokenizer of the original."""
     from hope._util.files import write_file
     from hope.rewrite.config import configured, loadable
     from hope.rewrite.experts import stack_experts
 
     if not configured(small):
-        raise CannotExport(f"{type(small).__name__} is no model of transformers: give --out FILE instead")
+        raise CannotExport(f"{type(small).__name__} is not a transformers model: give --out FILE instead")
     if not loadable(small):
         raise CannotExport(
-            f"{folder} could not be loaded: the configuration of {type(small).__name__} cannot tell these "
-            "widths; encode with --uniform, or give --out FILE"
+            f"the configuration of {type(small).__name__} cannot express these widths, so from_pretrained "
+            "would fail: encode with --uniform, or give --out FILE"
         )
     stack_experts(small).save_pretrained(folder)  # type: ignore[operator]
     source = Path(model.removeprefix("hf:"))

@@ -1,4 +1,4 @@
-"""`hope inspect`: what a network consists of, as a table."""
+"""`hope inspect`: the structure of a network, as a table."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ def register(commands: Any) -> None:
     """Add the command."""
     parser: argparse.ArgumentParser = commands.add_parser(
         "inspect",
-        help="list a network's neuron layers, blocks and streams, and what is left alone",
-        description="List a network's neuron layers, the blocks that can be evicted, its streams, "
-        "and what is left alone with the reason. The weights do not matter here.",
+        help="list a network's neuron layers, blocks and streams, and what is kept",
+        description="List a network's neuron layers, its evictable blocks, its streams, "
+        "and what is kept, with the reason. The weights do not matter here.",
         epilog="example: hope inspect torchvision:resnet18",
     )
     models.add_arguments(parser)
     parser.add_argument(
-        "--streams", action="store_true", help="with channels of residual streams among what can go"
+        "--streams", action="store_true", help="with channels of residual streams among the prunable ones"
     )
     parser.set_defaults(run=run)
 

@@ -20,7 +20,7 @@ from hope._version import __version__
 from hope.errors import HopeError, Misused, first_line
 
 COMMANDS = {  # a module of hope.cli each
-    "inspect": "list a network's neuron layers, blocks and streams, and what is left alone",
+    "inspect": "list a network's neuron layers, blocks and streams, and what is kept",
     "encode": "compress a checkpoint to a budget and save the run",
     "extract": "write the network at any moment of a saved run",
     "report": "write a page about a saved run: every step, what it did, and why",
@@ -31,10 +31,10 @@ COMMANDS = {  # a module of hope.cli each
 
 
 class Parser(argparse.ArgumentParser):
-    """A parser whose complaints are one line, as all others are."""
+    """A parser with one-line errors, like all others."""
 
     def error(self, message: str) -> NoReturn:
-        """Say what is wrong, and where to look."""
+        """Raise a one-line error that names the help."""
         raise Misused(f"{message} (see `{self.prog} --help`)")
 
 

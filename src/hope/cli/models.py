@@ -49,7 +49,7 @@ def build(options: argparse.Namespace) -> tuple[nn.Module, Tensor | dict[str, Te
     inputs: Tensor | dict[str, Tensor] = example(options.input)  # a wrong shape is told before anything loads
     pretrained = bool(getattr(options, "pretrained", False))
     if pretrained and options.weights:
-        raise UnknownModel("--pretrained and --weights exclude each other: give one of them")
+        raise UnknownModel("--pretrained and --weights exclude each other: omit one of them")
     model = make(options.model, pretrained=pretrained)
     if options.weights:
         from hope.cli.weights import load_weights
@@ -66,7 +66,7 @@ def build_plain(options: argparse.Namespace) -> tuple[nn.Module, Tensor]:
 
     model, inputs = build(options)
     if not isinstance(inputs, Tensor):
-        raise UnknownModel(f"{options.model} takes tokens: give a model that takes one tensor")
+        raise UnknownModel(f"MODEL must take one tensor, and {options.model} takes tokens")
     return model, inputs
 
 
@@ -80,7 +80,7 @@ def loading(options: argparse.Namespace) -> Iterator[None]:
 
 
 def random_weights(options: argparse.Namespace) -> bool:
-    """Whether nobody has given weights to the model that is asked for."""
+    """Whether the requested model has random weights."""
     given = options.weights or getattr(options, "pretrained", False)
     return options.model.partition(":")[0] in LIBRARIES and not given
 
@@ -103,7 +103,7 @@ def make(spec: str, *, pretrained: bool = False) -> nn.Module:
 
     source, _, name = spec.rpartition(":")
     if not source or not name:
-        raise UnknownModel(f"{spec!r} is not a model: give {HELP}")
+        raise UnknownModel(f"MODEL must be {HELP}, got {spec!r}")
     if pretrained and source not in LIBRARIES:
         raise UnknownModel(f"--pretrained is for {' and '.join(LIBRARIES)}: give --weights FILE for {spec}")
     missing = declare_missing_operators()

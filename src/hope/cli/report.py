@@ -32,7 +32,7 @@ def register(commands: Any) -> None:
     parser.add_argument(
         "--model",
         metavar="MODEL",
-        help=f"for the command that extracts, where a run does not know it: {models.HELP}",
+        help=f"for the extraction command, if the run does not store it: {models.HELP}",
     )
     parser.add_argument("--weights", metavar="FILE", help="for the same command: the original checkpoint")
     parser.add_argument("--input", metavar="SHAPE", help="for the same command: shape of an input")
@@ -41,7 +41,7 @@ def register(commands: Any) -> None:
 
 def add_runs(parser: argparse.ArgumentParser) -> None:
     """RUN [RUN ...] and --accuracy."""
-    parser.add_argument("folders", metavar="RUN", nargs="+", help="what `hope encode` saved")
+    parser.add_argument("folders", metavar="RUN", nargs="+", help="a folder saved by `hope encode`")
     parser.add_argument(
         "--accuracy",
         metavar="FILE",
@@ -52,7 +52,7 @@ def add_runs(parser: argparse.ArgumentParser) -> None:
 
 
 def read(options: argparse.Namespace) -> tuple[list[Run], list[list[tuple[int, float]]]]:
-    """The runs and the accuracies that were named."""
+    """The named runs and accuracies."""
     runs = [read_run(folder) for folder in options.folders]
     return runs, accuracies(runs, options.accuracy)
 
@@ -65,7 +65,7 @@ def accuracies(runs: Sequence[Run], files: Sequence[str]) -> list[list[tuple[int
 
 
 def run(options: argparse.Namespace) -> None:
-    """Write the page and say where it is."""
+    """Write the report and print its path."""
     runs, measured = read(options)
     target = Path(options.out) if options.out else runs[0].folder / PAGE
     given = {name: getattr(options, name) for name in ("model", "weights", "input")}

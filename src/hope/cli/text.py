@@ -41,7 +41,7 @@ def tokens(model: Any, sizes: list[int], shape: str) -> dict[str, Tensor]:
     import torch
 
     if len(sizes) != 2:
-        raise InvalidExample(f"--input {shape} is no shape of texts: write it like {TOKENS}, texts x tokens")
+        raise InvalidExample(f"--input must be texts x tokens, like {TOKENS}, got {shape}")
     words = int(model.config.vocab_size)
     ids = torch.randint(0, words, sizes, generator=torch.Generator().manual_seed(0))
     found = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}

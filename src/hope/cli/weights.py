@@ -1,4 +1,4 @@
-"""--weights: checkpoints as people have them, read without running any code from them."""
+"""--weights: checkpoints in common formats, read without running code from them."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ KINDS: tuple[tuple[bytes, str], ...] = (
 
 
 class _Foreign(Exception):
-    """What a file is, where it is no state dict, and what to do."""
+    """An error: what a file is, if not a state dict, and what to do."""
 
 
 def load_weights(model: nn.Module, path: Path) -> None:
@@ -48,7 +48,7 @@ def load_weights(model: nn.Module, path: Path) -> None:
 
 
 def _read(path: Path) -> Any:
-    """What a file holds, judged by its first bytes and not by its name."""
+    """The content of a file, by its first bytes and not by its name."""
     with path.open("rb") as file:
         head = file.read(64)
     if not head:
@@ -66,7 +66,7 @@ def _read(path: Path) -> Any:
     try:
         head.decode()
     except UnicodeDecodeError:
-        raise _Foreign("it is no checkpoint: give a .safetensors, .pt or .pth file") from None
+        raise _Foreign("it is not a checkpoint: give a .safetensors, .pt or .pth file") from None
     raise _Foreign("it is a text file, not a checkpoint: give a .safetensors, .pt or .pth file")
 
 
@@ -108,13 +108,13 @@ def _pickled(path: Path) -> Any:
 
 
 def _unwrapped(state: Any, model: nn.Module, path: Path) -> dict[str, Any]:
-    """The state dict itself, with the names that the model uses; what was done is told."""
+    """The state dict, with the model's names; changes are noted."""
     own = set(model.state_dict())
     while isinstance(state, Mapping):
         key = next((key for key in INSIDE if _holds_tensors(state.get(key))), None)
         if key is None:
             break
-        note(f"{path}: its entry {key!r} is taken")
+        note(f"{path}: using its entry {key!r}")
         state = state[key]
     if isinstance(state, nn.Module):
         raise _Foreign("it holds a module: give its state dict")
@@ -122,7 +122,7 @@ def _unwrapped(state: Any, model: nn.Module, path: Path) -> dict[str, Any]:
         raise _Foreign(f"it holds a {type(state).__name__}, not a state dict")
     if not _holds_tensors(state):
         some = ", ".join(map(str, list(state)[:SOME])) or "nothing"
-        raise _Foreign(f"there are no weights in it, but {some}")
+        raise _Foreign(f"it contains no weights, but {some}")
     found = {str(name): value for name, value in state.items()}
     while prefix := next(
         (one for one in PREFIXES if _all_start(found, one) and not _any_start(own, one)), ""
@@ -149,7 +149,7 @@ def _any_start(names: set[str], prefix: str) -> bool:
 
 
 def _check(state: Mapping[str, Any], model: nn.Module) -> None:
-    """Name what is missing, what is too much and what has another shape."""
+    """Name missing tensors, unknown tensors, and tensors with another shape."""
     own = model.state_dict()
     missing = [n for n in own if n not in state and not n.endswith("num_batches_tracked")]
     beyond = [n for n in state if n not in own]

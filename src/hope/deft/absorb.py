@@ -1,14 +1,14 @@
-"""Severing by absorption: what core neurons no longer hear from slack, the core and a constant say for it.
+"""Severing by absorption: the core and a constant compensate for severed slack.
 
-The paper sets weights from slack to core to zero, so a core neuron loses all that slack told it. Here the
-slack signals that a weight reads are first projected on the span of 1 and the core signals that it reads,
-under the propagated surrogate: d = C_cc⁻¹C_cs, W_core,core += W_core,slack·d as in `geometry.projection`.
-Only rows of core outputs are rewritten: slack outputs listen to everything, as before. The constant leaves
-the mean of the BN behind the weight, or goes into its bias, and the BN's variance is repaired. All of this is
-done once, before anything is frozen.
+The paper sets weights from slack to core to zero, so core neurons lose their inputs from slack. Here each
+weight's slack inputs are first projected onto the span of 1 and its core inputs, under the propagated
+surrogate: d = C_cc⁻¹C_cs, W_core,core += W_core,slack·d as in `geometry.projection`. Only rows of core
+outputs are rewritten: slack outputs still read everything. The constant is subtracted from the mean of the
+following BN, or added to the bias, and the BN's variance is corrected. All of this happens once, before
+anything is frozen.
 
-The source head is deaf to slack in `source()`. It gets the same treatment, in a copy: its weights for core
-signals and its bias take over what slack told it.
+In `source()` the weights of the source head for slack are zero. A copy of the head is rewritten in the same
+way: its weights for core and its bias compensate.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class Absorbed:
 
 @torch.no_grad()
 def absorb(model: nn.Module, partition: Partition, calibration: Iterable[Any] | None = None) -> Absorbed:
-    """Let the core take over what slack says to it, in place; weights from slack to core are 0 after it.
+    """Let the core compensate for slack, in place; weights from slack to core are 0 afterwards.
 
     Args:
         calibration: inputs to measure moments on, in place of the propagated ones.
@@ -63,7 +63,7 @@ def absorb(model: nn.Module, partition: Partition, calibration: Iterable[Any] | 
             continue
         intake = intakes.get(weight)
         if intake is not None and last:
-            intake = replace(intake, bn="")  # a BN behind the head is not the head's to change
+            intake = replace(intake, bn="")  # a BN after the head is not part of the head
         found = _channels(intake, weight, partition, uses, measured)
         if isinstance(found, str):
             notes.append(f"{weight}: its weights for slack are masked, not absorbed: {found}")
@@ -91,11 +91,13 @@ def _rewrite(
 def _channels(
     intake: InputStatistics | None, weight: str, partition: Partition, uses: Mapping[str, int], measured: bool
 ) -> tuple[InputStatistics, Tensor, Tensor] | str:
-    """What a weight reads, the channels with known moments, and which of them are slack; or why not."""
+    """A weight's input statistics, the channels with known moments, and which of them are slack; or a
+    reason.
+    """
     if intake is None:
         return "the moments of its input are unknown"
     if uses[weight] > 1 or uses.get(intake.bn, 0) > 1:
-        return "it, or the BN behind it, is used several times"
+        return "it, or the BN after it, is used several times"
     size = partition.anatomy.shapes[weight][intake.dim]
     if size != len(intake.mean) * intake.repeat:
         return "it reads its inputs in groups"
@@ -107,16 +109,16 @@ def _channels(
                 if measured or _normalised(unit, weight):
                     known |= owned(place, torch.ones(unit.neurons, dtype=torch.bool))
     if bool((slack & ~known).any()):
-        return "no BN stands in front of what it reads"
+        return "there is no BN before its input"
     known, slack = (mask.reshape(-1, intake.repeat) for mask in (known, slack))
     if not all(torch.equal(mask.any(dim=1), mask.all(dim=1)) for mask in (known, slack)):
-        return "it reads its inputs in no plain order"
+        return "its input channels do not match the neurons"
     channels = known.any(dim=1).nonzero()[:, 0]
     return intake, channels, slack.any(dim=1)[channels]
 
 
 def _normalised(unit: Unit, weight: str) -> bool:
-    """Whether a BN says how large a unit's signals are: without one, their moments rest on a guess."""
+    """Whether a BN stores the moments of a unit's signals: without one they are an assumption."""
     if unit.kind == "layer":
         return all(reader.last("bn") is not None for reader in unit.readers if reader.weight == weight)
     return any(place.tensor.endswith(".running_var") for place in unit.places)

@@ -1,8 +1,7 @@
-"""What DEFT is compared with, behind the same interface: a `Tuning` to train with any loop.
+"""The baselines, with the same interface as DEFT: a `Tuning` to train with any loop.
 
-Add `tuning.penalty()` to the loss; it is 0 where a method has none. These methods have no slack, so
-`source()` masks nothing unless asked to with `masked=True`, which takes the mask of the partition that was
-given.
+Add `tuning.penalty()` to the loss; it is 0 for methods without one. These methods have no slack, so
+`source()` masks nothing, except with `masked=True`, which uses the mask of the given partition.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ from hope.storage.run import fingerprint
 
 
 def full(model: nn.Module, at: Partition | str, *, head: int | nn.Module | None = None) -> Tuning:
-    """Everything learns.
+    """Everything is trained.
 
     Args:
         model: the source model; it is not changed.
@@ -41,7 +40,7 @@ def full(model: nn.Module, at: Partition | str, *, head: int | nn.Module | None 
 
 
 def head_only(model: nn.Module, at: Partition | str, *, head: int | nn.Module | None = None) -> Tuning:
-    """Only the head learns; the backbone is a fixed feature extractor, BN statistics included.
+    """Only the head is trained; the backbone is a fixed feature extractor, including BN statistics.
 
     Example:
         >>> net = nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 3))
@@ -52,7 +51,7 @@ def head_only(model: nn.Module, at: Partition | str, *, head: int | nn.Module | 
 
 
 def bn_tuning(model: nn.Module, at: Partition | str, *, head: int | nn.Module | None = None) -> Tuning:
-    """The paper's PEFT: all one-dimensional tensors (BN scales and shifts, biases) and the head learn.
+    """The paper's PEFT: all one-dimensional tensors (BN scales and shifts, biases) and the head are trained.
 
     Example:
         >>> net = nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 3))
@@ -101,8 +100,9 @@ def ewc(
     wrong = [name for name in sorted(shapes.keys() | given.keys()) if not _fits(shapes, given, name)]
     if wrong:
         raise InvalidPenalty(
-            f"importance= does not fit this {type(model).__name__} at {', '.join(wrong[:5])}: give every "
-            "parameter of the backbone a tensor of its shape, and nothing else, as hope.deft.fisher does"
+            f"importance= does not match this {type(model).__name__} at {', '.join(wrong[:5])}: pass a "
+            "tensor for every parameter of the backbone, of the same shape, and nothing else, as from "
+            "hope.deft.fisher"
         )
     weights = {name: strength * weight for name, weight in given.items()}
     _penalise(tuning, weights, weights)
@@ -142,11 +142,11 @@ def l2_sp(
 def _check_strength(**given: float) -> None:
     for name, value in given.items():
         if not 0 <= value < math.inf:
-            raise InvalidPenalty(f"{name}={value} is none: give a number from 0 on")
+            raise InvalidPenalty(f"{name} must be finite and not negative, got {value}")
 
 
 def _fits(shapes: Mapping[str, torch.Size], given: Mapping[str, Tensor], name: str) -> bool:
-    """Whether a parameter that is there is given a tensor of its shape, or a number."""
+    """Whether an existing parameter gets a tensor of its shape, or a number."""
     return name in shapes and name in given and given[name].shape in (shapes[name], torch.Size())
 
 
@@ -171,7 +171,7 @@ def _tuning(
     """
     name = at if isinstance(at, str) else at.head
     if not name or name not in dict(model.named_modules()):
-        raise InvalidHead(f"there is no module {name!r} in this {type(model).__name__} to be the head")
+        raise InvalidHead(f"this {type(model).__name__} has no module {name!r} to use as the head")
     if not isinstance(at, str):
         check_weights(model, at.original)
     tuned = duplicate(model)

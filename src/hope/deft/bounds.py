@@ -1,18 +1,18 @@
-"""What severing and merging can do to the core: the bounds that the paper proves, for one partition.
+"""Bounds on the effect of severing and merging on the core, as the paper proves them, for one partition.
 
-The distortion at a unit is Δs = Σ_j w_core,j·g_j over its slack neurons j, the signal that the core behind it
-no longer gets. Theorem "Static Initialization Shock Bound":
+The distortion at a unit is Δs = Σ_j w_core,j·g_j over its slack neurons j: the signal that the core after it
+loses. Theorem "Static Initialization Shock Bound":
 
     ‖Δs‖ ≤ Σ_j ‖w_core,j‖·√K(j,j) ≤ Σ_j ‖f_j‖ ≤ N_slack·τ,
 
-the last step only where slack is what has capacity ≤ τ; partitions by prune cost have no τ, and Σ ‖f_j‖ takes
+the last step only if slack is what has capacity ≤ τ; partitions by prune cost have no τ, and Σ ‖f_j‖ takes
 its place. Merging adds δ for each merge (Proposition "Bounded Distortion of Merging"). Corollary "Unified
 Cumulative Bound": Σ over units of (severed + Σδ)/E_core, with E_core the capacity of the core that reads the
 unit. As in the paper, the norm is that of the outgoing weights, all taps of a kernel side by side.
 
 With merge="sum", δ = ‖f_i + f_j − f_p‖ is what the readers lose. The δ of pair merges, the paper's, compares
 each child with the parent that replaces both, and is not a bound: two duplicates have δ = 0 while the readers
-lose half of what they got.
+lose half of their input.
 """
 
 from __future__ import annotations
@@ -43,15 +43,15 @@ class UnitBound:
 
     Attributes:
         name: the unit.
-        slack: how many of its neurons are severed (freed vessels have nothing to sever).
-        shock: ‖Δs‖ under the surrogate; None where it has no kernel for pairs.
+        slack: how many of its neurons are severed (freed neurons have nothing to sever).
+        shock: ‖Δs‖ under the surrogate; None if it has no kernel for pairs.
         directed: Σ ‖w_core,j‖·√K(j,j).
         severed: Σ ‖f_j‖.
         uniform: N_slack·τ, the paper's bound; None for a partition by prune cost.
         merging: Σ δ of its merges.
-        behind: E_core, the capacity of the core that reads it; None if nothing but the head does, or if no
+        behind: E_core, the capacity of the core that reads it; None if only the head reads it, or if no
             such capacity is known.
-        head: Σ ‖w_head,j‖·√K(j,j), what the source head loses when its inputs from slack are masked.
+        head: Σ ‖w_head,j‖·√K(j,j), the source head's loss when its weights for slack are zero.
 
     Example:
         >>> import torch, hope
@@ -80,7 +80,7 @@ class UnitBound:
 
     @property
     def share(self) -> float:
-        """(Σ ‖f_j‖ + Σ δ)/E_core, the unit's term of the unified bound; 0 where `behind` is None."""
+        """(Σ ‖f_j‖ + Σ δ)/E_core, the unit's term of the unified bound; 0 if `behind` is None."""
         return _over(self.severed + self.merging, self.behind)
 
 
@@ -90,8 +90,8 @@ class Bounds:
 
     Attributes:
         units: layer by layer, then streams.
-        proven: whether δ is that of sum merges (or there are none), so that the cumulative number is a bound.
-        left_out: units that are no part of it, since no capacity of the core that reads them is known.
+        proven: whether δ is that of sum merges (or there are none), so that the cumulative value is a bound.
+        left_out: units without a term, because no capacity of the core that reads them is known.
 
     Example:
         >>> import torch, hope
@@ -109,7 +109,7 @@ class Bounds:
 
     @property
     def cumulative(self) -> float:
-        """The unified cumulative bound on the source's distortion, without the units that are left out."""
+        """The unified cumulative bound on the source's distortion, without the units in `left_out`."""
         return sum(unit.share for unit in self.units)
 
     @property
@@ -152,7 +152,7 @@ class CoreSlackSplit:
 
     @cached_property
     def frozen(self) -> dict[str, Tensor]:
-        """Tensor -> a mask that broadcasts to it, True where it must not move."""
+        """Tensor -> a mask that broadcasts to it, True if frozen."""
         return frozen_masks(self.anatomy, self.units, self.core, self.head)
 
     @cached_property
@@ -162,7 +162,7 @@ class CoreSlackSplit:
 
     @cached_property
     def totals(self) -> dict[str, float]:
-        """E_core of every unit; of one that is core as a whole only if its capacities are known."""
+        """E_core of every unit; of a unit that is completely core only if its capacities are known."""
         totals = {}
         for unit in self.units:
             with suppress(NotSeparable):
@@ -172,7 +172,7 @@ class CoreSlackSplit:
         return totals
 
     def slack(self, unit: Unit) -> Tensor:
-        """(neurons,) True where slack; freed vessels have nothing to sever."""
+        """(neurons,) True if slack; freed neurons have nothing to sever."""
         slack = ~self.core[unit.name]
         slack[list(self.freed.get(unit.name, ()))] = False
         return slack
@@ -217,7 +217,7 @@ def _heard(split: CoreSlackSplit, unit: Unit) -> _Heard:
 
 
 def _known(split: CoreSlackSplit, heard: _Heard) -> list[float]:
-    """Capacities of the cores behind a unit, as far as they are known."""
+    """Capacities of the cores after a unit, as far as they are known."""
     return [split.totals[name] for name in sorted(heard.behind) if name in split.totals]
 
 
@@ -237,8 +237,8 @@ def _bound(split: CoreSlackSplit, unit: Unit, heard: _Heard, tau: float | None) 
 
 
 def _gram(weight: Tensor, place: IndexMap, rows: Tensor | None, slack: Tensor) -> Tensor:
-    """(slack, slack) inner products of what slack neurons send to core rows (all, for None); empty if neurons
-    have different numbers of places.
+    """(slack, slack) inner products of the weights from slack to core rows (all, for None); empty if neurons
+    have different numbers of positions.
     """
     owner = torch.from_numpy(place.owner)
     own = (owner >= 0).nonzero()[:, 0]

@@ -1,8 +1,8 @@
-"""How much each neuron carries: states of layers as the paper sees them, and of streams.
+"""Capacities: states of layers as in the paper, and of streams.
 
-The paper has no capacity for a channel of a residual stream. Here it is what the definition says of any
-neuron, ‖f_c‖² = Σ_readers ‖W_c‖²·E z_c², with the second moment of what each reader sees taken from the
-propagated surrogate (everything that was added to the channel so far, behind the activation).
+The paper has no capacity for a channel of a residual stream. Here it follows from the definition for any
+neuron, ‖f_c‖² = Σ_readers ‖W_c‖²·E z_c², with the second moment of each reader's input from the propagated
+surrogate (everything added to the channel so far, after the activation).
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class EnergyObserver:
 
 
 class Energies:
-    """Second moments of what weights read, from a checkpoint alone or as inputs showed them."""
+    """Second moments of weights' inputs, from a checkpoint alone or measured."""
 
     def __init__(self, anatomy: Anatomy, numbers: Checkpoint) -> None:
         self.anatomy, self.numbers = anatomy, numbers
@@ -44,7 +44,7 @@ class Energies:
         """All weights that read a unit's neurons.
 
         Raises:
-            NotSeparable: the checkpoint does not say what the neurons carry.
+            NotSeparable: the checkpoint does not determine the neurons' signals.
         """
         for place in unit.places:
             if place.role == "in":
@@ -57,8 +57,8 @@ class Energies:
         found = signal_energies(unit, reader, self.numbers)
         if isinstance(found, Reason):
             raise NotSeparable(
-                f"what the neurons of {unit.name} carry is not known: {found}; give a few inputs, "
-                f"calibration=batches, or freeze the layer as a whole with core=[{unit.name!r}]"
+                f"the signals of {unit.name} are unknown: {found}; pass a few inputs with "
+                f"calibration=batches, or freeze the whole layer with core=[{unit.name!r}]"
             )
         per, channels = place.each, found.shape[1]
         spread = (
@@ -86,7 +86,7 @@ class Energies:
         return torch.where(owner >= 0, self._written(unit)[owner.clamp(min=0)], 0.0)
 
     def _written(self, unit: Unit) -> Tensor:
-        """Without a surrogate: what the BNs write into each channel, Σ γ² + β² (see E_identity)."""
+        """Without a surrogate: the energy that BNs write into each channel, Σ γ² + β² (see E_identity)."""
         energy = torch.zeros(unit.neurons, dtype=torch.float64)
         known = False
         for place in unit.places:
@@ -99,8 +99,8 @@ class Energies:
                 energy.index_add_(0, here[own], (bn.spread**2 + bn.shift**2)[own])
         if not known:
             raise NotSeparable(
-                f"what the stream of {unit.name} carries is not known: no BN writes into it; give a few "
-                f"inputs, calibration=batches, or freeze it as a whole with core=[{unit.name!r}]"
+                f"the signal of the stream of {unit.name} is unknown: no BN writes into it; pass a few "
+                f"inputs with calibration=batches, or freeze the whole stream with core=[{unit.name!r}]"
             )
         return energy
 
@@ -114,14 +114,14 @@ def capacities(unit: Unit, energies: Energies) -> Tensor:
 
 
 def add_by_neuron(total: Tensor, place: IndexMap, values: Tensor) -> None:
-    """Add up what stands at each place, per neuron."""
+    """Sum the values at a neuron's positions, per neuron."""
     owner = torch.from_numpy(place.owner)
     own = owner >= 0
     total.index_add_(0, owner[own], values[own])
 
 
 def unit_state(unit: Unit, energies: Energies, *, merges: bool = True) -> PaperState:
-    """A unit as the paper's method sees it; a stream's channels can only be pruned.
+    """A unit's state under the paper's method; a stream's channels can only be pruned.
 
     Args:
         merges: whether to go on to merges, which takes inner products of outgoing weights.

@@ -1,4 +1,4 @@
-"""What is refused before any work is done, with the way out."""
+"""Checks of arguments before any work."""
 
 from __future__ import annotations
 
@@ -21,51 +21,49 @@ MERGES: dict[bool | str, str | None] = {True: "sum", "sum": "sum", "pair": "pair
 def check_options(
     percentile: float | None, fidelity: float | None, example: object, by: str, merge: bool | str
 ) -> float:
-    """A number from 0 to 100, or a fidelity that can be asked for; a partition and a merge that there are.
+    """Check percentile or fidelity, the kind of partition and the kind of merge.
 
     Returns:
         The percentile.
     """
     if percentile is not None and fidelity is not None:
-        raise InvalidPartition("percentile= and fidelity= are two ways to say how much is slack: give one")
+        raise InvalidPartition("give either percentile= or fidelity=, not both")
     percentile = PERCENTILE if percentile is None else percentile
     if isinstance(percentile, bool) or not isinstance(percentile, Real) or not 0 <= percentile <= 100:
-        raise InvalidPartition(f"percentile={percentile!r} is none: give a number from 0 to 100")
+        raise InvalidPartition(f"percentile must be between 0 and 100, got {percentile!r}")
     if fidelity is not None:
         if isinstance(fidelity, bool) or not isinstance(fidelity, Real) or not 0 < fidelity <= 1:
-            raise InvalidPartition(f"fidelity={fidelity!r} is none: give a number above 0, at most 1")
+            raise InvalidPartition(f"fidelity must be above 0 and at most 1, got {fidelity!r}")
         if example is None:
-            raise InvalidPartition(
-                f"fidelity={fidelity!r} needs an example, for inputs of its shape: give one"
-            )
+            raise InvalidPartition(f"fidelity={fidelity!r} needs an example input: pass example=")
     if by not in BY:
-        raise InvalidPartition(f"there is no partition by {by!r}: choose from {', '.join(BY)}")
+        raise InvalidPartition(f"by must be one of {', '.join(BY)}, got {by!r}")
     if merge not in MERGES:
-        raise InvalidPartition(f"there is no merge {merge!r}: choose True, 'sum', 'pair' or False")
+        raise InvalidPartition(f"merge must be True, 'sum', 'pair' or False, got {merge!r}")
     return percentile
 
 
 def check_sever(sever: str) -> str:
-    """A way to sever that there is."""
+    """Check the way of severing."""
     if sever not in SEVER:
-        raise InvalidPartition(f"there is no sever={sever!r}: choose from {', '.join(SEVER)}")
+        raise InvalidPartition(f"sever must be one of {', '.join(SEVER)}, got {sever!r}")
     return sever
 
 
 def check_same(anatomy: Anatomy, tensors: Mapping[str, Tensor]) -> None:
-    """An anatomy of this model and of no other."""
+    """Check that an anatomy belongs to this model."""
     for name in sorted(anatomy.shapes.keys() | tensors.keys()):
         there = tuple(anatomy.shapes[name]) if name in anatomy.shapes else "not there"
         here = tuple(tensors[name].shape) if name in tensors else "not there"
         if there != here:
             raise CheckpointMismatch(
-                f"anatomy= is that of another model ({name} is {there} in it and {here} in this one): "
-                "leave it out, or call hope.inspect on this model"
+                f"anatomy= belongs to another model ({name} is {there} there and {here} in this one): "
+                "omit it, or call hope.inspect on this model"
             )
 
 
 def check_patterns(anatomy: Anatomy, patterns: Sequence[str]) -> None:
-    """Patterns that fit something."""
+    """Check that every pattern matches something."""
     names = [name for unit in find_units(anatomy) for name in unit.modules]
     names += [one.name for one in anatomy.skipped if one.kind != "block"]
     names += [name for stream in anatomy.streams for name in stream.writers]
@@ -73,15 +71,15 @@ def check_patterns(anatomy: Anatomy, patterns: Sequence[str]) -> None:
         if not matches(names, [pattern]):
             some = ", ".join(dict.fromkeys(names[:5]))
             raise InvalidPartition(
-                f"core={pattern!r} fits no layer or stream of {anatomy.model}: they are called {some}, …; "
+                f"core={pattern!r} matches no layer or stream of {anatomy.model} ({some}, …): "
                 "print(hope.inspect(...)) lists them"
             )
 
 
 def check_weights(model: nn.Module, original: str) -> None:
-    """The model that was partitioned, by its fingerprint."""
+    """Check by its fingerprint that this is the partitioned model."""
     if fingerprint(model) != original:
         raise CheckpointMismatch(
-            f"the partition was made for other weights than this {type(model).__name__} has: "
+            f"the partition was made for other weights than those of this {type(model).__name__}: "
             "call hope.deft.partition on this model"
         )

@@ -1,4 +1,4 @@
-"""What the cut takes from the source task, told when it is made."""
+"""How much of the source task severing costs, reported by `prepare`."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from hope.deft.tuning import Tuning
 from hope.errors import InvalidExample, LostSource
 from hope.storage.adapter import Cost
 
-LEAST = 0.5  # of the source that must be left, or there is a warning
+LEAST = 0.5  # share of the source below which there is a warning
 
 
 def cost_of(
@@ -24,7 +24,9 @@ def cost_of(
     tuning: Tuning,
     batches: Iterable[tuple[Tensor, Tensor]] | None = None,
 ) -> Cost:
-    """Fidelity on made-up inputs, and accuracy on labelled ones, of the source task as it is now."""
+    """Fidelity on synthetic inputs, and accuracy on labelled ones, of the source task in its
+    present state.
+    """
     judge = partition.judge(model)
     with tuning.source() as source:
         fidelity = None if judge is None else judge(source)
@@ -38,9 +40,7 @@ def cost_of(
                     right[position] += int((one(inputs).argmax(dim=1) == labels.to(inputs.device)).sum())
                 total += len(labels)
     if total == 0:
-        raise InvalidExample(
-            "batches= has no labelled inputs: give pairs of inputs and labels, or leave it out"
-        )
+        raise InvalidExample("batches= has no labelled inputs: pass pairs of inputs and labels, or omit it")
     return Cost(fidelity=fidelity, before=right[0] / total, after=right[1] / total, inputs=total)
 
 
@@ -49,17 +49,17 @@ def _pair(batch: object) -> tuple[Tensor, Tensor]:
         inputs, labels = batch
         if isinstance(inputs, Tensor) and isinstance(labels, Tensor) and len(inputs) == len(labels):
             return inputs, labels
-    raise InvalidExample("batches= is to be pairs of inputs and labels, one label an input: [(x, y), ...]")
+    raise InvalidExample("batches= must be pairs of inputs and labels, one label per input: [(x, y), ...]")
 
 
 def tell(cost: Cost) -> None:
-    """A line about it, or a warning where little is left."""
+    """A note about the cost, or a warning if little is left."""
     if cost.kept is not None and cost.kept < LEAST:
         warnings.warn(
-            f"the cut leaves little of the source task ({cost}): take a lower percentile, sever='absorb', or "
+            f"severing leaves little of the source task ({cost}): use a lower percentile, sever='absorb', or "
             "hope.deft.partition(..., fidelity=0.95)",
             LostSource,
             stacklevel=3,
         )
     elif cost.kept is not None:
-        note(f"the source task after the cut: {cost}")
+        note(f"the source task after severing: {cost}")

@@ -1,16 +1,16 @@
-"""Which neurons are core and which are slack: the two definitions that the paper gives.
+"""Which neurons are core and which are slack: the paper's two definitions.
 
-By prune cost (Section "DEFT"): each neuron's J_prune = N·‖f_i‖/E_b is recorded when it leaves while encoding;
-those below the lock threshold, a percentile of all of them, are slack. By capacity (Algorithm "DEFT"): those
-whose ‖f_i‖ is at most the percentile of all capacities, on the merged network, are slack. Evictions are off,
-and the last neuron of a layer is core.
+By prune cost (Section "DEFT"): each neuron's J_prune = N·‖f_i‖/E_b is recorded when encoding removes it;
+neurons below the lock threshold, a percentile of all these costs, are slack. By capacity (Algorithm "DEFT"):
+neurons whose ‖f_i‖ is at most the percentile of all capacities, on the merged network, are slack. Evictions
+are off, and the last neuron of a layer is core.
 
-Redundancy is resolved within the core (Figure "Dynamic Resolution of Redundancy"): of each layer, the neurons
-whose J_prune is at or above the lock threshold go along a path of their own, with merges, as if the layer had
-no others. What that path merges is merged, up to its first prune or its first move at a cost at or above the
-threshold, whichever comes first; what it would merge later on is not. J_prune itself is that of a path
-without merges, so that every neuron has one. (On a path with sum merges most neurons leave by a merge and few
-are ever pruned: the percentile of those few costs is so high that nearly everything would be merged.)
+Redundancy is resolved within the core (Figure "Dynamic Resolution of Redundancy"). In each layer, the neurons
+whose J_prune is at or above the lock threshold form a separate path with merges, as if the layer had no
+others. Its merges are applied up to its first prune or its first step at a cost at or above the threshold,
+whichever comes first. J_prune itself is that of a path without merges, so that every neuron has one. (On a
+path with sum merges most neurons are merged and few are pruned: the percentile of those few costs is so high
+that nearly everything would be merged.)
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ def lock_threshold(costs: Sequence[float], percentile: float) -> Lock:
 
 
 def prune_costs(steps: Sequence[Step]) -> list[float]:
-    """𝒞 of the paper: the costs of all prunes, those that leave a layer without capacity left out."""
+    """𝒞 of the paper: the costs of all prunes, except those that leave a layer without capacity."""
     return [step.cost for step in steps if step.left > EPSILON]
 
 
@@ -85,7 +85,7 @@ def _part(state: PaperState, at: Tensor) -> PaperState:
 
 
 def by_prune_cost(state: PaperState, steps: Sequence[Step], lock: float, merge: str | None) -> UnitPartition:
-    """Slack: J_prune < J_lock; and what merging within the rest releases.
+    """Slack: J_prune < J_lock; and the neurons freed by merging within the rest.
 
     Args:
         merge: "sum", "pair" or None.
@@ -108,14 +108,14 @@ def by_prune_cost(state: PaperState, steps: Sequence[Step], lock: float, merge: 
 def by_capacity(
     capacities: Mapping[str, Tensor], freed: Mapping[str, Sequence[int]], percentile: float
 ) -> tuple[float, dict[str, Tensor]]:
-    """Slack: ‖f_i‖ ≤ τ, the percentile of the capacities of all neurons that merging leaves.
+    """Slack: ‖f_i‖ ≤ τ, the percentile of the capacities of all neurons after merging.
 
     Args:
         capacities: layer or stream -> (neurons,) ‖f_i‖ on the merged network.
         freed: layer -> its freed vessels; they are slack, and no part of the percentile.
 
     Returns:
-        τ, and layer or stream -> (neurons,) True where core.
+        τ, and layer or stream -> (neurons,) True if core.
     """
     left = {name: torch.ones(len(values), dtype=torch.bool) for name, values in capacities.items()}
     for name, neurons in freed.items():

@@ -23,14 +23,14 @@ def fisher(
 ) -> dict[str, Tensor]:
     """FIM_i = E[(∂L/∂θ_i)²] over examples with their observed labels (paper, Appendix "EWC").
 
-    The square of each example's gradient, not of a batch's mean. The model is taken in evaluation mode, since
-    an example of its own has no batch statistics, and put back.
+    It averages the square of each example's gradient, not of a batch's mean. The model runs in evaluation
+    mode, because a single example has no batch statistics; its mode is restored.
 
     Args:
         model: the source model.
         batches: source training data: inputs and labels.
         loss: of outputs and labels, a mean over the batch.
-        at_once: examples whose gradients are held in memory together.
+        at_once: examples whose gradients are in memory together.
 
     Raises:
         InvalidPenalty: there is no data.

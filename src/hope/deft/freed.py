@@ -1,4 +1,4 @@
-"""Carry out merges without removing anything: the child that a parent stands for becomes an empty vessel."""
+"""Apply merges without removing anything: the merged child becomes a freed neuron."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ def consolidate(
     freed: Mapping[str, Sequence[int]],
     seed: int | None = 0,
 ) -> None:
-    """Merge in place and empty the freed vessels: beyond the merges, the network computes what it did.
+    """Merge in place and reset the freed neurons: apart from the merges, the network's outputs do not change.
 
-    A vessel gets fresh incoming weights, as spread out as its layer's, so that it has something to say, and
-    outgoing weights of zero, so that nobody hears it until training gives it a voice. Without a seed its
-    incoming weights are zero, too: then it does not count among those who hear others.
+    A freed neuron gets fresh incoming weights, with the spread of its layer's, and outgoing weights of zero:
+    no reader receives it until training changes that. Without a seed its incoming weights are zero, too; then
+    it does not count as a reader.
     """
     for action in merges:
         merge.write_parent(model, anatomy.unit(action.name), action)

@@ -1,15 +1,15 @@
-"""Hold entries of a parameter still, whatever trains it.
+"""Freeze entries of a parameter, whatever trains it.
 
-Two things together, and neither alone. A hook on the parameter sets the gradient of frozen entries to zero
-before it is accumulated, so before any optimizer, gradient clipping or all-reduce sees it: no velocity, no
-second moments, no share of a norm. And after every optimizer step, in this process and of any optimizer that
-derives from `torch.optim.Optimizer`, frozen entries are put back to the bit: weight decay moves weights that
-have no gradient.
+Two mechanisms are needed. A hook on the parameter sets the gradient of frozen entries to zero before it is
+accumulated, that is before any optimizer, gradient clipping or all-reduce: no momentum, no second moments, no
+share of a norm. And after every optimizer step, in this process and of any optimizer that derives from
+`torch.optim.Optimizer`, frozen entries are restored to the bit: weight decay changes weights that have no
+gradient.
 
-A parameter that is frozen as a whole needs no gradient, and no optimizer touches it: its gate has nothing to
-do until someone makes it require one.
+A completely frozen parameter needs no gradient, and no optimizer changes it: its gate has nothing to do until
+the parameter requires one.
 
-A gate lives as long as its parameter, whoever forgets the object that made it. Copies of a parameter
+A gate exists as long as its parameter, even if the object that made it is deleted. Copies of a parameter
 (`copy.deepcopy`, pickles) have no gate.
 """
 
@@ -25,7 +25,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 
 
 class Gate:
-    """Holds the frozen entries of one parameter at what they are now.
+    """Keeps the frozen entries of one parameter at their present values.
 
     >>> weight = torch.nn.Parameter(torch.ones(3))
     >>> gate = Gate(weight, torch.tensor([True, False, False]))
@@ -55,7 +55,7 @@ class Gate:
 
     @property
     def parameter(self) -> nn.Parameter | None:
-        """The parameter, while it is there."""
+        """The parameter, while it exists."""
         return self._parameter()
 
     def pass_on(self, gradient: Tensor) -> Tensor:
@@ -63,29 +63,29 @@ class Gate:
         return gradient.masked_fill(self._at(gradient), 0)
 
     def _at(self, like: Tensor) -> Tensor:
-        if self.frozen.device != like.device:  # the model has moved
+        if self.frozen.device != like.device:  # the model was moved to another device
             self.frozen = self.frozen.to(like.device)
         return self.frozen
 
     @torch.no_grad()
     def restore(self) -> None:
-        """Put frozen entries back, to the bit."""
+        """Restore frozen entries, to the bit."""
         parameter = self.parameter
         if parameter is None:
             return
         if self.anchor.device != parameter.device:
             self.anchor = self.anchor.to(parameter.device)
-        # the anchor keeps its type: a model that goes to half precision and back can have its core back
+        # the anchor keeps its dtype: a model converted to half precision and back gets its core back
         parameter.copy_(torch.where(self._at(parameter), self.anchor.to(parameter.dtype), parameter))
 
     def differs(self, parameter: Tensor) -> bool:
-        """Whether a frozen entry is not what it was, in the parameter or in what has taken its place."""
+        """Whether a frozen entry has changed, in the parameter or in its replacement."""
         same = (parameter.detach() == self.anchor.to(parameter)) | ~self._at(parameter)
         return not bool(same.all())
 
     @property
     def idle(self) -> bool:
-        """Whether no optimizer moves the parameter anyway."""
+        """Whether no optimizer changes the parameter anyway."""
         parameter = self.parameter
         if parameter is None:
             return True

@@ -1,4 +1,4 @@
-"""The last layer: made anew for a task, swapped, and put back."""
+"""The last layer: created for a task, swapped, and restored."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ PLAIN = {kind.__name__: kind for kind in (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Co
 
 
 def recipe(layer: nn.Module) -> dict[str, Any] | None:
-    """How to make such a layer, as plain data; None for what is neither linear nor a convolution.
+    """How to build such a layer, as plain data; None if it is neither linear nor a convolution.
 
     >>> recipe(nn.Linear(8, 3, bias=False))
     {'kind': 'Linear', 'in_features': 8, 'out_features': 3, 'bias': False}
@@ -34,13 +34,13 @@ def recipe(layer: nn.Module) -> dict[str, Any] | None:
 
 
 def build(options: Mapping[str, Any], like: nn.Module) -> nn.Module:
-    """The layer of a recipe, fresh, where `like` is and of its type."""
+    """A new layer from a recipe, on the device and with the dtype of `like`."""
     place = next(like.parameters())
     return _made(options).to(device=place.device, dtype=place.dtype).train(like.training)
 
 
 def shapes_of(options: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
-    """The shapes of a recipe's parameters; no memory is taken for them.
+    """The shapes of a recipe's parameters, without allocating them.
 
     >>> shapes_of(recipe(nn.Linear(8, 3)))
     {'weight': (3, 8), 'bias': (3,)}
@@ -54,14 +54,16 @@ def _made(options: Mapping[str, Any]) -> nn.Module:
 
 
 def new_head(old: nn.Module, head: int | nn.Module | None, name: str, source: nn.Module) -> nn.Module:
-    """A fresh head of the old one's kind with so many outputs, the given module, or a copy of the old one.
+    """A new head of the old one's kind with so many outputs, the given module, or a copy of the old one.
 
     Args:
         name: the old head's.
         source: the source model; a module of its own is copied, so that training leaves it alone.
     """
     if next(old.parameters(), None) is None:
-        raise InvalidHead(f"{name} has no parameters, so it is no head: name the layer that ends the model")
+        raise InvalidHead(
+            f"the head must have parameters, and {name} has none: name the last layer of the model"
+        )
     if head is None:
         return copy.deepcopy(old)
     if isinstance(head, nn.Module):
@@ -69,14 +71,14 @@ def new_head(old: nn.Module, head: int | nn.Module | None, name: str, source: nn
         shared = any(id(parameter) in own for parameter in head.parameters())
         return copy.deepcopy(head) if shared else head
     if isinstance(head, bool) or not isinstance(head, Integral):
-        raise InvalidHead(f"head={head!r} is no head: give the number of classes, a module or None")
+        raise InvalidHead(f"head must be a number of classes, a module or None, got {head!r}")
     if head < 1:
-        raise InvalidHead(f"a head with {head} outputs is none: give the number of classes")
+        raise InvalidHead(f"head must be a positive number of classes, got {head}")
     options = recipe(old)
     if options is None or options.get("groups", 1) != 1:
         raise InvalidHead(
-            f"the head {name} is a {type(old).__name__}, of which no other size can be made: "
-            "pass a module with head="
+            f"the head {name} is a {type(old).__name__}, which cannot be built in another size: pass a "
+            "module with head="
         )
     outputs = "out_features" if "out_features" in options else "out_channels"
     return build({**options, outputs: int(head)}, old)
@@ -86,7 +88,7 @@ def new_head(old: nn.Module, head: int | nn.Module | None, name: str, source: nn
 def masked_head(
     head: nn.Module, columns: Mapping[str, Tensor], absorbed: Mapping[str, Tensor] | None = None
 ) -> nn.Module:
-    """A copy of a head that does not listen to some of its inputs.
+    """A copy of a head with zero weights for some of its inputs.
 
     Args:
         columns: parameter (its name within the head) -> a mask that broadcasts to it, True where it is deaf.

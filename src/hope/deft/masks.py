@@ -1,4 +1,4 @@
-"""From the elasticity of neurons to that of single weights: what is frozen, and what is severed."""
+"""From the elasticity of neurons to masks of weights: which entries are frozen, and which are severed."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ def _along(values: Ids, dim: int, ndim: int) -> Tensor:
 def frozen_masks(
     anatomy: Anatomy, units: Sequence[Unit], core: Mapping[str, Tensor], head: str
 ) -> dict[str, Tensor]:
-    """Tensor -> a mask that broadcasts to its shape, True where it must not move.
+    """Tensor -> a mask that broadcasts to its shape, True if frozen.
 
-    An entry moves only if everything that it writes or goes along with is slack: rows of filters, biases, BN
-    numbers. Places that no unit owns, and tensors that belong to no unit (a scalar that core and slack
-    share), are core. The head is free.
+    An entry is trainable only if every neuron that it writes or belongs to is slack: rows of filters, biases,
+    BN parameters. Positions without an owner, and tensors that belong to no unit (a scalar that core and
+    slack share), are core. The head is trainable.
     """
     rows: dict[tuple[str, int], Ids] = {}
     for unit in units:
@@ -56,7 +56,7 @@ def frozen_masks(
 
 
 def slack_inputs(units: Sequence[Unit], core: Mapping[str, Tensor]) -> dict[tuple[str, int], Tensor]:
-    """(weight, dim) -> (places,) True where the weight reads slack."""
+    """(weight, dim) -> (positions,) True if the weight reads slack there."""
     found: dict[tuple[str, int], Tensor] = {}
     for unit in units:
         for place in unit.places:
@@ -69,7 +69,7 @@ def slack_inputs(units: Sequence[Unit], core: Mapping[str, Tensor]) -> dict[tupl
 
 
 def owned(place: IndexMap, which: Tensor) -> Tensor:
-    """(places,) True where a neuron stands that is marked."""
+    """(positions,) True if the neuron there is marked."""
     owner = torch.from_numpy(place.owner)
     return torch.where(owner >= 0, which[owner.clamp(min=0)], torch.zeros((), dtype=torch.bool))
 
@@ -81,7 +81,7 @@ def severed_masks(
     frozen: Mapping[str, Tensor],
     head: str,
 ) -> dict[str, Tensor]:
-    """Weight -> a mask that broadcasts to its shape, True where it leads from slack to core.
+    """Weight -> a mask that broadcasts to its shape, True for weights from slack to core.
 
     M of the paper (Section "Consistency at Initialization") is its complement; for kernels, all taps.
     """
@@ -94,11 +94,11 @@ def severed_masks(
 
 
 def voices(anatomy: Anatomy, units: Sequence[Unit], severed: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Weight -> a mask that broadcasts to its shape, True where slack may learn to speak into the core.
+    """Weight -> a mask that broadcasts to its shape, True if slack may learn to write into the core.
 
-    Channels of a stream that is normalised as a whole are all core, and slack that only writes there would be
-    mute. What it says there is severed like everything else that core hears, but may be learned anew: core
-    hears it then, except in `source()`, where whatever may be learned is zero.
+    All channels of a stream that is normalised as a whole are core, so slack that writes only there could not
+    reach the head. These weights are severed like all others from slack to core, but they are trainable: core
+    reads slack through them, except in `source()`, where all trainable entries are zero.
     """
     masks: dict[str, Tensor] = {}
     for unit in units:
@@ -114,7 +114,7 @@ def voices(anatomy: Anatomy, units: Sequence[Unit], severed: Mapping[str, Tensor
 def head_columns(
     anatomy: Anatomy, units: Sequence[Unit], core: Mapping[str, Tensor], head: str
 ) -> dict[str, Tensor]:
-    """The head's weights -> a mask that broadcasts to their shape, True where they read slack."""
+    """The head's weights -> a mask that broadcasts to their shape, True if they read slack."""
     masks: dict[str, Tensor] = {}
     for (tensor, dim), reads in slack_inputs(units, core).items():
         if in_head(tensor, head):

@@ -1,4 +1,4 @@
-"""`hope.deft.partition`: split a trained network into a core that stays and slack that learns."""
+"""`hope.deft.partition`: split a trained network into a frozen core and trainable slack."""
 
 from __future__ import annotations
 
@@ -49,25 +49,25 @@ class Partition:
     """A network split into core and slack. `print` it for a table, `plot` it for a picture.
 
     Attributes:
-        anatomy: the network that was read.
+        anatomy: the network.
         head: the module that a new task replaces.
         by: "prune-cost" or "capacity".
         percentile: P.
-        threshold: what slack stays below: J_lock, or τ.
-        lock: J_lock, below which redundant neurons are merged, and how it came about.
+        threshold: the upper limit of slack: J_lock, or τ.
+        lock: J_lock, below which redundant neurons are merged, and its origin.
         merge: "sum", "pair" or None.
-        core: layer or stream -> (neurons,) True where frozen: the elasticity map, E = 0 where core.
-        merges: redundant neurons that a parent stands for, in order.
-        freed: layer -> the vessels that merging releases; they are slack.
-        costs: layer or stream -> (neurons,) J_prune when each left its path; infinite for the last one.
-        capacities: layer or stream -> (neurons,) ‖f_i‖ after the merges, freed vessels not counted as
+        core: layer or stream -> (neurons,) True if frozen: the elasticity map, E = 0 for core.
+        merges: merges of redundant neurons, in order.
+        freed: layer -> the neurons that merging frees; they are slack.
+        costs: layer or stream -> (neurons,) J_prune when each was removed; infinite for the last one.
+        capacities: layer or stream -> (neurons,) ‖f_i‖ after the merges; freed neurons do not count as
             readers.
-        bounds: what severing and merging can do to the core.
-        left_alone: what has no elasticity of its own and is core as a whole, with the reason.
+        bounds: bounds on the effect of severing and merging on the core.
+        left_alone: what has no elasticity and is completely core, with the reason.
         original: fingerprint of the checkpoint.
-        seed: of the fresh weights of freed vessels.
+        seed: of the fresh weights of freed neurons.
         sever: how `prepare` severs by default.
-        example: an input of the network, for inputs of its shape.
+        example: an input of the network; synthetic inputs have its shape.
 
     Example:
         >>> import torch, hope
@@ -101,11 +101,11 @@ class Partition:
     _judges: list[Fidelity] = field(default_factory=list)
 
     def judge(self, model: nn.Module) -> Fidelity | None:
-        """What compares networks with the source, on made-up inputs; made once. None without an example, or
-        where the network gives no tensor to compare.
+        """Fidelity to the source, on synthetic inputs; created once. None without an example, or if the
+        network returns no tensor.
 
         Args:
-            model: the model that was partitioned.
+            model: the partitioned model.
         """
         if not self._judges and self.example is not None:
             anatomy, count = self.anatomy, images_for(self.anatomy.size().macs)
@@ -116,36 +116,36 @@ class Partition:
 
     @cached_property
     def units(self) -> list[Unit]:
-        """Layers and streams with all their places."""
+        """Layers and streams with all their positions."""
         return [unit for unit in find_units(self.anatomy) if unit.name in self.core]
 
     @cached_property
     def locked(self) -> dict[str, Tensor]:
-        """Tensor -> a mask that broadcasts to it, True where it belongs to the core."""
+        """Tensor -> a mask that broadcasts to it, True if it belongs to the core."""
         return masks.frozen_masks(self.anatomy, self.units, self.core, self.head)
 
     @cached_property
     def severed(self) -> dict[str, Tensor]:
-        """Weight -> a mask that broadcasts to it, True where it leads from slack to core."""
+        """Weight -> a mask that broadcasts to it, True for weights from slack to core."""
         return masks.severed_masks(self.anatomy, self.units, self.core, self.locked, self.head)
 
     @cached_property
     def voices(self) -> dict[str, Tensor]:
-        """Weight -> a mask, True where slack may learn to speak into a stream normalised as a whole."""
+        """Weight -> a mask, True if slack may learn to write into a stream that is normalised as a whole."""
         return masks.voices(self.anatomy, self.units, self.severed)
 
     @cached_property
     def frozen(self) -> dict[str, Tensor]:
-        """Tensor -> a mask that broadcasts to it, True where it must not move."""
+        """Tensor -> a mask that broadcasts to it, True if frozen."""
         return self.locked | {name: self.locked[name] & ~mask for name, mask in self.voices.items()}
 
     @cached_property
     def head_columns(self) -> dict[str, Tensor]:
-        """The head's weights -> a mask that broadcasts to them, True where they read slack."""
+        """The head's weights -> a mask that broadcasts to them, True if they read slack."""
         return masks.head_columns(self.anatomy, self.units, self.core, self.head)
 
     def consolidated(self, model: nn.Module) -> nn.Module:
-        """A copy of the model with redundant neurons merged and their vessels emptied, nothing severed."""
+        """A copy of the model with redundant neurons merged and freed neurons reset, nothing severed."""
         copy = duplicate(model)
         consolidate(copy, self.anatomy, self.merges, self.freed, self.seed)
         return copy
@@ -159,7 +159,7 @@ class Partition:
         return found
 
     def plot(self, path: str | PathLike[str]) -> Path:
-        """Draw core, slack and freed vessels of every layer into a file (needs matplotlib)."""
+        """Draw core, slack and freed neurons of every layer into a file (needs matplotlib)."""
         from hope.deft.picture import draw
 
         return draw(self, Path(path))
@@ -201,35 +201,34 @@ def partition(
 ) -> Partition:
     """Split a trained network into core and slack, without data. The model is not changed.
 
-    By prune cost, slack is what leaves during encoding at J_prune < J_lock, the percentile of all such costs
-    (paper, Section "DEFT"); if that is near zero, the largest of them, and if that is too, 1. By capacity,
-    slack is what has ‖f_i‖ ≤ τ, the percentile of all capacities after merging (Algorithm "DEFT"). Evictions
-    are off, and the last neuron of a layer is core. A channel of a residual stream has one elasticity over
-    all its writers and readers; its squared capacity is Σ_readers ‖W_c‖²·E z_c², z_c what the reader sees.
+    By prune cost, neurons with J_prune < J_lock are slack; J_lock is the percentile of all such costs (paper,
+    Section "DEFT"), or the largest of them if the percentile is near zero, or 1 if that is, too. By capacity,
+    neurons with ‖f_i‖ ≤ τ are slack; τ is the percentile of all capacities after merging (Algorithm "DEFT").
+    Evictions are off, and the last neuron of a layer is core. A channel of a residual stream has one
+    elasticity over all its writers and readers; its squared capacity is Σ_readers ‖W_c‖²·E z_c², with z_c the
+    reader's input.
 
     Args:
         model: a trained model, with BN or with `calibration`.
         example: an input it can run on.
-        percentile: P, of costs or capacities: more slack to learn with, less of the source kept. 20 unless
-            given.
-        fidelity: instead of a percentile, the least predicted fidelity (see `hope.fidelity`) of the source
-            after the cut: the highest whole percentile that keeps it, found by bisection.
+        percentile: P, of costs or capacities (default 20). Higher values give more slack and keep less of
+            the source.
+        fidelity: instead of a percentile, the smallest predicted fidelity (see `hope.fidelity`) of the source
+            after severing: the highest whole percentile that keeps it, found by bisection.
         by: "prune-cost" or "capacity".
-        merge: merge redundant neurons of the core, at a cost below J_lock, and release their vessels to the
-            slack: True or "sum" for parents that stand for the sum of two neurons, "pair" for the paper's,
-            False for none.
-        head: the module that a new task replaces; found if one layer alone ends in the model's outputs.
-        core: pattern or patterns (`*`, `?`) of layers and streams that are core as a whole.
-        anatomy: what `hope.inspect` returned, to save reading the model again.
-        seed: of the fresh weights of freed vessels.
-        calibration: a few unlabelled batches: signals are measured on them, in place of what BNs say (see
-            `hope.Paper`). What has no BN needs that.
-        sever: how the cut will be made, "mask" or "absorb" (see `prepare`): it matters to `fidelity`, and is
-            what `prepare` does by default.
-        progress: show what is being done; by default on a terminal only.
+        merge: merge redundant neurons of the core, at a cost below J_lock; the freed neurons become slack.
+            True or "sum": a parent approximates the sum of two neurons; "pair": the paper's; False: none.
+        head: the module that a new task replaces; found automatically if only one layer writes the outputs.
+        core: pattern or patterns (`*`, `?`) of layers and streams that are completely core.
+        anatomy: the result of `hope.inspect`, to avoid a second analysis.
+        seed: of the fresh weights of freed neurons.
+        calibration: a few unlabelled batches to measure statistics on, instead of reading them from BNs (see
+            `hope.Paper`). Required without BN.
+        sever: "mask" or "absorb" (see `prepare`): it affects `fidelity`, and is the default of `prepare`.
+        progress: show progress; by default on a terminal only.
 
     Raises:
-        InvalidPartition: an argument makes no sense, or the weights are not finite.
+        InvalidPartition: an argument is invalid, or the weights are not finite.
         NotSeparable: slack would reach core other than through weights; the message names the place.
 
     Example:
@@ -265,7 +264,7 @@ def partition(
         threshold, locks = lock.threshold, {name: fate.core for name, fate in fates.items()}
         merges = tuple(one for fate in fates.values() for one in fate.merges)
         freed = {name: fate.freed for name, fate in fates.items() if fate.freed}
-        merged = duplicate(model)  # what freed vessels will listen to is not settled, so they are deaf
+        merged = duplicate(model)  # their future inputs are unknown
         consolidate(merged, anatomy, merges, freed, None)
         energies = _energies(merged, anatomy, batches, progress)
         left = {unit.name: unit_state(unit, energies, merges=False) for unit in subject.free}
@@ -306,7 +305,7 @@ def partition(
 def _read(
     model: nn.Module, example: Example | None, anatomy: Anatomy | None, progress: bool | None
 ) -> Anatomy:
-    """The network: nothing will be cut, so the model's code needs no trial."""
+    """The network's structure: nothing is cut, so no dry run is needed."""
     tensors = {n: t.detach().cpu() for n, t in [*model.named_parameters(), *model.named_buffers()]}
     if anatomy is None:
         anatomy, _ = read_model(model, example, progress=progress)
@@ -319,7 +318,7 @@ def _read(
 def _fates(
     states: Sequence[PaperState], paths: Sequence[Sequence[Step]], percentile: float, merge: str | None
 ) -> tuple[Lock, dict[str, UnitPartition]]:
-    """J_lock over the paths of all units, and what becomes of each by it."""
+    """J_lock over the paths of all units, and the partition of each unit."""
     lock = lock_threshold([cost for steps in paths for cost in prune_costs(steps)], percentile)
     return lock, {
         state.name: by_prune_cost(state, steps, lock.threshold, merge)
@@ -334,7 +333,7 @@ def _batches(
     anatomy: Anatomy,
     progress: bool | None,
 ) -> list[Any] | None:
-    """Inputs to go through more than once: the network before and after its merges is measured on them."""
+    """Inputs that can be iterated over twice: the network is measured before and after its merges."""
     if calibration is None:
         return None
     batches, _ = batches_of(calibration, model, example, anatomy, progress=progress)
@@ -344,6 +343,6 @@ def _batches(
 def _energies(
     model: nn.Module, anatomy: Anatomy, batches: list[Any] | None, progress: bool | None
 ) -> Energies:
-    """Second moments of a network's signals, as BNs or inputs tell them."""
+    """Second moments of a network's signals, from BNs or inputs."""
     measured = None if batches is None else measured_marginals(model, anatomy, batches, progress=progress)
     return Energies(anatomy, Checkpoint.of(model, anatomy, measured=measured))

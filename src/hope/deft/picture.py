@@ -1,4 +1,4 @@
-"""A partition as a picture: one bar a layer, split into core, slack and freed vessels."""
+"""A partition as a figure: one bar per layer, split into core, slack and freed neurons."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ COLOURS = {"core": "#34495e", "slack": "#00b159", "freed by merging": "#f5b7b1"}
 
 
 def draw(partition: Partition, path: Path) -> Path:
-    """Write the picture; the file's ending says in which format."""
+    """Write the figure; the file's suffix determines its format."""
     try:
         from matplotlib.backends.backend_agg import FigureCanvasAgg
         from matplotlib.figure import Figure

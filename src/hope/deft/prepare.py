@@ -1,4 +1,4 @@
-"""`hope.deft.prepare`: merge, sever, freeze, put a new head on; then train with any loop and optimizer."""
+"""`hope.deft.prepare`: merge, sever, freeze, attach a new head; then train with any loop and optimizer."""
 
 from __future__ import annotations
 
@@ -28,43 +28,42 @@ def prepare(
     calibration: Iterable[Any] | None = None,
     batches: Iterable[tuple[Tensor, Tensor]] | None = None,
 ) -> Tuning:
-    """A copy of the model that learns with its slack and keeps its core. The model itself is not changed.
+    """A copy of the model with a frozen core and trainable slack. The model itself is not changed.
 
-    Weights from slack to core are severed in all consumers and taps, W₀ = M ⊙ W_source (paper, Section
-    "Consistency at Initialization"). With `sever="absorb"` the core and a constant first take over as much as
-    they can of what slack told the core, and of what it told the source head in `source()` (see
-    `hope.deft.absorb`): the core starts closer to what it was, and stays there just as well.
+    Weights from slack to core are severed in all readers and taps, W₀ = M ⊙ W_source (paper, Section
+    "Consistency at Initialization"). With `sever="absorb"` the core and a constant first compensate for the
+    slack inputs of the core, and of the source head in `source()` (see `hope.deft.absorb`). The core then
+    starts closer to the original, and is frozen as well.
 
-    Whatever belongs to a core neuron is frozen: its filter, bias, BN scale and shift, and what it shares with
-    others. Gradients of frozen entries are zero before any optimizer sees them, and frozen entries are the
-    same to the bit after every step, whatever weight decay does (see `Gate`).
+    Everything that belongs to a core neuron is frozen: its filter, bias, BN scale and shift, and what it
+    shares with others. Gradients of frozen entries are zero before any optimizer uses them, and frozen
+    entries are the same to the bit after every step, with any weight decay (see `Gate`).
 
-    A stream whose channels are normalised together (LayerNorm, GroupNorm) is core as a whole. What slack
-    writes into it is severed, too, but may be learned anew, or slack would be mute: core hears it while the
-    new task runs, and not in `source()`; `tuning.notes` names the stream.
+    A stream whose channels are normalised together (LayerNorm, GroupNorm) is completely core. Weights from
+    slack into it are severed but trainable, because slack has no other path to the head: core reads slack
+    while the new task runs, and not in `source()`; `tuning.notes` names the stream.
 
-    In training, BN statistics of all channels follow the target data, as in the paper, and `source()` puts
-    the source's back. With `freeze_statistics=True` core channels are normalised by the source's statistics
-    in training, too: then the core computes for the target exactly what it does for the source.
+    In training, BN statistics of all channels adapt to the target data, as in the paper, and `source()`
+    restores the source's. With `freeze_statistics=True` core channels are normalised by the source's
+    statistics in training, too: then the core computes the same for the target as for the source.
 
-    What the cut takes from the source task is `tuning.cost`: its predicted fidelity (see `hope.fidelity`),
-    and its accuracy, given labelled inputs. A line on standard error tells it, or a warning (`LostSource`) if
-    less than half is left.
+    `tuning.cost` is the cost of severing for the source task: its predicted fidelity (see `hope.fidelity`),
+    and its accuracy on labelled inputs. It is reported on standard error, as a warning (`LostSource`) if less
+    than half is left.
 
     Args:
-        model: the model that was partitioned.
-        partition: what `hope.deft.partition` returned for it.
-        head: number of outputs of the new head, a module to put in its place, or None to start from the
-            source's head.
-        freeze_statistics: hold the running statistics of core channels. This hangs on the model's BN modules:
-            convert them with `SyncBatchNorm.convert_sync_batchnorm` before and not after.
-        sever: "mask" as in the paper, or "absorb"; where the moments for that are not known a mask has to do,
-            and `tuning.notes` says so. By default what the partition was made for.
-        calibration: a few unlabelled batches, to measure what is absorbed on; what has no BN needs that.
+        model: the partitioned model.
+        partition: the result of `hope.deft.partition` for it.
+        head: number of outputs of the new head, a module, or None to start from the source's head.
+        freeze_statistics: freeze the running statistics of core channels. The hooks belong to the BN modules:
+            use `SyncBatchNorm.convert_sync_batchnorm` before `prepare`, not after.
+        sever: "mask" as in the paper, or "absorb"; weights with unknown input moments are masked, and
+            `tuning.notes` names them. By default that of the partition.
+        calibration: a few unlabelled batches to measure moments on for absorption; required without BN.
         batches: labelled inputs of the source task, pairs (x, y).
 
     Raises:
-        InvalidPartition: there is no such way to sever, or `calibration` has nothing to do.
+        InvalidPartition: `sever` is unknown, or `calibration` is not needed.
         CheckpointMismatch: the partition was made for other weights.
         InvalidExample: `batches` are not pairs of inputs and labels.
 
@@ -102,10 +101,10 @@ def ready(
     sever: str | None = None,
     calibration: Iterable[Any] | None = None,
 ) -> Tuning:
-    """The same without a look at what it costs."""
+    """The same without measuring the cost."""
     sever = check_sever(partition.sever if sever is None else sever)
     if calibration is not None and sever != "absorb":
-        raise InvalidPartition('calibration is for sever="absorb": a mask needs no inputs, leave it out')
+        raise InvalidPartition('calibration is for sever="absorb" only: omit it')
     tuned = partition.consolidated(model)
     absorbed = absorb(tuned, partition, calibration) if sever == "absorb" else Absorbed({}, ())
     cut(tuned, partition)
@@ -126,9 +125,9 @@ def ready(
 
 
 def _spoken(partition: Partition) -> list[str]:
-    """Where core hears slack outside of `source()`."""
+    """A note about core that reads slack outside of `source()`."""
     return [
-        f"core hears slack through the stream of {unit.name}, save in source(): {unit.mixed}"
+        f"core reads slack through the stream of {unit.name}, except in source(): {unit.mixed}"
         for unit in partition.units
         if unit.mixed and any(place.tensor in partition.voices for place in unit.places)
     ]
@@ -136,7 +135,7 @@ def _spoken(partition: Partition) -> list[str]:
 
 @torch.no_grad()
 def cut(model: nn.Module, partition: Partition) -> None:
-    """Set all weights that lead from slack to core to zero, in place."""
+    """Set all weights from slack to core to zero, in place."""
     for name, mask in partition.severed.items():
         tensor = get(model, name)
         tensor.masked_fill_(mask.to(tensor.device), 0)

@@ -1,4 +1,4 @@
-"""The largest slack that keeps so much of the source task."""
+"""The largest slack that keeps a given fidelity of the source task."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from hope.errors import InvalidPartition
 def widest(
     model: nn.Module, make: Callable[[float], Partition], least: float, calibration: Sequence[Any] | None
 ) -> Partition:
-    """The partition with the highest whole percentile that keeps so much of the source, by bisection.
+    """The partition with the highest whole percentile that keeps a fidelity of the source, by bisection.
 
     That takes fidelity to fall with the percentile, which it does but for small steps: at most eight looks.
     """
@@ -32,8 +32,8 @@ def widest(
     kept = _kept(model, best, calibration)
     if kept < least:
         raise InvalidPartition(
-            f"fidelity={least:g} is out of reach, percentile {low} leaves {kept:.3f}: ask for less, or give "
-            "merge=False"
+            f"fidelity={least:g} cannot be reached: percentile {low} has {kept:.3f}. Use a lower fidelity, "
+            "or merge=False"
         )
     while high - low > 1:
         middle = (low + high) // 2
@@ -50,7 +50,7 @@ def _kept(model: nn.Module, partition: Partition, calibration: Sequence[Any] | N
     found = cost_of(model, partition, ready(model, partition, calibration=inputs)).fidelity
     if found is None:
         raise InvalidPartition(
-            f"fidelity= needs answers to compare, and {partition.anatomy.model} returns no tensor: "
-            "give a percentile"
+            f"fidelity= needs outputs to compare, and {partition.anatomy.model} returns no tensor: "
+            "use percentile="
         )
     return found

@@ -1,7 +1,7 @@
-"""What gets an elasticity: the neurons of each layer and the channels of each stream, with all their places.
+"""The units with an elasticity: neurons of layers and channels of streams, with all their positions.
 
-A channel of a residual stream is written and read by many weights. It gets one elasticity over all of them,
-so that identity paths join equals only (the paper's assumption of bipartite separability).
+A channel of a residual stream is written and read by many weights. It has one elasticity over all of them, so
+that identity paths never join core and slack (the paper's assumption of bipartite separability).
 """
 
 from __future__ import annotations
@@ -25,40 +25,38 @@ def find_units(anatomy: Anatomy) -> list[Unit]:
 
 
 def matches(names: Sequence[str], patterns: Sequence[str]) -> bool:
-    """Whether any of the names fits any of the patterns (`*`, `?`)."""
+    """Whether any of the names matches any of the patterns (`*`, `?`)."""
     return any(fnmatchcase(name, pattern) for name in names for pattern in patterns)
 
 
 def find_head(anatomy: Anatomy, name: str | None) -> str:
-    """The module whose outputs are the model's: what a new task replaces."""
+    """The module whose outputs are the model's: a new task replaces it."""
     modules = {tensor.rpartition(".")[0] for tensor in anatomy.parameters}
     found = [one.name for one in anatomy.skipped if one.kind == "layer" and one.reason.cause is Cause.OUTPUT]
     tied = _tied(anatomy)
     if tied and not found and (name is None or name not in modules):
         raise NotSeparable(
-            f"the head of {anatomy.model} has no weight of its own: it is {tied}, the embedding, which "
-            "cannot be trained for one task alone; give the head a copy first (tie_word_embeddings=False)"
+            f"the head of {anatomy.model} shares the weight {tied} with the embedding, which cannot be "
+            "trained for one task alone: give the head its own copy first (tie_word_embeddings=False)"
         )
     if name is not None:
         if name not in modules:
-            raise NotSeparable(
-                f"there is no module {name!r} with parameters to be the head: name one that has"
-            )
+            raise NotSeparable(f"head must name a module with parameters, got {name!r}")
         reader = _reader(anatomy, name)
         if reader:
             raise NotSeparable(
-                f"{name} is in the middle of the network and no head, since {reader} reads what it computes: "
-                "name the layer that ends the model with head="
+                f"{name} cannot be the head, because {reader} reads its output: name the last layer of the "
+                "model with head="
             )
         return name
     if not found:
         raise NotSeparable(
-            f"no layer of {anatomy.model} ends in its outputs as it is (a softmax behind the head is one "
+            f"no layer of {anatomy.model} writes its outputs directly (a softmax after the head is one "
             "reason): name the head with head="
         )
     if len(found) > 1:
         raise NotSeparable(
-            f"{len(found)} layers of {anatomy.model} end in its outputs ({', '.join(found)}): "
+            f"{len(found)} layers of {anatomy.model} write its outputs ({', '.join(found)}): "
             "name the head with head="
         )
     return found[0]
@@ -72,7 +70,7 @@ def _tied(anatomy: Anatomy) -> str:
 
 
 def _reader(anatomy: Anatomy, module: str) -> str:
-    """A weight that reads what a module computes, at however many removes; "" if there is none."""
+    """A weight that reads a module's output, directly or indirectly; "" if there is none."""
     behind: set[int] = set()
     for form in ops.forms(anatomy.program):
         if form is None:
@@ -90,18 +88,18 @@ def _reader(anatomy: Anatomy, module: str) -> str:
 def check_separable(anatomy: Anatomy, units: Sequence[Unit], head: str, core: Sequence[str]) -> list[Skipped]:
     """Refuse networks in which slack would reach core other than through a weight that can be severed.
 
-    What the anatomy leaves alone is core as a whole. That is right for whatever reads no slack, and for
-    further outputs; in the middle of the network it would cut all slack before it off from the head.
+    Everything that is not prunable is completely core. That is right if it reads no slack, and for further
+    outputs; in the middle of the network it would separate all slack before it from the head.
 
     Returns:
-        What is left alone and therefore core.
+        The units that are completely core for this reason.
     """
     for stream in anatomy.streams:
         if stream.mixed and not matches(stream.writers, core):
             raise NotSeparable(
                 f"the stream of {stream.name} cannot be split into core and slack: {stream.mixed}, so slack "
-                f"would reach core; freeze it as a whole with core=[{stream.name!r}] (slack then speaks into "
-                "it, save in source())"
+                f"would reach core; freeze the whole stream with core=[{stream.name!r}] (slack then writes "
+                "into it, except in source())"
             )
     inside = {module for unit in units for module in unit.modules}
     inside |= {unit.name for unit in anatomy.units if unit.fixed is not None}  # nothing is cut here
@@ -114,6 +112,6 @@ def check_separable(anatomy: Anatomy, units: Sequence[Unit], head: str, core: Se
         if not matches([one.name], core):
             raise NotSeparable(
                 f"{one.name} cannot be split into core and slack: {one.reason}; "
-                f"freeze it as a whole with core=[{one.name!r}]"
+                f"freeze it completely with core=[{one.name!r}]"
             )
     return left

@@ -1,4 +1,6 @@
-"""The paper's source-retention protocol: look at the source task without disturbing the target's training."""
+"""The paper's source-retention protocol: evaluate the source task without disturbing the target's
+training.
+"""
 
 from __future__ import annotations
 
@@ -18,16 +20,16 @@ if TYPE_CHECKING:
 
 @contextmanager
 def source(tuning: Tuning, masked: bool) -> Iterator[nn.Module]:
-    """Graft the source head back, deaf to slack if asked, with the source's BN statistics; then undo it all.
+    """Restore the source head, optionally with zero weights for slack, and the source's BN statistics; undo
+    it at the end.
 
-    A head that is deaf to slack has its columns masked; after severing by absorption, its other columns and
-    its bias say what slack said.
+    After severing by absorption, the head's other weights and its bias compensate for slack.
 
-    Core hears slack through weights of zero only, and so does that head. Zero times infinity is NaN, and
-    slack may have learned to speak into a stream, so all that could be learned is zero within. Baselines have
-    no slack, and keep what they have.
+    Core reads slack only through zero weights, and so does this head. Zero times infinity is NaN, and slack
+    may have learned to write into a stream, so all trainable entries are zero inside. Baselines have no
+    slack, and keep their values.
 
-    Within, the model is in evaluation mode. Everything is put back at the end, also after an exception: head,
+    Inside, the model is in evaluation mode. Everything is restored at the end, also after an exception: head,
     slack, statistics, and the mode of every module.
     """
     model = tuning.model
@@ -55,7 +57,7 @@ def source(tuning: Tuning, masked: bool) -> Iterator[nn.Module]:
 
 
 def _slack(tuning: Tuning) -> list[tuple[nn.Parameter, Tensor, Tensor]]:
-    """Parameters of the backbone with slack in them: what they hold, and where slack is."""
+    """Parameters of the backbone with slack entries: their values, and where slack is."""
     return [
         (parameter, parameter.data, ~tuning.frozen[name])
         for name, parameter in tuning.model.named_parameters()

@@ -1,4 +1,4 @@
-"""BN statistics: remembering them, putting them back, and holding some channels still while others adapt."""
+"""BN statistics: save and restore them, and freeze those of some channels."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ def snapshot(model: nn.Module) -> dict[str, Tensor]:
 
 
 def put_back(model: nn.Module, statistics: Mapping[str, Tensor]) -> None:
-    """Write statistics into the model's buffers, in place and unseen by autograd."""
+    """Write statistics into the model's buffers, in place and invisible to autograd."""
     buffers = dict(model.named_buffers())
     for name, value in statistics.items():
         buffers[name].data.copy_(value)
 
 
 class Held:
-    """A forward hook on a BN: some channels are normalised by fixed statistics, in training too.
+    """A forward hook on a BN: some channels are normalised by fixed statistics, also in training.
 
-    In evaluation it does nothing, since nothing moves the statistics then.
+    In evaluation it does nothing, because statistics do not change there.
 
     Args:
         frozen: (channels,) which ones.
@@ -44,7 +44,7 @@ class Held:
         self.mean, self.variance = bn.running_mean.detach().clone(), bn.running_var.detach().clone()
 
     def __call__(self, bn: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> Tensor | None:
-        """Replace what the BN made of the frozen channels, and put their statistics back."""
+        """Replace the BN's output for frozen channels, and restore their statistics."""
         if not bn.training:
             return None
         assert isinstance(bn, nn.modules.batchnorm._BatchNorm)
@@ -56,7 +56,7 @@ class Held:
                 t.to(x.device) for t in (self.frozen, self.mean, self.variance)
             )
         mean, variance = self.mean.to(bn.running_mean.dtype), self.variance.to(bn.running_var.dtype)
-        # through .data: autograd has noted the statistics, though in training its formula does not read them
+        # through .data: autograd has recorded the statistics, but in training its formula does not read them
         bn.running_mean.data.copy_(torch.where(self.frozen, mean, bn.running_mean))
         bn.running_var.data.copy_(torch.where(self.frozen, variance, bn.running_var))
         fixed = functional.batch_norm(x, mean, variance, bn.weight, bn.bias, False, 0.0, bn.eps)
@@ -64,7 +64,7 @@ class Held:
 
 
 def hold(model: nn.Module, frozen: Mapping[str, Tensor], head: str) -> None:
-    """Hold the statistics of frozen channels of every BN that has any.
+    """Freeze the statistics of frozen channels in every BN.
 
     Args:
         frozen: buffer name -> a mask that broadcasts to it.

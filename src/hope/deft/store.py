@@ -1,10 +1,10 @@
-"""Save a tuning as what differs from the source model, and load it again: JSON and safetensors, no pickle.
+"""Save a tuning as its differences from the source model, and load it: JSON and safetensors, no pickle.
 
-A folder holds `adapter.json` and `adapter-….safetensors`. Of every parameter only the entries that could
-move, or that merging and severing rewrote, are stored, and of the statistics those that differ; the rest is
-the source checkpoint's, named by its hash. The new head is stored as a whole. (Severing by absorption
-rewrites all that core neurons hear, so a folder is then about as large as the model.) The JSON is written
-last and names the arrays by theirs, so a folder is either as it was or complete.
+A folder holds `adapter.json` and `adapter-….safetensors`. Of every parameter only trainable entries, and
+those that merging and severing rewrote, are stored, and of the statistics those that differ; the rest is in
+the source checkpoint, identified by its hash. The new head is stored as a whole. (Severing by absorption
+rewrites all inputs of core neurons, so the folder is then about as large as the model.) The JSON is written
+last and names the arrays by their hash, so a folder is either unchanged or complete.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ def save(tuning: Tuning, folder: str | PathLike[str]) -> Path:
 
 
 def _moved(tuning: Tuning) -> dict[str, Tensor]:
-    """The entries of parameters that could move or were rewritten, and where they are if not everywhere."""
+    """The trainable or rewritten entries of parameters, and their positions if not all."""
     found: dict[str, Tensor] = {}
     for name, parameter in tuning.model.named_parameters():
         if in_head(name, tuning.head):
@@ -84,7 +84,7 @@ def _moved(tuning: Tuning) -> dict[str, Tensor]:
 
 
 def _heads(tuning: Tuning) -> dict[str, Tensor]:
-    """The new head as it is, and the source's where it was rewritten or took over what slack said."""
+    """The new head, and the source's if it was rewritten or compensates for slack."""
     new = tuning.model.get_submodule(tuning.head)
     found = {f"head/{name}": value for name, value in _tensors(new).items()}
     for name, value in tuning.source_head.state_dict().items():
@@ -97,7 +97,7 @@ def _heads(tuning: Tuning) -> dict[str, Tensor]:
 
 
 def _statistics(tuning: Tuning) -> dict[str, Tensor]:
-    """Running statistics: the source's where they were rewritten, those of now where they differ."""
+    """Running statistics: the source's if they were rewritten, the present ones if they differ."""
     found: dict[str, Tensor] = {}
     for name, value in tuning.statistics.items():
         if name in tuning.rewritten:
@@ -110,13 +110,13 @@ def _statistics(tuning: Tuning) -> dict[str, Tensor]:
 
 
 def _penalised(tuning: Tuning) -> dict[str, Tensor]:
-    """How much each entry counts in the penalty."""
+    """The weight of each entry in the penalty."""
     importance = tuning._penalty.importance if tuning._penalty is not None else {}
     return {f"importance/{name}": weight for name, weight in importance.items()}
 
 
 def _bits(tuning: Tuning) -> dict[str, Tensor]:
-    """The masks that have two values."""
+    """The masks with two values."""
     kinds = {"frozen": tuning.frozen, "columns": tuning.columns}
     return {
         f"{kind}/{name}": _pack(mask)
@@ -150,7 +150,7 @@ def load(folder: str | PathLike[str], model: nn.Module, *, head: nn.Module | Non
     record = read_adapter(folder)
     if fingerprint(model) != record.original:
         raise CheckpointMismatch(
-            f"{folder} was made from other weights than this {type(model).__name__} has: "
+            f"{folder} was made from other weights than those of this {type(model).__name__}: "
             "load the source checkpoint first"
         )
     try:
@@ -170,7 +170,7 @@ def load(folder: str | PathLike[str], model: nn.Module, *, head: nn.Module | Non
 
 
 def _check_masks(record: AdapterRecord, arrays: Mapping[str, Tensor], model: nn.Module) -> None:
-    """Refuse masks that do not broadcast to the model's tensors, before any is made.
+    """Refuse masks that do not broadcast to the model's tensors, before any is created.
 
     Raises:
         LookupError, AttributeError: there is no such tensor.
@@ -192,7 +192,7 @@ def _check_masks(record: AdapterRecord, arrays: Mapping[str, Tensor], model: nn.
 
 @torch.no_grad()
 def _write(tensor: Tensor, values: Tensor, places: Tensor | None) -> None:
-    """Write values in their places; everywhere without any."""
+    """Write values at their positions; everywhere without any."""
     mask = torch.ones(tensor.shape, dtype=torch.bool) if places is None else _unpack(places, tensor.shape)
     tensor.masked_scatter_(mask.to(tensor.device), values.to(tensor))
 
@@ -234,7 +234,7 @@ def _rebuild(
 def _rewrite(
     model: nn.Module, head: str, arrays: Mapping[str, Tensor], originals: Mapping[str, Tensor]
 ) -> dict[str, Tensor]:
-    """Write into a source model what differs; where that is."""
+    """Write the differences into a source model; returns their positions."""
     rewritten: dict[str, Tensor] = {}
     for name, values in _under(arrays, "values").items():
         _write(get(model, name), values, arrays.get(f"places/{name}"))
@@ -251,34 +251,32 @@ def _rewrite(
 
 
 def _head(saved: Head, arrays: Mapping[str, Tensor], source: nn.Module, given: nn.Module | None) -> nn.Module:
-    """The given module, or one made as the saved one was; refused unless it is like the saved one."""
+    """The given module, or one built like the saved one; refused if it differs from the saved one."""
     old = source.get_submodule(saved.name)
     known = _known_recipe(saved, old)
     if given is None and known is None:
-        raise InvalidHead(
-            f"the saved head is a {saved.kind} of its own making: pass a module that is made like it, head="
-        )
+        raise InvalidHead(f"the saved head is a custom {saved.kind}: pass a module built like it with head=")
     if given is None:
         _check_recipe(known or {}, _under(arrays, "head"))
     made = build(known or {}, old) if given is None else new_head(old, given, saved.name, source)
     wrong = _differences(saved, known, made)
     if wrong:
         raise InvalidHead(
-            f"this head is not like the {saved.kind} that was saved ({'; '.join(wrong)}): "
-            "pass a module that is made like it, head="
+            f"this head differs from the saved {saved.kind} ({'; '.join(wrong)}): pass a module built like "
+            "it with head="
         )
     return made
 
 
 def _check_recipe(known: Mapping[str, Any], stored: Mapping[str, Tensor]) -> None:
-    """Refuse to make a head of other shapes than the stored one has."""
+    """Refuse to build a head whose shapes differ from the stored ones."""
     want, have = shapes_of(known), {name: tuple(value.shape) for name, value in stored.items()}
     if want != have:
         raise ValueError(f"the head's recipe gives {want}, but stored is {have}")
 
 
 def _known_recipe(saved: Head, old: nn.Module) -> dict[str, Any] | None:
-    """How to make the saved head. Where only its outputs were told, the rest is as in the source's."""
+    """How to build the saved head. If only its outputs are stored, the rest is as in the source's."""
     if saved.recipe is None or saved.shapes is not None:
         return saved.recipe
     like = recipe(old)
@@ -286,7 +284,7 @@ def _known_recipe(saved: Head, old: nn.Module) -> dict[str, Any] | None:
 
 
 def _differences(saved: Head, known: dict[str, Any] | None, made: nn.Module) -> list[str]:
-    """What sets a head apart from the saved one, as far as that was told."""
+    """Differences between a head and the saved one, as far as they are stored."""
     want: dict[str, Any] = dict(saved.shapes or {})
     have: dict[str, Any] = {name: list(value.shape) for name, value in _tensors(made).items() if saved.shapes}
     options = _recipe(made)
@@ -300,12 +298,12 @@ def _differences(saved: Head, known: dict[str, Any] | None, made: nn.Module) -> 
 
 
 def _tensors(head: nn.Module) -> dict[str, Tensor]:
-    """A head's parameters and buffers, as its `state_dict` has them."""
+    """A head's parameters and buffers, as in its `state_dict`."""
     return {name: value for name, value in head.state_dict().items() if isinstance(value, Tensor)}
 
 
 def _recipe(head: nn.Module) -> dict[str, Any] | None:
-    """How to make the head again; a class that someone derived may need more than we know."""
+    """How to build the head again; a derived class may need unknown arguments."""
     return recipe(head) if type(head) in PLAIN.values() else None
 
 
@@ -318,7 +316,7 @@ def _varies(mask: Tensor) -> bool:
 
 
 def _outline(mask: Tensor) -> list[int] | bool:
-    """A mask's shape where it is stored, and its value where it has only one."""
+    """The shape of a stored mask, and its value if it has only one."""
     return list(mask.shape) if _varies(mask) else bool(mask.any())
 
 

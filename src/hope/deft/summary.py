@@ -1,4 +1,4 @@
-"""A partition as text, or as HTML."""
+"""Text and HTML tables of a partition."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ if TYPE_CHECKING:
 
 
 def render(partition: Partition) -> str:
-    """The whole partition as text."""
+    """The tables as text."""
     return text(*parts_of(partition))
 
 
 def parts_of(partition: Partition) -> list[object]:
-    """The whole partition: a row per layer and stream with its bounds, and what is core as a whole."""
+    """One row per layer and stream with its bounds, and a list of what is completely core."""
     counts, bounds = partition.counts(), partition.bounds
     total = [sum(column) for column in zip((0, 0, 0), *counts.values(), strict=True)]
     why = "" if partition.by == "capacity" else f" ({partition.lock.reason})"
@@ -32,14 +32,14 @@ def parts_of(partition: Partition) -> list[object]:
             bound = known[name]
             numbers = [f"{v:.3g}" for v in (bound.severed, bound.directed, bound.merging, bound.share)]
         table.add_row(name, str(locked + slack + freed), str(locked), str(slack), str(freed), *numbers)
-    words = "" if bounds.proven else " (not a bound: pair merges lose more than their δ says)"
+    words = "" if bounds.proven else " (not a bound: pair merges lose more than their δ)"
     parts: list[object] = [table, f"unified cumulative bound {bounds.cumulative:.4g}{words}"]
     if bounds.left_out:
         names = ", ".join(bounds.left_out)
-        parts.append(f"left out of it, since the capacity of what reads them is not known: {names}")
+        parts.append(f"not included, because the capacity of their readers is unknown: {names}")
     parts.append(f"head: {partition.head}")
     if partition.left_alone:
         whole = list(partition.left_alone)
         more = f" and {len(whole) - 5} more" if len(whole) > 5 else ""
-        parts.append(f"core as a whole: {', '.join(whole[:5])}{more}")
+        parts.append(f"completely core: {', '.join(whole[:5])}{more}")
     return parts

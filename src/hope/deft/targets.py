@@ -1,4 +1,4 @@
-"""What of a network is to be split into core and slack."""
+"""The units of a network that are split into core and slack."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Targets:
     left_alone: dict[str, Reason]  # what is core as a whole, with the reason
 
     def masks(self, locks: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Unit -> (neurons,) True where core, with those that are core as a whole."""
+        """Unit -> (neurons,) True if core, including units that are completely core."""
         return {
             unit.name: locks.get(unit.name, torch.ones(unit.neurons, dtype=torch.bool)) for unit in self.units
         }
@@ -42,7 +42,8 @@ def find_subject(anatomy: Anatomy, head: str | None, patterns: Sequence[str]) ->
     free = [unit for unit in units if unit.name not in locked]
     if not free:
         raise InvalidPartition(
-            f"{anatomy.model} has nothing to split into core and slack: print(hope.inspect(...)) says why"
+            f"{anatomy.model} has nothing to split into core and slack: print(hope.inspect(...)) lists the "
+            "reasons"
         )
     asked = dict.fromkeys(sorted(locked), Cause.ASKED.at())
     return Targets(found, units, free, {**asked, **{one.name: one.reason for one in left}})

@@ -1,4 +1,4 @@
-"""What fine-tuning works on: the model, what of it may move, and the way back to the source task."""
+"""`Tuning`: the model to fine-tune, its frozen entries, and the return to the source task."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Penalty:
         self.anchors = dict(anchors)
 
     def __call__(self) -> Tensor:
-        """The penalty now, to be added to the loss."""
+        """The present penalty, to be added to the loss."""
         total = torch.zeros((), device=next(self.model.parameters()).device)
         for name, parameter in self.model.named_parameters():
             if name in self.importance:
@@ -47,23 +47,23 @@ class Penalty:
 
 
 class Tuning:
-    """A model ready to be fine-tuned. Train `tuning.model` with any loop and optimizer.
+    """A model prepared for fine-tuning. Train `tuning.model` with any loop and optimizer.
 
     Attributes:
         model: the model, of the source model's class; its `state_dict` has the same keys.
         method: "deft", or a baseline's name.
-        head: the module that was replaced.
-        source_head: the source's own head, as it was.
-        frozen: parameter or running mean -> a mask that broadcasts to it, True where it belongs to the core.
-        columns: the head's parameters (names within it) -> True where they read slack.
+        head: the replaced module.
+        source_head: the source's head, unchanged.
+        frozen: parameter or running mean -> a mask that broadcasts to it, True if it belongs to the core.
+        columns: the head's parameters (names within it) -> True if they read slack.
         statistics: the source's running statistics.
-        holds_statistics: whether the running statistics of frozen channels stay, too.
+        holds_statistics: whether the running statistics of frozen channels are frozen, too.
         original: fingerprint of the source checkpoint.
         rewritten: tensor -> True where merging and severing changed it.
-        absorbed_head: the source head's parameters (names within it) when it is deaf to slack, where they
-            took over what slack said; empty after masking.
-        notes: what else a user should know.
-        cost: what the cut took from the source task; None for a baseline, which cuts nothing.
+        absorbed_head: parameters of the source head (names within it) that compensate for slack; empty
+            after masking.
+        notes: messages for the user.
+        cost: the cost of severing for the source task; None for a baseline, which severs nothing.
 
     Example:
         >>> import torch, hope
@@ -97,7 +97,7 @@ class Tuning:
         notes: Sequence[str] = (),
         cost: Cost | None = None,
     ) -> None:
-        """Replace the head, gate the parameters, note the statistics; all in place on `model`.
+        """Replace the head, gate the parameters, save the statistics; all in place on `model`.
 
         Args:
             new_head: what stands in the head's place from now on.
@@ -137,24 +137,24 @@ class Tuning:
             hold(model, frozen, head)
 
     def penalty(self) -> Tensor:
-        """What the method adds to the loss: 0 for DEFT, full, head-only and BN-tuning."""
+        """The method's penalty on the loss: 0 for DEFT, full, head-only and BN-tuning."""
         if self._penalty is None:
             return torch.zeros((), device=next(self.model.parameters()).device)
         return self._penalty()
 
     def set_penalty(self, penalty: Penalty | None) -> None:
-        """What `penalty()` returns from now on."""
+        """Set what `penalty()` returns."""
         self._penalty = penalty
 
     def source(self, *, masked: bool | None = None) -> AbstractContextManager[nn.Module]:
-        """Evaluate the source task: its head, its BN statistics, deaf to slack. All is undone at the end.
+        """Evaluate the source task: its head, its BN statistics, without slack. All is undone at the end.
 
-        Where the head is deaf to the slack of a DEFT tuning nobody hears it, and it is zero within: the
-        source task is what it was even if training has diverged.
+        If the head's weights for slack are zero, nothing reads slack, and it is zero inside: the source
+        task's outputs are unchanged even if training has diverged.
 
         Args:
-            masked: whether the source head's inputs from slack are masked; by default under DEFT only.
-                After `prepare(sever="absorb")` its other inputs and its bias take over what is masked.
+            masked: whether the source head's weights for slack are zero; by default under DEFT only.
+                After `prepare(sever="absorb")` its other weights and its bias compensate.
 
         Example:
             >>> import torch, hope
@@ -172,9 +172,9 @@ class Tuning:
         return source(self, self.masks_source if masked is None else masked)
 
     def restore(self) -> None:
-        """Put the core back, to the bit. Needed only after something other than an optimizer of
-        `torch.optim.Optimizer`'s kind has written into the parameters, or put others in their place
-        (`load_state_dict(assign=True)`): those are held from now on.
+        """Restore the core, to the bit. Needed only after something other than an optimizer derived from
+        `torch.optim.Optimizer` has changed or replaced the parameters (`load_state_dict(assign=True)`): the
+        new ones are frozen, too.
         """
         now = dict(self.model.named_parameters())
         for name, gate in self._gates.items():
@@ -185,12 +185,14 @@ class Tuning:
                 gate.restore()
 
     def moved(self) -> list[str]:
-        """The parameters whose frozen entries are not what they were: none, as long as all is well."""
+        """The parameters with changed frozen entries: none, unless something other than an optimizer wrote
+        them.
+        """
         now = dict(self.model.named_parameters())
         return [name for name, gate in self._gates.items() if name not in now or gate.differs(now[name])]
 
     def trainable(self) -> tuple[int, int]:
-        """How many entries of all parameters may move, and how many there are; with the head."""
+        """How many entries of all parameters are trainable, and how many there are; including the head."""
         free = total = 0
         for name, parameter in self.model.named_parameters():
             total += parameter.numel()
@@ -202,7 +204,8 @@ class Tuning:
 
     def __repr__(self) -> str:
         free, total = self.trainable()
-        return f"Tuning({type(self.model).__name__} by {self.method}: {free:,} of {total:,} parameters learn)"
+        name = type(self.model).__name__
+        return f"Tuning({name} by {self.method}: {free:,} of {total:,} parameters trainable)"
 
     def __str__(self) -> str:
         free, total = self.trainable()
@@ -210,31 +213,31 @@ class Tuning:
         new, old = (
             " ".join(str(head).split()) for head in (self.model.get_submodule(self.head), self.source_head)
         )
-        heard = "hears core alone" if self.masks_source else "is as it was"
+        heard = "reads core only" if self.masks_source else "is unchanged"
         lines = [
             f"{type(self.model).__name__} by {self.method}, from the source checkpoint {self.original[:12]}",
-            f"may move: {free:,} of {total:,} parameters ({free / max(total, 1):.1%}), "
+            f"trainable: {free:,} of {total:,} parameters ({free / max(total, 1):.1%}), "
             f"{inside:,} of them in the head",
             f"head: {self.head} is {new}",
             f"source: {old}, which {heard}; `with tuning.source() as model:` runs it",
-            f"running statistics of frozen channels: {'held' if self.holds_statistics else 'free'}",
+            f"running statistics of frozen channels: {'frozen' if self.holds_statistics else 'adapting'}",
         ]
         if self.cost is not None:
-            lines.append(f"source after the cut: {self.cost}")
+            lines.append(f"source after severing: {self.cost}")
         if self._penalty is not None:
             lines.append("the loss needs tuning.penalty() added to it")
         return "\n".join([*lines, *(f"note: {note}" for note in self.notes)])
 
     def print_trainable_parameters(self) -> None:
-        """Print how many entries of all parameters may move."""
+        """Print how many entries of all parameters are trainable."""
         free, total = self.trainable()
         print(f"trainable params: {free:,} || all params: {total:,} || trainable%: {100 * free / total:.4f}")
 
     def save_pretrained(self, folder: str | PathLike[str]) -> Path:
-        """Save what differs from the source model, as safetensors and JSON; an earlier save is replaced.
+        """Save the differences from the source model, as safetensors and JSON; an earlier save is replaced.
 
         Args:
-            folder: where to; made if it is not there.
+            folder: the target; created if it does not exist.
         """
         from hope.deft.store import save
 
@@ -244,12 +247,12 @@ class Tuning:
     def from_pretrained(
         cls, folder: str | PathLike[str], model: nn.Module, *, head: nn.Module | None = None
     ) -> Tuning:
-        """What `save_pretrained` wrote, on top of the source model; the model itself is not changed.
+        """Load what `save_pretrained` wrote, on top of the source model; the model itself is not changed.
 
         Args:
-            folder: what was saved.
-            model: the source model, with its weights; checked by their hash.
-            head: a module of the new head's kind, where it was not made from a number of classes.
+            folder: the saved folder.
+            model: the source model with its weights, which are checked by their hash.
+            head: a module of the new head's kind, if the head was not built from a number of classes.
         """
         from hope.deft.store import load
 

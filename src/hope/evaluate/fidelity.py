@@ -77,8 +77,8 @@ class Fidelity:
         answers, known = _centred(self._run(model)), self._answers
         if answers.shape != known.shape:
             raise InvalidExample(
-                f"the two networks answer differently: {tuple(known.shape)} and {tuple(answers.shape)}; "
-                "compare a network with its own compressed form"
+                f"both networks must have outputs of one shape, got {tuple(known.shape)} and "
+                f"{tuple(answers.shape)}: compare a network with its own compressed version"
             )
         bottom = answers.norm(dim=1) * known.norm(dim=1)
         cosine = (answers * known).sum(dim=1) / bottom.clamp(min=1e-300)
@@ -130,7 +130,7 @@ def _first_tensor(answer: Any) -> Tensor:
     for part in parts:
         if isinstance(part, Tensor) and part.is_floating_point() and part.ndim:  # a loss has no batch
             return part
-    raise InvalidExample("the model returns no tensor that could be compared")
+    raise InvalidExample("the model must return a tensor to compare, and returns none")
 
 
 def _centred(answers: Tensor) -> Tensor:

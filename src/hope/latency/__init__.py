@@ -1,1 +1,1 @@
-"""How long a network takes on this machine: operators measured once, whole networks predicted from them."""
+"""The latency of a network on this machine: measured operators, predicted networks."""

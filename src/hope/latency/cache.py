@@ -1,8 +1,8 @@
-"""Times that were measured on this machine, kept on disk: each is measured once.
+"""Times measured on this machine, cached on disk: each is measured once.
 
 `$HOPE_CACHE/latency/` (by default `~/.cache/hope/latency/`) holds a file per engine and number of threads,
-with a description of the machine. It is written after every few measurements, whole or not at all: what was
-interrupted goes on from there.
+with a description of the machine. It is written after every few measurements, completely or not at all, so an
+interrupted measurement resumes.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from hope.latency.stopwatch import Point
 from hope.latency.surface import Width
 
 FORMAT, VERSION = "hope-latency", 2
-TOGETHER = 24  # points that are measured in turns
+TOGETHER = 24  # points that are measured alternately
 ENTRIES = 50_000_000  # that they may read and write together
 
 
@@ -42,7 +42,7 @@ class Kept(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
 
 
 def cache_folder() -> Path:
-    """Where tables are kept: $HOPE_CACHE, else the user's own cache."""
+    """The cache folder: $HOPE_CACHE, else the user's cache."""
     given = os.environ.get("HOPE_CACHE")
     if given:
         return Path(given)
@@ -60,20 +60,20 @@ class Table:
         self.kept = self._read(here) or Kept(machine=here)
 
     def _read(self, here: dict[str, Any]) -> Kept | None:
-        """What was kept, if it holds here."""
+        """The stored times, if they are valid here."""
         if not self.path.exists():
             return None
         try:
             data = parsed(self.path.read_bytes())
             if (data.get("format"), data.get("version")) != (FORMAT, VERSION):
-                note(f"{self.path} is of another version: latencies are measured anew")
+                note(f"{self.path} is of another version: latencies are measured again")
                 return None
             if not is_sealed(data):
-                note(f"{self.path} was altered after it was written: latencies are measured anew")
+                note(f"{self.path} was altered after it was written: latencies are measured again")
                 return None
             kept = msgspec.convert(data, Kept)
         except (OSError, OverflowError, RecursionError, ValueError):
-            note(f"{self.path} cannot be read: latencies are measured anew")
+            note(f"{self.path} cannot be read: latencies are measured again")
             return None
         other = [
             f"{name} {kept.machine.get(name)}, here {here[name]}"
@@ -81,14 +81,14 @@ class Table:
             if kept.machine.get(name) != here[name]
         ]
         if other:
-            note(f"{self.path} was measured elsewhere ({other[0]}): latencies are measured anew")
+            note(f"{self.path} was measured elsewhere ({other[0]}): latencies are measured again")
             return None
         if _drop_absurd(kept):
-            note(f"{self.path} has latencies that are not positive numbers: these are measured anew")
+            note(f"{self.path} has latencies that are not positive numbers: these are measured again")
         return kept
 
     def write(self) -> None:
-        """Keep what is known."""
+        """Store the times."""
         try:
             make_folder(self.path.parent)
             write_file(self.path, sealed(msgspec.to_builtins(self.kept), indent=1))
@@ -96,7 +96,7 @@ class Table:
             raise CannotWrite(f"{error}; set HOPE_CACHE to a folder for measured latencies") from error
 
     def look(self, operator: TimedOperator, width: Width) -> float:
-        """Nanoseconds of an operator that was measured."""
+        """Nanoseconds of a measured operator."""
         return self.kept.operators[operator.name][_key(width)]
 
     def fill(
@@ -106,7 +106,7 @@ class Table:
         *,
         progress: bool | None = None,
     ) -> None:
-        """Measure what is not known yet."""
+        """Measure what is missing."""
         known = self.kept.operators
         missing = [one for one in dict.fromkeys(points) if _key(one[1]) not in known.get(one[0].name, {})]
         with bar(f"measuring {len(missing)} operators, once", len(missing), progress) as show:
@@ -119,7 +119,7 @@ class Table:
                 show(done)
 
     def networks(self, digest: str, count: int, measure: Callable[[], list[float]]) -> list[float]:
-        """Times of so many whole networks, measured if they are not known yet."""
+        """Times of whole networks, measured if missing."""
         if len(self.kept.networks.get(digest, ())) != count:
             self.kept.networks[digest] = [round(value, 1) for value in measure()]
             self.write()
@@ -127,7 +127,7 @@ class Table:
 
 
 def _drop_absurd(kept: Kept) -> bool:
-    """Forget latencies that are not positive and finite; whether there were any."""
+    """Delete latencies that are not positive and finite; returns whether there were any."""
     dropped = False
     for known in kept.operators.values():
         for key in [key for key, value in known.items() if not _sound(value)]:
@@ -148,7 +148,7 @@ def _key(width: Width) -> str:
 
 
 def _portions(points: Sequence[Point]) -> list[list[Point]]:
-    """Points that can be measured in turns: not too many, and not too much memory."""
+    """Points that can be measured alternately: not too many, and not too much memory."""
     portions: list[list[Point]] = []
     room = 0
     for operator, width in points:

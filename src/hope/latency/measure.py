@@ -1,4 +1,4 @@
-"""From a network to its clock: measure what is not known yet, and fit the rest to whole networks."""
+"""Build the latency model of a network: measure what is missing, and fit the rest to whole networks."""
 
 from __future__ import annotations
 
@@ -22,22 +22,20 @@ from hope.schedule.budget import Budget
 from hope.structure.anatomy import Anatomy
 from hope.structure.steps import Evict, Prune, Step
 
-ODD = (1.0, 0.5, 0.25)  # of the widths, where networks of uneven widths are measured
+ODD = (1.0, 0.5, 0.25)  # shares of the widths at which networks with uneven widths are measured
 
 
 def runtime_for(budget: Budget, given: Runtime | str | None, example: Example | None) -> Runtime | None:
-    """Where a latency counts, with nothing left open; None for other budgets."""
+    """The resolved runtime of a latency budget; None for other budgets."""
     if budget.unit == "latency":
         return resolve_runtime(runtime_of(given), example)
     if given is not None:
-        raise UnknownMethod(
-            f"a runtime goes with a latency, not with {budget}: leave it out, or give latency="
-        )
+        raise UnknownMethod(f"runtime needs a latency budget, got {budget}: omit it, or use latency=")
     return None
 
 
 def resolve_runtime(runtime: Runtime, example: Example | None) -> Runtime:
-    """A runtime with nothing left open."""
+    """A runtime with all values resolved."""
     leaves = (leaf for leaf in pytree.tree_leaves(as_call(example)) if isinstance(leaf, Tensor) and leaf.ndim)
     first = next(leaves, None)
     return runtime.resolved(len(first) if first is not None else 1)
@@ -74,8 +72,8 @@ def latency_model(
 
 
 def _cuts(anatomy: Anatomy, block: int) -> list[Cut]:
-    """What to remove for the networks that the clock is fitted to: all layers at a few shares of their
-    widths, where uneven widths are slower also at uneven ones, and all residual blocks.
+    """What to remove for the networks to which the latency model is fitted: all layers at a few shares of
+    their widths, also uneven ones if these are slower, and all residual blocks.
     """
     kept = [{u.name: _kept(u.neurons, share, block) for u in anatomy.layers} for share in FRACTIONS]
     if block > 1:
@@ -87,7 +85,7 @@ def _cuts(anatomy: Anatomy, block: int) -> list[Cut]:
 
 
 def _kept(neurons: int, share: float, block: int) -> int:
-    """So many neurons; multiples where these are faster."""
+    """So many neurons; a multiple if that is faster."""
     step = ALIGNED if block > 1 and neurons >= 2 * ALIGNED and share < 1 else 1
     return max(step, round(neurons * share / step) * step)
 
@@ -95,7 +93,7 @@ def _kept(neurons: int, share: float, block: int) -> int:
 def narrow(
     model: nn.Module, anatomy: Anatomy, removed: Mapping[str, int], evicted: Sequence[str] = ()
 ) -> nn.Module:
-    """The network without the last neurons of its layers; what it computes does not matter."""
+    """The network without the last neurons of its layers; its outputs do not matter."""
     small = duplicate(model)
     steps: list[Step] = [
         Prune(name, tuple(range(anatomy.unit(name).neurons - count, anatomy.unit(name).neurons)))
@@ -107,7 +105,7 @@ def narrow(
 
 
 def _digest(anatomy: Anatomy, runtime: Runtime, cuts: Sequence[Cut]) -> str:
-    """What tells networks apart that take different times."""
+    """A key that distinguishes networks with different times."""
     told = [(one.operator, one.inputs, one.shapes, sorted(one.tensors.items())) for one in anatomy.program]
     done = [(sorted(removed.items()), list(evicted)) for removed, evicted in cuts]
     text = repr((anatomy.model, told, sorted(anatomy.shapes.items()), runtime.batch, done))

@@ -1,4 +1,4 @@
-"""A network as what takes time: operators with weights, whose times are looked up by their widths, and the
+"""The operators of a network that take time: those with weights, whose times depend on their widths, and the
 rest, which is counted.
 """
 
@@ -20,8 +20,8 @@ from hope.structure.anatomy import Anatomy
 from hope.trace.program import Operation, Ref, references
 
 Key: TypeAlias = tuple[str, int]  # a tensor and one of its dimensions
-FREE = (Cut, Expand, Item, Identity, Permute, Select, Split, View)  # they hand their input on
-FUSED = ("relu", "hardtanh", "clamp", "sigmoid", "tanh", "leaky_relu")  # into a convolution in front
+FREE = (Cut, Expand, Item, Identity, Permute, Select, Split, View)  # they return their input
+FUSED = ("relu", "hardtanh", "clamp", "sigmoid", "tanh", "leaky_relu")  # fused into a preceding convolution
 
 
 @dataclass(frozen=True)
@@ -42,9 +42,9 @@ class TimedOperator:
 
     @property
     def name(self) -> str:
-        """What it goes by in a table.
+        """Its name in a table.
 
-        >>> Operator("conv", (1, 8, 8), (3, 3), (1, 1), (1, 1), (1, 1)).name
+        >>> TimedOperator("conv", (1, 8, 8), (3, 3), (1, 1), (1, 1), (1, 1)).name
         'conv 1x8x8 kernel 3x3 stride 1x1 padding 1x1 dilation 1x1'
         """
         words = [self.kind, _by(self.over)]
@@ -92,14 +92,14 @@ class WeightlessOps:
 
 @dataclass(frozen=True)
 class TimedNetwork:
-    """All that takes time in a network."""
+    """Everything that takes time in a network."""
 
     sites: tuple[Site, ...]
     rests: tuple[WeightlessOps, ...]
 
 
 def read_layout(anatomy: Anatomy, batch: int, engine: str) -> TimedNetwork:
-    """What takes time in a network, for a batch of another size than the example's."""
+    """Everything that takes time in a network, for a batch of another size than the example's."""
     program = anatomy.program
     given = next((op.output[0] for op in program if op.operator == "input" and op.output), 1)
 
@@ -146,7 +146,7 @@ def _melts(operation: Operation, melting: set[int]) -> bool:
 
 
 def _site(operation: Operation, anatomy: Anatomy, scaled: Any) -> Site | None:
-    """An operation with a weight as an operator that can be measured; None if it is of another kind."""
+    """An operation with a weight as a measurable operator; None if it is of another kind."""
     entry = find(operation)
     if not isinstance(entry, Weighted):
         return None
@@ -197,5 +197,5 @@ def _site(operation: Operation, anatomy: Anatomy, scaled: Any) -> Site | None:
 
 
 def movable(anatomy: Anatomy) -> Iterator[Key]:
-    """Dimensions that removals make narrower."""
+    """Dimensions that removals reduce."""
     return ((part.tensor, part.dim) for unit in anatomy.layers for part in unit.places)

@@ -1,4 +1,4 @@
-"""Where a network is to be fast: an engine, a batch, a number of threads; and what machine this is."""
+"""The runtime of a latency budget: an engine, a batch size, a number of threads; and this machine."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ ENGINES = ("torch", "onnxruntime")
 
 @dataclass(frozen=True)
 class Runtime:
-    """Where a network is to be fast, for budgets in milliseconds.
+    """The runtime of a budget in time.
 
     Attributes:
         engine: "torch" (eager) or "onnxruntime", both on the CPU of this machine.
-        batch: how many inputs at once; None for as many as the example has.
-        threads: how many the engine may use; None for as many as torch does.
+        batch: the batch size; None for the example's.
+        threads: the number of threads; None for torch's.
 
     Example:
         >>> import hope
@@ -40,14 +40,14 @@ class Runtime:
 
     def __post_init__(self) -> None:
         if self.engine not in ENGINES:
-            raise UnknownMethod(f"there is no runtime {self.engine!r}: choose from {', '.join(ENGINES)}")
+            raise UnknownMethod(f"runtime must be one of {', '.join(ENGINES)}, got {self.engine!r}")
         for name in ("batch", "threads"):
             value = getattr(self, name)
             if value is not None and (type(value) is not int or value < 1):
-                raise UnknownMethod(f"a runtime with {name}={value!r} cannot be: give a whole number from 1")
+                raise UnknownMethod(f"{name} must be a whole number from 1, got {value!r}")
 
     def resolved(self, batch: int) -> Runtime:
-        """The same with nothing left open, where the example has so many inputs."""
+        """The same with all values resolved, for an example with so many inputs."""
         return replace(self, batch=self.batch or batch, threads=self.threads or torch.get_num_threads())
 
     def to_dict(self) -> dict[str, Any]:
@@ -61,7 +61,7 @@ class Runtime:
 
 
 def runtime_of(given: Runtime | str | None) -> Runtime:
-    """A runtime by its name or as it is, if it is installed.
+    """A runtime by its name or as an object, if it is installed.
 
     Raises:
         UnknownMethod: there is no such runtime.
@@ -73,22 +73,22 @@ def runtime_of(given: Runtime | str | None) -> Runtime:
         except ImportError as error:
             raise MissingExtra(
                 f"{package} cannot be imported ({first_line(error)}): pip install 'hope-encoding[onnx]', or "
-                "take runtime='torch' (--runtime torch)"
+                "use runtime='torch' (--runtime torch)"
             ) from error
     return runtime
 
 
 def check_device(model: nn.Module) -> None:
-    """Refuse what does not lie on the CPU."""
+    """Refuse a model that is not on the CPU."""
     away = next((one.device for one in model.parameters() if one.device.type != "cpu"), None)
     if away is not None:
         raise UnsupportedModel(
-            f"the model lies on {away}, and latency is measured on the CPU: give model.cpu(), or another unit"
+            f"latency needs a model on the CPU, got one on {away}: pass model.cpu(), or another budget"
         )
 
 
 def machine(runtime: Runtime) -> dict[str, Any]:
-    """What times depend on beside the network: they hold for the same machine and the same versions."""
+    """What times depend on besides the network: machine and versions."""
     versions = {"torch": str(torch.__version__)}
     if runtime.engine == "onnxruntime":
         versions["onnxruntime"] = importlib.import_module("onnxruntime").__version__
@@ -101,7 +101,7 @@ def _cpu() -> str:
 
 
 def _told(what: str) -> str:
-    """What Linux tells of its first processor; "" elsewhere."""
+    """Linux' description of its first processor; "" elsewhere."""
     try:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
     except OSError:
@@ -110,8 +110,8 @@ def _told(what: str) -> str:
 
 
 def block_of(runtime: Runtime) -> int:
-    """The widths that an engine works in: onnxruntime pads the channels of convolutions to 16 on processors
-    with AVX-512, to 8 on others.
+    """The block width of an engine: onnxruntime pads the channels of convolutions to 16 on processors with
+    AVX-512, to 8 on others.
     """
     if runtime.engine == "torch":
         return 1

@@ -1,8 +1,8 @@
-"""Seconds, measured: of single operators, and of whole networks in turns.
+"""Measured seconds of single operators and of alternating networks.
 
-What is measured goes round and round: in every round each one runs, so that whatever else the machine does
-meets all of them. Of the rounds the fastest fifth counts, and of those the mean: what is slower was
-disturbed. Where one thread does everything, the processor's time counts: others do not prolong it.
+Each candidate runs once per round, so that other load on the machine affects all equally. The result is the
+mean of the fastest fifth of the rounds; slower ones were disturbed. With one thread, processor time is
+measured: other programs do not prolong it.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def typical(times: Sequence[float]) -> float:
 
 
 class Stopwatch:
-    """What measures, at a runtime with nothing left open."""
+    """Measures in a runtime with all values resolved."""
 
     def __init__(self, runtime: Runtime) -> None:
         assert runtime.batch is not None
@@ -87,7 +87,7 @@ class Stopwatch:
 
         try:
             run()
-        except Exception as error:  # whatever the model raises
+        except Exception as error:  # anything that the model raises
             raise InvalidExample(
                 f"the model does not run on a batch of {self.batch} ({first_line(error)}): "
                 "give another batch, or an example of that batch"
@@ -101,7 +101,7 @@ class Stopwatch:
         except Exception as error:  # the exporter's and onnxruntime's own, of many kinds
             words = first_line(error).replace(f"{path.name} cannot be made: ", "")
             raise CannotExport(
-                f"onnxruntime cannot run this model ({words}): take runtime='torch' (--runtime torch)"
+                f"onnxruntime cannot run this model ({words}): use runtime='torch' (--runtime torch)"
             ) from error
         arrays = [leaf.numpy() for leaf in pytree.tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
         feed = dict(zip((one.name for one in session.get_inputs()), arrays, strict=False))
@@ -109,7 +109,7 @@ class Stopwatch:
 
 
 def batched(example: Example | None, batch: int) -> Any:
-    """The example with another number of inputs, and noise for its numbers."""
+    """The example with another number of inputs, filled with noise."""
     generator = torch.Generator().manual_seed(0)
 
     def one(leaf: Any) -> Any:
@@ -132,8 +132,7 @@ def in_turns(
     """Seconds of each runner in every round, as many rounds as fit.
 
     Args:
-        warm: run each twice and time the second: caches hold what the one before it left. That is as it
-            should be for an operator, which finds them so in a network.
+        warm: run each twice and time the second run: caches then contain what they would in a network.
     """
     times: list[list[float]] = [[] for _ in runners]
     begin, now = time.perf_counter(), ticks(torch.get_num_threads())
@@ -151,7 +150,7 @@ def in_turns(
 
 
 class _Store:
-    """Noise to read, shared by all: what is measured does not depend on the numbers."""
+    """Noise as input, shared by all: times do not depend on the values."""
 
     def __init__(self, points: Sequence[Point]) -> None:
         most = max(max(prod(_input(*one)), prod(_weight(*one))) for one in points)
@@ -214,8 +213,8 @@ def _session(model: str | bytes, count: int, profile: str = "") -> Any:
 
 
 def _in_onnxruntime(points: Sequence[Point], count: int) -> list[float]:
-    """One model of unconnected operators, and what onnxruntime tells of each: without the reordering around
-    a convolution, which a whole network does not do for each.
+    """One model of unconnected operators, and the time that onnxruntime reports for each: without the
+    reordering around a convolution, which a whole network does not do for each.
     """
     store = _Store(points)
     feed = {f"x{n}": store(_input(*point)).numpy() for n, point in enumerate(points)}
@@ -235,7 +234,7 @@ def _in_onnxruntime(points: Sequence[Point], count: int) -> list[float]:
     missing = next((n for n in range(len(points)) if n not in times), None)
     if missing is not None:
         raise CannotExport(
-            f"onnxruntime does not tell how long {points[missing][0].name} takes: take runtime='torch'"
+            f"onnxruntime does not report how long {points[missing][0].name} takes: use runtime='torch'"
         )
     return [typical(times[n][1:]) for n in range(len(points))]
 

@@ -1,7 +1,7 @@
-"""An operator's time as a function of its widths: measured at a few, straight in between.
+"""An operator's time as a function of its widths: measured at a few, interpolated linearly in between.
 
-onnxruntime works on convolutions in blocks of channels: widths count up to the next block, and a convolution
-that reads a width which is no multiple of 4 goes another, slower way. Both are told apart here.
+onnxruntime processes convolutions in blocks of channels: widths count up to the next block, and a convolution
+whose input width is not a multiple of 4 uses a slower kernel. Both cases are distinguished here.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from hope.latency.operators import Key, Site, TimedOperator
 
-FRACTIONS = (1.0, 0.75, 0.5, 0.25, 0.125)  # of a width, where it is measured
+FRACTIONS = (1.0, 0.75, 0.5, 0.25, 0.125)  # shares of a width at which it is measured
 ALIGNED = 4  # channels that a convolution may read without leaving the blocks
 Width = tuple[int, int]
 Times = NDArray[np.float64]
@@ -24,7 +24,9 @@ Look = Callable[[TimedOperator, Width], float]
 
 @dataclass(frozen=True)
 class LatencySurface:
-    """Times at widths: (rows, columns), bilinear in between, straight on below, to a quarter of the least."""
+    """Times at widths: (rows, columns), bilinear in between, extrapolated linearly below, to a quarter of the
+    smallest.
+    """
 
     rows: tuple[int, ...]
     columns: tuple[int, ...]
@@ -33,8 +35,8 @@ class LatencySurface:
     def __call__(self, reads: Times, writes: Times) -> Times:
         """Times at any widths.
 
-        >>> mesh = Mesh((2, 4), (1, 3), np.array([[1.0, 3.0], [2.0, 6.0]]))
-        >>> mesh(np.array([3.0]), np.array([2.0])).tolist()
+        >>> surface = LatencySurface((2, 4), (1, 3), np.array([[1.0, 3.0], [2.0, 6.0]]))
+        >>> surface(np.array([3.0]), np.array([2.0])).tolist()
         [3.0]
         """
         i, u = _between(self.rows, reads)
@@ -49,7 +51,7 @@ class LatencySurface:
 def _between(
     grid: tuple[int, ...], widths: Times
 ) -> tuple[tuple[NDArray[np.int64], NDArray[np.int64]], Times]:
-    """The two grid points around each width, and how far it is from the first to the second."""
+    """The two grid points around each width, and the relative position between them."""
     zero = np.zeros(np.shape(widths), dtype=np.int64)
     if len(grid) == 1:
         return (zero, zero), zero.astype(float)
@@ -60,7 +62,7 @@ def _between(
 
 
 class LatencyCurve:
-    """The time of an operator in its place.
+    """The time of an operator in a network.
 
     Args:
         moves: the dimensions of weights that become narrower; others are measured as they are.
@@ -112,7 +114,7 @@ class LatencyCurve:
         return found
 
     def settle(self, look: Look) -> None:
-        """Take the measured times."""
+        """Set the measured times."""
         self._meshes = self._mesh(self._even_grid, look), self._mesh(self._odd_grid, look)
 
     def _mesh(self, grid: tuple[tuple[int, ...], tuple[int, ...]], look: Look) -> LatencySurface | None:
@@ -124,7 +126,9 @@ class LatencyCurve:
 
     @property
     def multiples(self) -> tuple[int, ...]:
-        """What widths are multiples of if the operator stays in the engine's blocks, and if it fills them."""
+        """What widths must be multiples of for the operator to stay in the engine's blocks, and to
+        fill them.
+        """
         return (ALIGNED, self._block) if self._odd_ways else (1,)
 
     def strays(self, reads: Times) -> NDArray[np.bool_]:
@@ -155,7 +159,7 @@ class LatencyCurve:
         return np.where((reads > 0) & (writes > 0), found, 0.0)
 
     def smooth(self, reads: Times, writes: Times) -> Times:
-        """The same without steps: what narrower widths save on the way."""
+        """The same without steps: the average saving of smaller widths."""
         mesh = self._meshes[0] or self._meshes[1]
         assert mesh is not None
         return np.where((reads > 0) & (writes > 0), mesh(reads, writes), 0.0)
@@ -171,5 +175,5 @@ def _fractions(full: int, moves: bool) -> tuple[int, ...]:
 
 
 def _uneven(width: int) -> int:
-    """The width, or one less where it is a multiple."""
+    """The width, or one less if it is a multiple."""
     return width - (width % ALIGNED == 0)

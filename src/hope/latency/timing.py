@@ -1,4 +1,4 @@
-"""What is told of a run that was made for a time."""
+"""Predicted and measured times of a run with a latency budget."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Latency:
 
     @property
     def error(self) -> float:
-        """How far the prediction is off, as a share of what was measured."""
+        """The prediction error, as a share of the measured time."""
         return self.predicted / self.measured - 1
 
     def __str__(self) -> str:

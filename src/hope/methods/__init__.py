@@ -32,8 +32,8 @@ def named(method: Method | str) -> Method:
     if isinstance(method, str) and method in METHODS:
         return METHODS[method]()
     raise UnknownMethod(
-        f"there is no method {method!r}: choose from {', '.join(METHODS)}, or give hope.Absorb(...), "
-        "hope.Paper(...) or hope.Score(...)"
+        f"method must be one of {', '.join(METHODS)}, or hope.Absorb(...), hope.Paper(...) or "
+        f"hope.Score(...), got {method!r}"
     )
 
 

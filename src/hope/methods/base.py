@@ -202,4 +202,4 @@ class Method(ABC):
         for name, (value, known) in options.items():
             if value not in known:
                 words = ", ".join(map(str, known))
-                raise UnknownMethod(f"{self.name} has no {name}={value!r}: choose from {words}")
+                raise UnknownMethod(f"{name} of {self.name} must be one of {words}, got {value!r}")

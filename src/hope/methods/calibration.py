@@ -23,7 +23,7 @@ def check_calibration(calibration: Calibration) -> None:
     """Refuse an unknown name."""
     if isinstance(calibration, str) and calibration not in MADE_UP:
         words = " or ".join(f'"{word}"' for word in MADE_UP)
-        raise UnknownMethod(f"calibration {calibration!r} is not known: give batches of inputs, or {words}")
+        raise UnknownMethod(f"calibration must be batches of inputs, or {words}, got {calibration!r}")
 
 
 def batches_of(

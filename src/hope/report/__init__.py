@@ -1,1 +1,1 @@
-"""What a run did, for people: one HTML page, and figures for papers."""
+"""Reports of a run: one HTML page, and figures for papers."""

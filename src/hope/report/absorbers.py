@@ -1,4 +1,4 @@
-"""Who takes over from an absorbed neuron: the weights with which the survivors' signals stand in for it."""
+"""Absorbers: the remaining neurons that compensate for an absorbed one, with their coefficients."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ from hope.geometry.projection import ridged
 from hope.statistics.input_statistics import InputStatistics, channels_of
 from hope.structure.units import Unit
 
-WIDEST = 1024  # neurons; the inverse is followed step by step, which is cubic
-MOST = 2  # takers that are named
+WIDEST = 1024  # neurons; the inverse is updated step by step, which is cubic
+MOST = 2  # absorbers that are named
 
 
 def takers(
     layer: Unit, intakes: Mapping[str, InputStatistics], gone: Sequence[int]
 ) -> list[list[tuple[int, float]]] | None:
-    """For each neuron that goes, in order, the survivors that take over most of it, with their shares.
+    """For each removed neuron, in order, the absorbers with the largest coefficients.
 
-    The best linear stand-in for neuron i among the survivors S is `C_SS⁻¹ C_Si`, which is `−[C⁻¹]_Si /
-    [C⁻¹]_ii` (see `geometry.projection`). It is that of the layer's first reader.
+    The best linear approximation of neuron i by the remaining neurons S is `C_SS⁻¹ C_Si`, which is `−[C⁻¹]_Si
+    / [C⁻¹]_ii` (see `geometry.projection`). It is that of the layer's first reader.
 
     Returns:
-        None where the moments are not known, or the layer is too wide for a page's sake.
+        None if the moments are unknown, or the layer is too wide for a page.
     """
     intake = intakes.get(layer.readers[0].weight) if layer.readers else None
     channels = channels_of(layer, intake) if intake is not None else None

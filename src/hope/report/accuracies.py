@@ -1,4 +1,4 @@
-"""The accuracies that a user measured."""
+"""Accuracies measured by the user."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def read_accuracies(path: Path, total: int) -> list[tuple[int, float]]:
 
 
 def checked_points(data: Mapping[Any, Any], total: int, told: str) -> list[tuple[int, float]]:
-    """(steps, accuracy) in order, if every step is one of the run's and every accuracy is one.
+    """(steps, accuracy) in order, if every step is in the run and every accuracy is valid.
 
     >>> checked_points({10: 0.9, 0: 1}, 12, "accuracy")
     [(0, 1.0), (10, 0.9)]

@@ -1,4 +1,4 @@
-"""The page: a run as data, and the data as one HTML file that needs nothing else.
+"""The report: a run as data, and the data as one HTML file that works offline.
 
 The data is small: per step a target, a kind, two neurons, J, and differences of sizes. The page's script adds
 them up.
@@ -27,7 +27,7 @@ from hope.structure.steps import Absorption, Evict, Merge, Step
 SCRIPTS = ("run.js", "charts.js", "works.js", "page.js")  # in one scope, in this order
 KINDS = {"prune": "p", "merge": "m", "absorb": "a", "evict": "e"}
 NAMELESS = {"build", "create", "get", "load", "main", "make", "model", "net", "network"}
-EXAMPLE_INPUT = "1x3x224x224"  # what `hope extract` takes when nothing is said
+EXAMPLE_INPUT = "1x3x224x224"  # the default output of `hope extract`
 CRITERIA = {
     "l1-in": "the sum of its incoming weights' sizes",
     "l1-joint": "the sum of its incoming and outgoing weights' sizes",
@@ -43,13 +43,12 @@ def write_page(
     accuracies: Sequence[Sequence[tuple[int, float]]] = (),
     source: Mapping[str, str] | None = None,
 ) -> Path:
-    """Write the page of one run or several.
+    """Write the report of one or several runs.
 
     Args:
         runs: what `read_run` returned.
         accuracies: per run, (steps, accuracy) where it was measured.
-        source: "model", "weights" and "input" for the command that extracts a model, where the run itself
-            does not tell.
+        source: "model", "weights" and "input" for the extraction command, if the run does not store them.
     """
     write_file(target, render(page_data(runs, accuracies=accuracies, source=source)).encode())
     return target
@@ -61,7 +60,7 @@ def page_data(
     accuracies: Sequence[Sequence[tuple[int, float]]] = (),
     source: Mapping[str, str] | None = None,
 ) -> dict[str, Any]:
-    """All that the page shows, as plain data."""
+    """The data of the page."""
     points = [*accuracies, *([()] * len(runs))]
     some = [run_data(run, points[n], source) for n, run in enumerate(runs)]
     for one, name, scale in zip(some, labels(runs), scales(runs), strict=True):
@@ -80,7 +79,7 @@ def render(data: Mapping[str, Any]) -> str:
     page = (files / "template.html").read_text(encoding="utf-8")
     script = "\n".join(parts[name] for name in SCRIPTS)
     slots = {"title": title, "css": parts["page.css"], "js": script, "data": text}
-    pieces = page.split("{{")  # once through, so that nothing inserted is taken for a slot
+    pieces = page.split("{{")  # in one pass, so that inserted text is never taken for a slot
     done = [pieces[0]]
     for piece in pieces[1:]:
         slot, _, rest = piece.partition("}}")
@@ -89,7 +88,7 @@ def render(data: Mapping[str, Any]) -> str:
 
 
 def run_names(folders: Sequence[Path]) -> list[str]:
-    """Short names that tell runs apart: the last parts of their paths, as many as it takes.
+    """Short names that distinguish runs: the last parts of their paths, as many as needed.
 
     >>> run_names([Path("a/run"), Path("b/run")])
     ['a/run', 'b/run']
@@ -103,9 +102,9 @@ def run_names(folders: Sequence[Path]) -> list[str]:
 
 
 def model_name(run: Run, source: Mapping[str, str] | None = None) -> str:
-    """The model's name as its user gave it, else that of its class: `torchvision:resnet18` is resnet18.
+    """The model's name as the user gave it, else that of its class: `torchvision:resnet18` is resnet18.
 
-    A function's name is the model's, unless it says nothing, like `build` or `make_model`.
+    A function's name is the model's, unless it is generic, like `build` or `make_model`.
     """
     given = run.details.source.get("model") or (source or {}).get("model") or ""
     name = given.rpartition(":")[2].rstrip("/").rpartition("/")[2]
@@ -114,7 +113,7 @@ def model_name(run: Run, source: Mapping[str, str] | None = None) -> str:
 
 
 def labels(runs: Sequence[Run]) -> list[str]:
-    """Names that tell runs apart; with the model's name, and its size if need be, where models differ."""
+    """Names that distinguish runs; with the model's name, and its size if necessary, if models differ."""
     names = run_names([run.folder for run in runs])
     kinds = [(model_name(run), run.trajectory.size(0)) for run in runs]
     if len(set(kinds)) < 2:
@@ -127,8 +126,8 @@ def labels(runs: Sequence[Run]) -> list[str]:
 
 
 def scales(runs: Sequence[Run]) -> list[int]:
-    """A number for each run: J of two runs can be compared where they are the same, for the same method on
-    the same network.
+    """A number for each run: J of two runs is comparable if their numbers are equal (same method, same
+    network).
     """
     kinds = [(run.method, run.anatomy.model, run.trajectory.size(0)) for run in runs]
     return [kinds.index(kind) for kind in kinds]
@@ -149,7 +148,7 @@ def run_data(
 
 
 def _times(run: Run) -> dict[str, Any]:
-    """Predicted times in nanoseconds, as differences, and what was measured; empty if not known."""
+    """Predicted times in nanoseconds, as differences, and measured times; empty if unknown."""
     times, timing = run.trajectory.times, run.timing
     if times is None or timing is None:
         return {"times": [], "timed": [], "runtime": ""}
@@ -159,7 +158,7 @@ def _times(run: Run) -> dict[str, Any]:
 
 
 def _about(run: Run, source: Mapping[str, str]) -> dict[str, Any]:
-    """What was made of what, how, and what was not touched."""
+    """The run's model, method and sizes, and what it keeps."""
     return {
         "title": model_name(run, source),
         "model": run.anatomy.model,
@@ -178,7 +177,7 @@ def _about(run: Run, source: Mapping[str, str]) -> dict[str, Any]:
 
 
 def _parts(run: Run) -> dict[str, Any]:
-    """The network's layers and blocks, and when they go."""
+    """The network's layers and blocks, and when they are removed."""
     anatomy, measures = run.anatomy, run.details.measures
     layers, blocks = _numbers(anatomy)
     outer_first = sorted(anatomy.blocks, key=lambda block: -len(block.layers))
@@ -212,10 +211,10 @@ def _parts(run: Run) -> dict[str, Any]:
 
 
 def _steps(run: Run) -> dict[str, Any]:
-    """Every step, and the differences of sizes that it makes."""
+    """Every step, and its differences of sizes."""
     trajectory = run.trajectory
     layers, blocks = _numbers(run.anatomy)
-    left = [_short(step.left) for step in trajectory]  # all 0 where nobody noted it
+    left = [_short(step.left) for step in trajectory]  # all 0 if not recorded
     sizes = [[int(column[0]), *(int(d) for d in column[1:] - column[:-1])] for column in trajectory.sizes.T]
     return {
         "kinds": "".join(KINDS[step.kind] for step in trajectory),
@@ -235,13 +234,13 @@ def _steps(run: Run) -> dict[str, Any]:
 
 
 def _numbers(anatomy: Anatomy) -> tuple[dict[str, int], dict[str, int]]:
-    """Layers and blocks by number, as steps refer to them."""
+    """Layers and blocks by index, as steps refer to them."""
     layers = {layer.name: n for n, layer in enumerate(anatomy.layers)}
     return layers, {block.name: n for n, block in enumerate(anatomy.blocks)}
 
 
 def gone(anatomy: Anatomy, steps: Sequence[Step]) -> tuple[dict[str, int | None], dict[str, int | None]]:
-    """After how many steps each layer and each block is gone with an evicted block; None if it stays."""
+    """After how many steps each layer and each block is removed with an evicted block; None if it is kept."""
     evicted = {step.name: t for t, step in enumerate(steps, start=1) if isinstance(step, Evict)}
     times = [(anatomy.block(name), t) for name, t in evicted.items()]
 
@@ -267,7 +266,9 @@ def gone(anatomy: Anatomy, steps: Sequence[Step]) -> tuple[dict[str, int | None]
 
 
 def _neurons(steps: Sequence[Step]) -> dict[str, Any]:
-    """Per step: who goes, into whom (-1 for nobody), and the whole list where several go at once."""
+    """Per step: the removed neuron, its parent (-1 for none), and the whole list if several are removed at
+    once.
+    """
     who, into = [], []
     several: dict[str, list[int]] = {}
     for t, step in enumerate(steps):
@@ -279,7 +280,9 @@ def _neurons(steps: Sequence[Step]) -> dict[str, Any]:
 
 
 def _along(anatomy: Anatomy, steps: Sequence[Step]) -> dict[str, dict[int, list[int]]]:
-    """Eviction of a segment of a chain -> layer -> its neurons that go along: those without a counterpart."""
+    """Eviction of a segment of a chain -> layer -> its neurons without a counterpart, which are also
+    removed.
+    """
     layers, _ = _numbers(anatomy)
     account = Removed(anatomy)
     found: dict[str, dict[int, list[int]]] = {}
@@ -292,7 +295,7 @@ def _along(anatomy: Anatomy, steps: Sequence[Step]) -> dict[str, dict[int, list[
 
 
 def _takers(run: Run) -> dict[str, list[list[float]]]:
-    """Absorbing step -> [survivor, share, survivor, share …], where moments tell."""
+    """Absorbing step -> [absorber, share, absorber, share …], if moments are known."""
     times: dict[str, list[int]] = {}
     for t, step in enumerate(run.trajectory):
         if isinstance(step, Absorption) and len(step.gone) == 1:
@@ -319,10 +322,10 @@ def _changes(steps: Sequence[Step]) -> list[int]:
 
 
 def _command(run: Run, source: Mapping[str, str]) -> dict[str, Any]:
-    """The command that extracts a model, around its number of steps.
+    """The extraction command, around its number of steps.
 
-    What the run knows comes first. One that knows its model and no weights was made without any: the model
-    brings its own.
+    The run's own values come first. A run with a model and without weights was made without any: the model
+    has its own.
     """
     own = {name: value for name, value in run.details.source.items() if value}
     known = {**source, **own}
@@ -342,5 +345,5 @@ def _command(run: Run, source: Mapping[str, str]) -> dict[str, Any]:
 
 
 def _short(value: float) -> float | None:
-    """Five digits; what is not finite is nothing."""
+    """Five digits; None if not finite."""
     return float(f"{value:.5g}") if math.isfinite(value) else None

@@ -1,4 +1,4 @@
-"""Figures for papers: what is left, what it cost and, where measured, how well it still works."""
+"""Figures for papers: remaining sizes, cost and, if measured, accuracy."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ def write_figure(
     """Draw runs into an SVG, PDF or PNG file. The same runs give the same file.
 
     Args:
-        runs: what `read_run` returned.
-        target: the file; its ending says which kind.
+        runs: results of `read_run`.
+        target: the file; its suffix determines the format.
         accuracies: per run, (steps, accuracy) where it was measured.
     """
     kind = target.suffix.lower().lstrip(".")
@@ -50,7 +50,7 @@ def write_figure(
 
 
 def draw(runs: Sequence[Run], accuracies: Sequence[Sequence[tuple[int, float]]] = ()) -> Figure:
-    """The figure: shares left along the run, distortion against parameters, accuracy where measured."""
+    """The figure: shares kept along the run, distortion against parameters, accuracy if measured."""
     from matplotlib.figure import Figure
 
     measured = any(accuracies)
@@ -75,7 +75,7 @@ def draw(runs: Sequence[Run], accuracies: Sequence[Sequence[tuple[int, float]]] 
     axes[1].set(xlabel="% of parameters left", ylabel=f"distortion (sum of J{differ})")
     axes[1].invert_xaxis()
     legend = axes[0].legend(axes[0].get_lines(), [str(n) for n in range(len(names))], frameon=False)
-    for entry, name in zip(legend.get_texts(), names, strict=True):  # a label would be taken for mathematics
+    for entry, name in zip(legend.get_texts(), names, strict=True):  # a label would be parsed as mathematics
         entry.set(text=name, parse_math=False)
     if measured:
         axes[2].set(xlabel="% of parameters left", ylabel="accuracy", ylim=(0, 1.02))

@@ -1,4 +1,4 @@
-"""What is written of a fine-tuned network: the typed record of `adapter.json`, and its arrays."""
+"""The typed record of a fine-tuned network, `adapter.json`, and its arrays."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ class Head(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
 
 
 class Cost(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What the cut took from the source task.
+    """The cost of severing for the source task.
 
     Attributes:
-        fidelity: the source's predicted fidelity after it (see `hope.fidelity`); None if that is not known.
+        fidelity: the source's predicted fidelity after it (see `hope.fidelity`); None if unknown.
         before, after: the source's accuracy on labelled inputs; None if there were none.
         inputs: how many they were.
 
@@ -49,7 +49,7 @@ class Cost(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
 
     @property
     def kept(self) -> float | None:
-        """The share of the source that is left: of its accuracy where that is known, or the fidelity."""
+        """The share of the source that is kept: of its accuracy if known, otherwise the fidelity."""
         if self.before is not None and self.after is not None:
             return self.after / self.before if self.before > 0 else 1.0
         return self.fidelity
@@ -86,10 +86,11 @@ ADAPTER = Format("hope-deft", "tuning", AdapterRecord, 2, adapter_to_2)
 
 
 def write_adapter(folder: Path, tensors: Mapping[str, Tensor], **told: Any) -> None:
-    """Write the arrays, then the record that names them; then what only the earlier record named is removed.
+    """Write the arrays, then the record that names them; then remove files that only the earlier record
+    named.
 
     Args:
-        told: the record's fields, all but the arrays.
+        told: the record's fields, without the arrays.
     """
     with locked(folder):
         earlier = stored_files(folder / PLAN, ADAPTER)
@@ -99,9 +100,9 @@ def write_adapter(folder: Path, tensors: Mapping[str, Tensor], **told: Any) -> N
 
 
 def read_adapter(folder: Path) -> AdapterRecord:
-    """Read and check a record; its arrays are read with `read_arrays`.
+    """Read and check a record; `read_arrays` reads its arrays.
 
     Raises:
-        DamagedFolder: the folder is incomplete, altered, not one of ours, or from a newer version.
+        DamagedFolder: the folder is incomplete, altered, not written by HOPE, or from a newer version.
     """
     return read_record(folder / PLAN, ADAPTER)

@@ -1,4 +1,4 @@
-"""Tensors in files: safetensors, named by their hash, so that a record can say which ones it means."""
+"""Tensors in files: safetensors, named by their hash, so that a record identifies them."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from hope.structure.anatomy import Anatomy
 
 STORED = re.compile(r"(weights|moments|inputs|adapter)-[0-9a-f]{12}\.safetensors")
 RECORDS = ("trajectory.json", "adapter.json")
-# what else this package puts into a folder of its own
+# other files that HOPE writes into its folders
 OURS = (*RECORDS, LOCK, OWNER, "partial.json", "partial.json.fit", "report.html", "small.safetensors")
 
 
@@ -32,12 +32,12 @@ class Arrays(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     sha256: str  # of its content
 
     def inside(self, folder: Path) -> Path:
-        """Its path. Whatever the record says, no file outside the folder is read."""
+        """Its path. No file outside the folder is read, whatever the record says."""
         return folder / Path(self.file).name
 
 
 def write_arrays(folder: Path, kind: str, tensors: Mapping[str, Tensor]) -> Arrays:
-    """Write tensors into a file of their own, beside those that an earlier record means."""
+    """Write tensors into a new file, next to those of an earlier record."""
     data = packed(tensors)
     digest = hashlib.sha256(data).hexdigest()
     file = f"{kind}-{digest[:12]}.safetensors"
@@ -46,8 +46,8 @@ def write_arrays(folder: Path, kind: str, tensors: Mapping[str, Tensor]) -> Arra
 
 
 def packed(tensors: Mapping[str, Tensor]) -> bytes:
-    """Tensors as the bytes of a safetensors file; those that have memory in common, such as a tied head's,
-    are there as often as they have names.
+    """Tensors as the bytes of a safetensors file; tensors with shared memory, such as a tied head's, are
+    written once per name.
     """
     seen, own = set[int](), {}
     for name, tensor in tensors.items():
@@ -68,15 +68,15 @@ def read_arrays(folder: Path, arrays: Arrays) -> dict[str, Tensor]:
         return load_file(path)
     except SafetensorError as error:
         raise DamagedFolder(f"{path} is not a safetensors file: {error}") from error
-    except (OSError, RuntimeError) as error:  # it is not there, or another save has removed it just now
+    except (OSError, RuntimeError) as error:  # it is missing, or another save has just removed it
         if path.is_file():
             raise
         raise DamagedFolder(f"{path} is missing: copy the whole folder, or save the run again") from error
 
 
 def clean(folder: Path, earlier: Iterable[str], kept: Iterable[Arrays]) -> None:
-    """Remove the files that the earlier record named and the new one does not, and what killed writers left.
-    In a folder with files of others only the latter. The caller holds the folder's lock.
+    """Remove the files that only the earlier record named, and partial files of killed writers; in a folder
+    with other files only the latter. The caller holds the folder's lock.
 
     Args:
         earlier: what `stored_files` returned for the record that was replaced.
@@ -119,7 +119,7 @@ def _file_hash(path: Path) -> str:
 
 
 def fit_dtypes(model: nn.Module, weights: Mapping[str, Tensor]) -> None:
-    """Take on the saved floating types, so that a half-precision run comes back in half precision."""
+    """Convert to the saved floating dtypes, so that a half-precision run is loaded in half precision."""
     for name, value in [*model.named_parameters(), *model.named_buffers()]:
         if name in weights and value.dtype != weights[name].dtype:
             value.data = value.data.to(weights[name].dtype)

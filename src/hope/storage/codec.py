@@ -1,4 +1,4 @@
-"""Typed records as JSON and back: one way to write a record and one way to read it, whatever it is of.
+"""Typed records as JSON and back.
 
 A file is one JSON object: `format` and `version` say what it is, `schema` names its JSON Schema
 (`docs/schema`), `sha256` is a hash of everything else, and the rest is a record (a `msgspec.Struct`). The
@@ -41,13 +41,13 @@ class Format(Generic[T]):
 
     @property
     def schema(self) -> str:
-        """What the record's JSON Schema goes by."""
+        """The name of the record's JSON Schema."""
         return f"{self.name}-{self.version}"
 
 
 def encode(value: Any) -> Any:
-    """Dataclasses, structs, enums and index arrays as JSON types. Costs may be infinite: written by Python's
-    `json`, which has a word for that.
+    """Dataclasses, structs, enums and index arrays as JSON types. Costs may be infinite: Python's `json`
+    writes them.
 
     >>> encode({"owner": np.array([0, 0, 1, 1])})
     {'owner': [4, 2, 2, 0, 2, 1]}
@@ -71,10 +71,10 @@ def write_record(path: Path, form: Format[T], record: T) -> None:
 
 
 def read_record(path: Path, form: Format[T], before: Callable[[Plain], None] = lambda plan: None) -> T:
-    """Read a record that this package wrote, in whatever version, and check it.
+    """Read a record of any version, and check it.
 
     Args:
-        before: looks at the plain data of whatever version, before anything is made of it.
+        before: checks the plain data of any version, before they are converted.
 
     Raises:
         DamagedFolder: there is no such file, or it is truncated, altered, foreign, or of a newer version.
@@ -91,7 +91,7 @@ def read_record(path: Path, form: Format[T], before: Callable[[Plain], None] = l
 
 
 def stored_files(path: Path, form: Format[Any]) -> set[str]:
-    """The files that a record names by their hash, in whatever version; none if it cannot be read."""
+    """The files that a record of any version names by their hash; none if it cannot be read."""
     try:
         plan = _read(path, form)
     except (DamagedFolder, OSError):
@@ -138,7 +138,7 @@ def migrated(plan: Plain, form: Format[Any]) -> Plain:
 
 
 def not_as_it_should(path: Path, form: Format[Any], error: Exception) -> DamagedFolder:
-    """What to say of a file that is whole and yet makes no sense."""
+    """The error for a complete file with invalid content."""
     kind = "" if isinstance(error, msgspec.ValidationError) else f"{type(error).__name__}: "
     said = f"{kind}{first_line(error)}"
     return DamagedFolder(f"{path} does not say what it should ({said}): save the {form.what} again")
@@ -153,7 +153,7 @@ def json_schema(form: Format[Any]) -> Plain:
     record["properties"].update(told, schema={"const": form.schema}, sha256={"type": "string"})
     record["required"] = [*_ENVELOPE, *record["required"]]
     for entry in schema["$defs"].values():
-        entry.pop("description", None)  # docstrings, which may be reworded
+        entry.pop("description", None)  # docstrings, which may change
     whole = {"$schema": "https://json-schema.org/draft/2020-12/schema", "$id": form.schema, **schema}
     return cast("Plain", json.loads(json.dumps(whole)))
 
@@ -175,8 +175,8 @@ def _decode(kind: Any, data: Any) -> Any:
 
 
 def pack(owner: Ids) -> list[Any]:
-    """Who owns each place, as [size, neurons, places, start, step per neuron, step per place] where that says
-    it all, or every owner.
+    """The owner of each position, as [size, neurons, places, start, step per neuron, step per place] if
+    regular, otherwise every owner.
 
     >>> pack(np.array([-1, -1, -1, -1, 0, 0, 1, 1])), pack(np.array([0, 1, 1]))
     ([8, 2, 2, 4, 2, 1], [[0, 1, 1]])
@@ -208,7 +208,7 @@ def unpack(packed: Any) -> Ids:
 
 
 def extent(packed: Any) -> tuple[int, int]:
-    """How many places and how many neurons packed owners are of; no array is made.
+    """The numbers of positions and of neurons in packed owners; no array is created.
 
     >>> extent([8, 2, 2, 4, 2, 1]), extent([[0, 1, 1]])
     ((8, 2), (3, 2))
@@ -221,7 +221,9 @@ def extent(packed: Any) -> tuple[int, int]:
 
 
 def _told(packed: Any) -> Any:
-    """Packed owners, if they are some: a list of whole numbers in a list, or six numbers that stay inside."""
+    """Packed owners, if valid: a list of whole numbers in a list, or six numbers that stay inside the
+    tensor.
+    """
     if isinstance(packed, list) and len(packed) == 1:
         return [msgspec.convert(packed[0], list[int])]
     numbers = msgspec.convert(packed, tuple[int, int, int, int, int, int])
@@ -231,14 +233,14 @@ def _told(packed: Any) -> Any:
 
 
 def _inside(size: int, neurons: int, places: int, start: int, down: int, across: int) -> bool:
-    """Whether owners by six numbers stay inside the tensor; a place has one owner."""
+    """Whether owners by six numbers stay inside the tensor; a position has one owner."""
     corners = [start + down * n + across * p for n in (0, neurons - 1) for p in (0, places - 1)]
     positive = neurons > 0 and places > 0
     return positive and min(corners) >= 0 and max(corners) < size and neurons * places <= size
 
 
 def _laid_out(packed: Any) -> Ids | None:
-    """Owners by six numbers; None if these lead out of the tensor."""
+    """Owners by six numbers; None if these leave the tensor."""
     if not _inside(*packed):
         return None
     size, neurons, places, start, down, across = packed

@@ -1,4 +1,4 @@
-"""Save a small network that was trained on: its weights, with the structure of the run that it came from."""
+"""Save a fine-tuned small network: its weights, with the structure of its run."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from hope.structure.anatomy import Anatomy
 from hope.structure.steps import Step
 from hope.trace.blocks import Block, Replace
 
-WRAPPERS = ("module.", "_orig_mod.")  # what DataParallel and torch.compile put in front of every name
+WRAPPERS = ("module.", "_orig_mod.")  # prefixes of DataParallel and torch.compile
 
 
 def save_trained(folder: Path, run: Run, steps: int, small: nn.Module) -> Path:
-    """Save a trained network, which must have the shapes of the run after so many steps.
+    """Save a fine-tuned network, which must have the shapes of the run after so many steps.
 
     Raises:
         CheckpointMismatch: it has others; the message names the first.
@@ -32,15 +32,15 @@ def save_trained(folder: Path, run: Run, steps: int, small: nn.Module) -> Path:
     with locked(folder):
         if (folder / PLAN).exists() and not read_run(folder).trained:
             raise CannotWrite(
-                f"{folder} has a run that answers every budget, which would be lost: "
-                "save the trained network in a folder of its own"
+                f"{folder} contains a run, whose other budgets would be lost: save the trained network in "
+                "its own folder"
             )
         trained = replace(run, steps=steps, moments=None, held=None, trained=True)
         return write_run(folder, trained, weights)
 
 
 def _unwrapped(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Weights by the names that they have without a wrapper around the model."""
+    """Weights by their names without a wrapper around the model."""
     for prefix in WRAPPERS:
         if weights and all(name.startswith(prefix) for name in weights):
             return _unwrapped({name.removeprefix(prefix): value for name, value in weights.items()})
@@ -48,7 +48,7 @@ def _unwrapped(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def _check_shapes(anatomy: Anatomy, steps: Sequence[Step], weights: Mapping[str, Tensor], kind: str) -> None:
-    """Refuse weights of which one is not as the run left it."""
+    """Refuse weights whose shapes differ from the run's."""
     wanted = shapes_after(anatomy, steps)
     evicted = outcome(anatomy, steps).evicted
     left = {_bias(anatomy.block(name)) for name, bias in evicted.items() if bias is not None}

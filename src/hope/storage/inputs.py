@@ -1,4 +1,4 @@
-"""Inputs that weights were fitted on, as a file of tensors."""
+"""The inputs of the refit, as a file of tensors."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def write_inputs(folder: Path, inputs: Sequence[Any]) -> Arrays | None:
 
 
 def read_inputs(folder: Path, saved: Arrays | None) -> list[Any]:
-    """The batches, as the model takes them; none if none were saved."""
+    """The batches in the form that the model accepts; none if none were saved."""
     tensors = read_arrays(folder, saved) if saved is not None else {}
     batches: dict[int, dict[str, Tensor]] = {}
     for key, tensor in tensors.items():

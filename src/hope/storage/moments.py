@@ -1,4 +1,4 @@
-"""Moments that absorptions were made with, as a file of tensors."""
+"""The moments of absorptions, as a file of tensors."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ NAMES = ("mean", "covariance", "taps", "variance")  # of an intake, in its order
 
 
 def write_moments(folder: Path, intakes: Mapping[str, InputStatistics] | None) -> Moments | None:
-    """Moments as float32, which is what they were rounded to when they were made; None if there are none."""
+    """Moments as float32, to which they were rounded when measured; None if there are none."""
     if not intakes:
         return None
     every = [(f"{one.weight}/{name}", getattr(one, name)) for one in intakes.values() for name in NAMES]
@@ -25,7 +25,7 @@ def write_moments(folder: Path, intakes: Mapping[str, InputStatistics] | None) -
 
 
 def read_moments(folder: Path, saved: Moments | None) -> dict[str, InputStatistics]:
-    """The moments by the weight that reads them; none if none were saved."""
+    """The moments by reading weight; none if none were saved."""
     if saved is None:
         return {}
     tensors = {name: tensor.double() for name, tensor in read_arrays(folder, saved).items()}

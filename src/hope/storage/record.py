@@ -1,4 +1,4 @@
-"""What is written of a run: the typed record of `trajectory.json`."""
+"""The typed record of a run, `trajectory.json`."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ MOST = 1 << 26  # places that all units of a network may have together, whatever
 
 @dataclass(frozen=True)
 class Details:
-    """What a run tells beyond what replaying it needs, for reports. Older runs have none of it.
+    """Details for reports, which replaying does not need. Older runs have none.
 
     Attributes:
-        measures: unit -> what each of its neurons counted in the original network: ‖f_i‖, or a score.
-        left_alone: layers and blocks that the method could not price, with the reason.
-        source: "model", "weights" and "input" as they were named on the command line.
-        fidelities: (steps, predicted fidelity) where it was looked at.
-        settings: the options that the run was made with (see `schedule.resume`).
+        measures: unit -> the value of each of its neurons in the original network: ‖f_i‖, or a score.
+        left_alone: layers and blocks that the method kept, with the reason.
+        source: "model", "weights" and "input" of the command line.
+        fidelities: (steps, predicted fidelity) that were computed.
+        settings: the options of the run (see `schedule.resume`).
     """
 
     measures: Mapping[str, Sequence[float]] = field(default_factory=dict)
@@ -41,7 +41,7 @@ class Details:
     settings: Mapping[str, Any] = field(default_factory=dict)
 
     def rounded(self) -> Details:
-        """The same with numbers as precise as a picture needs."""
+        """The same with numbers in the precision of a picture."""
         return replace(
             self,
             measures={name: [_short(value) for value in some] for name, some in self.measures.items()},
@@ -50,7 +50,7 @@ class Details:
 
 
 def _short(value: float) -> float:
-    """A number as precise as a picture needs.
+    """A number in the precision of a picture.
 
     >>> _short(0.123456789)
     0.123457
@@ -69,13 +69,13 @@ class StoredStatistics(msgspec.Struct, frozen=True, array_like=True, forbid_unkn
 
 
 class Moments(Arrays, frozen=True, kw_only=True):
-    """The file of the moments, and whose they are."""
+    """The file of the moments, and their weights."""
 
     intakes: tuple[StoredStatistics, ...]
 
 
 class StoredAnatomy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """An `Anatomy` as it is saved: without its program and taps, which no replay needs."""
+    """An `Anatomy` as it is saved: without its program and observation points, which no replay needs."""
 
     model: str
     units: tuple[Unit, ...]
@@ -90,7 +90,7 @@ class StoredAnatomy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
 
     @classmethod
     def of(cls, anatomy: Anatomy) -> StoredAnatomy:
-        """What is saved; names in order, so that the same run gives the same file."""
+        """The saved form; names in order, so that the same run gives the same file."""
         told = {name: getattr(anatomy, name) for name in cls.__struct_fields__}
         return cls(**{**told, "parameters": tuple(sorted(anatomy.parameters))})
 
@@ -135,13 +135,13 @@ class _Shapes(msgspec.Struct):
 
 
 class AnatomyShapes(msgspec.Struct):
-    """The part of a record that has been the same in every version."""
+    """The part of a record that is the same in every version."""
 
     anatomy: _Shapes
 
 
 class _PlacesTold(msgspec.Struct):
-    """`Places` whose owners are still packed."""
+    """`Places` with packed owners."""
 
     tensor: str
     dim: int

@@ -1,8 +1,8 @@
-"""Save a cut network as data and load it again: a JSON plan and safetensors, no code, no pickle.
+"""Save a cut network as data and load it: a JSON plan and safetensors, no code, no pickle.
 
-A folder holds `trajectory.json` (what was done, to what, and the anatomy it refers to) and
-`weights-….safetensors` (the result), and after absorption `moments-….safetensors`. The JSON names the others
-by their hash and carries a hash of itself; it is written last, so a folder is either as it was or complete.
+A folder holds `trajectory.json` (the steps, and the anatomy they refer to) and `weights-….safetensors` (the
+result), and after absorption `moments-….safetensors`. The JSON names the others by their hash and contains a
+hash of itself; it is written last, so a folder is either unchanged or complete.
 """
 
 from __future__ import annotations
@@ -59,14 +59,13 @@ UNSAVED = Arrays(file="", sha256="")
 def save_run(
     folder: str | os.PathLike[str], model: nn.Module, anatomy: Anatomy, steps: Sequence[Step]
 ) -> Path:
-    """Carry out actions on a copy of a model and save the result.
+    """Apply actions to a copy of a model and save the result.
 
     Args:
-        folder: where to; made if it is not there. An earlier run in it is replaced, and stays whole until
-            then.
+        folder: the target; created if it does not exist. An earlier run in it is replaced at the end.
         model: the original, uncut model.
-        anatomy: what `hope.inspect` returned for it.
-        steps: what to do, in order.
+        anatomy: the result of `hope.inspect` for it.
+        steps: the actions, in order.
 
     Returns:
         The folder.
@@ -124,11 +123,11 @@ class Run:
         return method.rewrite if method is not None else Rewrite()
 
     def inputs(self) -> list[Any]:
-        """The saved inputs that weights were fitted on, batch by batch."""
+        """The saved inputs of the refit, batch by batch."""
         return read_inputs(self.folder, self.fitted)
 
     def intakes(self) -> dict[str, InputStatistics]:
-        """The moments that absorptions were made with."""
+        """The moments of its absorptions."""
         return read_moments(self.folder, self.moments) if self.held is None else dict(self.held)
 
 
@@ -167,11 +166,11 @@ def read_run(folder: str | os.PathLike[str], model: nn.Module | None = None) -> 
     """Read a saved run's plan, without its weights.
 
     Args:
-        model: of which architecture it must be, if that is known: no other shapes are believed.
+        model: the model of its architecture, if known: other shapes are refused.
 
     Raises:
-        DamagedFolder: the folder is incomplete, altered, not one of ours, or from a newer version.
-        CheckpointMismatch: the model is of another architecture.
+        DamagedFolder: the folder is incomplete, altered, not written by HOPE, or from a newer version.
+        CheckpointMismatch: the model has another architecture.
     """
     folder = Path(folder)
 
@@ -213,24 +212,22 @@ def load(
     calibration: Iterable[Any] | None = None,
     **budget: Unpack[ReplayBudget],
 ) -> nn.Module:
-    """Rebuild a saved network from a fresh model of the original architecture. The fresh model is not
-    changed.
+    """Rebuild a saved network from a model of the original architecture. That model is not changed.
 
-    At the saved budget the fresh model's weights do not matter. At another budget the trajectory is replayed
-    on it, so it must have the original weights; that is checked. Nothing is traced again and no code is
-    loaded.
+    At the saved budget its weights do not matter. At another budget the trajectory is replayed on it, so it
+    must have the original weights; that is checked. Nothing is traced again and no code is loaded.
 
     Args:
-        folder: what `save` or `save_finetuned` wrote.
+        folder: a folder written by `save` or `save_finetuned`.
         model: a model of the same architecture as the original, uncut.
-        calibration: the batches that the run was calibrated with, to fit the weights of another moment on;
-            they are not in the folder, unless they were dreamed.
-        **budget: another moment of the same run, by one budget (see `hope.encode`).
+        calibration: the calibration batches of the run, for the refit at another budget; only synthetic
+            ones are in the folder.
+        **budget: another budget of the same run (see `hope.encode`).
 
     Raises:
-        DamagedFolder: the folder is incomplete, altered, not one of ours, or from a newer version.
-        CheckpointMismatch: the model is of another architecture.
-        InfeasibleBudget: the run does not come so far, or the weights were trained at another budget.
+        DamagedFolder: the folder is incomplete, altered, not written by HOPE, or from a newer version.
+        CheckpointMismatch: the model has another architecture.
+        InfeasibleBudget: the run does not reach the budget, or the weights were trained at another one.
 
     Example:
         >>> import tempfile, torch, hope
@@ -263,13 +260,13 @@ def _load(run: Run, model: nn.Module, budget: Budget | None, calibration: Iterab
         small.load_state_dict(weights, strict=True)
     except (InvalidAction, RuntimeError) as error:
         raise CheckpointMismatch(
-            f"{run.folder} does not fit this {type(model).__name__}: {first_line(error)}"
+            f"{run.folder} does not match this {type(model).__name__}: {first_line(error)}"
         ) from error
     return small
 
 
 def _is_trained_at(run: Run, budget: Budget) -> bool:
-    """Whether a budget is the one that trained weights are at; any other is refused."""
+    """Whether a budget is that of the fine-tuned weights; any other is refused."""
     if not run.trained:
         return False
     if run.trajectory.steps_at(budget) != run.steps:
@@ -283,15 +280,15 @@ def _is_trained_at(run: Run, budget: Budget) -> bool:
 def _replay(run: Run, model: nn.Module, budget: Budget, calibration: Iterable[Any] | None) -> nn.Module:
     if fingerprint(model) != run.original:
         raise CheckpointMismatch(
-            f"{run.folder} was made from other weights than this {type(model).__name__} has: "
+            f"{run.folder} was made from other weights than those of this {type(model).__name__}: "
             f"load the original checkpoint to get {budget}, or give no budget for the saved one"
         )
     steps = run.trajectory.steps[: run.trajectory.steps_at(budget)]
     inputs = run.inputs() if calibration is None else list(unlabelled(model, calibration))
     if run.told.get("calibration") not in (None, "patterns") and run.told.get("refit") and not inputs:
         note(
-            f"{run.folder} has not kept the inputs that its weights were fitted on: at {budget} they are "
-            "absorbed only; give calibration=, the same batches, to fit them"
+            f"{run.folder} does not store the inputs of its refit, so {budget} is not refitted: pass the "
+            "same batches with calibration="
         )
     fixed = run.details.settings.get("exclude", ())
     how = {"intakes": run.intakes(), "rewrite": run.rewrite, "inputs": inputs, "fixed": fixed}

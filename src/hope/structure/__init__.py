@@ -1,3 +1,3 @@
-"""Read a network: which neurons exist, who feeds them, who reads them, which blocks can go. No mathematics
-here.
+"""The structure of a network: neurons, their writers and readers, and evictable blocks. No
+mathematics here.
 """

@@ -1,4 +1,4 @@
-"""Read a model: capture it, follow its channels, find its units and the blocks that might be evicted."""
+"""Analyse a model: capture it, trace its channels, find its units and the candidates for eviction."""
 
 from __future__ import annotations
 
@@ -33,12 +33,12 @@ SETTINGS = (
     "kernel_size", "stride", "padding", "padding_mode", "dilation", "output_size", "num_groups", "num_heads",
     "normalized_shape", "eps", "alpha", "beta", "negative_slope", "threshold", "min_val", "max_val",
     "approximate",
-)  # of torch's modules, that change what they compute  # fmt: skip
+)  # settings of torch's modules that change what they compute  # fmt: skip
 
 
 @dataclass(frozen=True)
 class UnitCandidate:
-    """A block of the network, with the ways in which it might be evicted, best first."""
+    """A block of the network with its possible eviction strategies, best first."""
 
     name: str
     channels: int
@@ -48,10 +48,9 @@ class UnitCandidate:
 def read_model(
     model: nn.Module, example: Example | None, *, streams: bool = False, progress: bool | None = None
 ) -> tuple[Anatomy, list[UnitCandidate]]:
-    """Read a network: its layers, streams, what is left alone, and the blocks that might be evicted.
+    """Analyse a network: layers, streams, everything that is kept, and candidates for eviction.
 
-    The anatomy lists no blocks yet: whether the model's own code still runs without a branch is for a trial
-    to say.
+    The anatomy has no blocks yet: a dry run decides whether the model's code runs without a branch.
     """
     check_readable(model)
     tensors = dict([*model.named_parameters(), *model.named_buffers()])
@@ -60,8 +59,8 @@ def read_model(
     trace = Trace()
     program = trace.captured(model, example, progress=progress).program
     unused = parameters - flow.walk(program)
-    if unused:  # heads that only training uses read channels too
-        with suppress(UnsupportedModel):  # then they stay, and the trial run tells whether that holds
+    if unused:  # heads used in training only read channels, too
+        with suppress(UnsupportedModel):  # then they are kept, and the dry run checks that
             trained = capture(model, example, training=True, progress=progress)
             unused -= flow.walk(read_program(trained), training=True)
     shared = _shared(model)
@@ -98,7 +97,7 @@ def read_model(
 
 
 def made_of(model: nn.Module) -> dict[str, str]:
-    """Modules -> their kinds and settings, as far as these change what a network computes."""
+    """Modules -> their kinds and settings that affect the computation."""
     found = {}
     for name, module in model.named_modules():
         known = ((setting, getattr(module, setting, None)) for setting in SETTINGS)
@@ -108,7 +107,7 @@ def made_of(model: nn.Module) -> dict[str, str]:
 
 
 def _eps(units: Iterable[Unit], program: Program) -> dict[str, float]:
-    """BN -> its ε; those that only training uses are met on the way to a reader alone."""
+    """BN -> its ε. BNs used in training only are found on the path to a reader."""
     ways = [link for unit in units for reader in unit.readers for link in reader.path]
     met = {link.name: link.values[0] for link in ways if link.kind == "bn" and link.values}
     return met | epsilons(program)
@@ -119,7 +118,7 @@ def _first(shape: Shape) -> int:
 
 
 def _shared(model: nn.Module) -> dict[str, tuple[str, ...]]:
-    """Parameters that go by several names -> all their names."""
+    """Parameters with several names -> all their names."""
     names: dict[int, list[str]] = {}
     for name, parameter in model.named_parameters(remove_duplicate=False):
         names.setdefault(id(parameter), []).append(name)
@@ -139,7 +138,8 @@ def _candidates(
         around = [other for other in found if one.branch < other.branch]
         inside = min(around, key=lambda other: len(other.branch), default=None)
         fed = layout.tensors(one.branch)
-        # a branch of depthwise filters only has the channels of the layer that runs through it; they may go
+        # a branch of depthwise filters only has the channels of the layer that passes through it; they are
+        # prunable
         writes = any(tensor in fed for (tensor, _), role in flow.roles.items() if role == "out")
         end = layout.program[one.end]
         shape, dim = end.shape or (), flow.channel_dim(end)
@@ -174,7 +174,7 @@ def _candidates(
 
 
 def _counted(block: Block, anatomy: Anatomy) -> Block:
-    """The block with the parameters that its eviction releases."""
+    """The block with the parameters that its eviction saves."""
     listed = replace(anatomy, blocks=(block,))
     released = listed.size().parameters - listed.size(evicted=[block.name]).parameters
     return replace(block, release=released)
@@ -186,8 +186,8 @@ def _block_names(
     options: Mapping[BlockMatch, tuple[Replace | ReplaceByZero, ...]],
     taken: Collection[str],
 ) -> dict[BlockMatch, str]:
-    """A residual block goes by the module that does its add; several in one module are numbered. Without a
-    skip, a block goes by its modules.
+    """A residual block is named after the module of its add; several in one module are numbered. A block
+    without a skip is named after its modules.
     """
     adds = [one for one in found if one.residual]
     paths = [layout.program[one.add].module or "model" for one in adds]
@@ -207,7 +207,7 @@ def _block_names(
 
 
 def _homes(candidates: list[UnitCandidate]) -> dict[str, str]:
-    """Layer -> the innermost residual block it lies in."""
+    """Layer -> the innermost residual block that contains it."""
     residual = [c for c in candidates if c.ways and c.ways[0].residual]
     inner_first = sorted(residual, key=lambda c: len(c.ways[0].layers))
     home: dict[str, str] = {}

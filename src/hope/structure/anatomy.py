@@ -1,4 +1,4 @@
-"""What a network consists of: the result of reading it, and its arithmetic (parameters, MACs) after a cut."""
+"""The result of analysing a network, and its size (parameters, MACs) after a cut."""
 
 from __future__ import annotations
 
@@ -17,24 +17,24 @@ from hope.trace.trace import Trace
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Anatomy:
-    """A network read as neurons. `print(anatomy)` shows it as a table.
+    """The structure of a network. `print(anatomy)` shows it as a table.
 
     Attributes:
         model: the model's class name.
         units: layers of neurons in order of execution, then streams; also those of a fixed width.
-        blocks: what can be evicted: residual branches, parts of concatenations, segments of chains.
-        skipped: everything left alone, with the reason.
+        blocks: evictable blocks: residual branches, parts of concatenations, segments of chains.
+        skipped: everything that is kept, with the reason.
         shapes: shapes of all parameters and buffers.
         parameters: the names that count as parameters.
         positions: weight -> how many times the example uses each of its entries (for MACs).
-        aliases: parameter -> all the names it goes by, for those with several.
+        aliases: parameter -> all its names, if there are several.
         eps: BN -> its ε.
-        itemsize: tensor -> bytes of an entry, where these are not 4.
-        program: the order of operations, for surrogates that follow signals; not saved with a run.
-        taps: (unit, reading weight) -> where the program shows the unit's signal; not saved either.
-        thins: whether it was read for channels of streams to go; not saved either.
-        made: module -> its kind and settings, by which another network is told; not saved either.
-        trace: the captured graphs, for whatever runs the network; not saved either.
+        itemsize: tensor -> bytes of an entry, if not 4.
+        program: the order of operations, for propagated surrogates; not saved with a run.
+        taps: (unit, reading weight) -> observation point of the unit's signal; not saved.
+        thins: whether it was analysed with `streams=True`; not saved.
+        made: module -> its kind and settings, which identify the network; not saved.
+        trace: the captured graphs, to run the network; not saved.
 
     Example:
         >>> import torch, hope
@@ -62,15 +62,13 @@ class Anatomy:
 
     @cached_property
     def layers(self) -> tuple[Unit, ...]:
-        """Units whose neurons can be removed one by one, in order of execution; streams, where they were
-        asked for, come last.
-        """
+        """Units whose neurons are prunable one by one, in order of execution; requested streams come last."""
         return tuple(unit for unit in self.units if unit.open)
 
     @cached_property
     def streams(self) -> tuple[Unit, ...]:
-        """Channels tied together by adds, with all writers and readers. Those that can go (`inspect` was
-        asked for `streams`) are among the layers, too.
+        """Channels joined by adds, with all writers and readers. Prunable streams (`inspect(...,
+        streams=True)`) are also among the layers.
         """
         return tuple(unit for unit in self.units if unit.kind == "stream")
 
@@ -79,7 +77,7 @@ class Anatomy:
         return {unit.name: unit for unit in self.units}, {block.name: block for block in self.blocks}
 
     def names(self, tensor: str) -> tuple[str, ...]:
-        """All names that a parameter or buffer goes by; it is gone when the last of them is."""
+        """All names of a parameter or buffer; it is removed with the last of them."""
         return self.aliases.get(tensor, (tensor,))
 
     def unit(self, name: str) -> Unit:
@@ -96,7 +94,7 @@ class Anatomy:
         return min(blocks, key=lambda block: len(block.tensors)).name if blocks else None
 
     def ends(self, block: Block) -> dict[str, IndexMap]:
-        """Streams whose channels can go -> where these stand in what a residual block's branch writes."""
+        """Prunable streams -> positions of their channels in the output of a residual block's branch."""
         found: dict[str, IndexMap] = {}
         for unit in self.streams if block.residual else ():
             inside = [tensor in block.tensors for tensor in unit.written]
@@ -111,19 +109,19 @@ class Anatomy:
         evicted: Collection[str] = (),
         biases: Collection[str] = (),
     ) -> Size:
-        """The size after a cut, without making it. Neurons on both sides of an evicted segment of a chain are
-        taken to be the same ones, as far as their numbers go.
+        """The size after a cut, without cutting. Neurons on both sides of an evicted segment of a chain are
+        assumed to correspond, as far as their numbers allow.
 
         Args:
-            removed: unit name -> how many of its neurons go.
+            removed: unit name -> how many of its neurons are removed.
             evicted: names of evicted blocks.
-            biases: those of them that leave a per-channel bias behind.
+            biases: those of them that leave a per-channel bias.
         """
         return size_after(self, removed or {}, evicted, biases)
 
     def floor(self) -> Size:
-        """The smallest size that is always within reach: every residual block evicted, one neuron left in
-        every other layer. Which blocks without a skip can go besides depends on what went before.
+        """The smallest size that is always reachable: every residual block evicted, one neuron left in every
+        other layer. Whether blocks without a skip are evictable depends on earlier steps.
         """
         residual = [block.name for block in self.blocks if block.residual]
         return self.size({layer.name: layer.neurons - 1 for layer in self.layers}, residual)

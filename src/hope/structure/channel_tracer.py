@@ -1,9 +1,8 @@
-"""Follow every channel through the program: who writes it, who reads it, what ties it, what holds it fast.
+"""Trace every channel through the program: its writers, its readers, and what joins or fixes it.
 
-One mechanism does it all. Every dimension of every parameter has an id per place. Operators move ids (views),
-tie them (an add, a BN, a grouped convolution), or pin them (whatever mixes channels without weights). Ids
-that end up tied are one removable unit, and the places where they stand in the parameters are exactly what
-must be cut to remove it.
+Every dimension of every parameter has one id per position. Operators move ids (views), join them (an add, a
+BN, a grouped convolution), or pin them (whatever mixes channels without weights). Joined ids are one prunable
+unit, and their positions in the parameters are exactly what must be cut to remove it.
 """
 
 from __future__ import annotations
@@ -24,8 +23,7 @@ from hope.trace.values import Link, Value, origins_of
 
 
 class ChannelTracer:
-    """The result of following one or more programs of the same model (evaluation, and training where it
-    differs).
+    """The channels of one or more programs of the same model (evaluation, and training if it differs).
 
     Args:
         streams: whether channels of streams may go: then a norm over channels is followed, not held fast.
@@ -39,10 +37,10 @@ class ChannelTracer:
         self.pins: list[tuple[Ids, Reason]] = []
         self.mixed: list[tuple[Ids, Reason]] = []
         self.added: list[tuple[Ids, str]] = []
-        self.grids: list[tuple[Ids, Reason]] = []  # channels laid out in rows: whole rows or columns can go
-        self.normed: list[tuple[Ids, Reason]] = []  # together: channels of a stream may go, others not
-        self.squares: Mapping[int, str] = {}  # means of squares in the program that is walked
-        self.counted: list[tuple[Ids, Reason]] = []  # as places of a weight: its MACs go with them
+        self.grids: list[tuple[Ids, Reason]] = []  # channels in rows: whole rows or columns are prunable
+        self.normed: list[tuple[Ids, Reason]] = []  # normalised together: prunable in streams only
+        self.squares: Mapping[int, str] = {}  # means of squares in the current program
+        self.counted: list[tuple[Ids, Reason]] = []  # as positions of a weight: its MACs shrink with them
         self.reads: dict[str, dict[str, tuple[Link, ...]]] = {}
         self.positions: Counter[str] = Counter()
         self.order: dict[str, int] = {}
@@ -54,20 +52,20 @@ class ChannelTracer:
     # ---- ids of parameters ---------------------------------------------------------------------------------
 
     def tensor_ids(self, tensor: str, dim: int) -> Ids:
-        """The ids of one dimension of a parameter or buffer, made when first asked for."""
+        """The ids of one dimension of a parameter or buffer, created on first use."""
         key = (tensor, dim)
         if key not in self.ids:
             self.ids[key] = self.ties.fresh(self.shapes[tensor][dim])
         return self.ids[key]
 
     def mark(self, tensor: str, dim: int, role: str) -> Ids:
-        """Note what a dimension of a weight does ("out", "in", "through") and return its ids."""
+        """Record the role of a weight's dimension ("out", "in", "through") and return its ids."""
         self.roles[(tensor, dim)] = role
         self.order.setdefault(tensor, len(self.order))
         return self.tensor_ids(tensor, dim)
 
     def pin(self, ids: Ids, reason: Reason, *, mixes: bool = True) -> None:
-        """Hold ids fast: they can never be removed, for this reason.
+        """Pin ids: they are not prunable, for this reason.
 
         Args:
             mixes: whether one channel's signal may reach another's there (False where channels stay apart and
@@ -80,8 +78,8 @@ class ChannelTracer:
                 self.mixed.append((ids, reason))
 
     def normalise(self, label: Ids, reason: Reason, weight: str, bias: str | None = None) -> None:
-        """Channels are normalised together: with a weight for each to make up for it, some of a stream may
-        go; without one ("") they are held fast.
+        """Channels are normalised together: with a weight per channel that can compensate, those of a stream
+        are prunable; without one ("") they are pinned.
         """
         row = label.ravel()
         if self.shapes.get(weight) != row.shape:
@@ -94,17 +92,18 @@ class ChannelTracer:
         self.normed.append((row[row >= 0], reason))
 
     def pin_all(self, values: Iterable[Value], reason: Reason, *, mixes: bool = True) -> None:
-        """Hold fast whatever stands in these values."""
+        """Pin all ids in these values."""
         for value in values:
             for label in value.labels:
                 self.pin(label, reason, mixes=mixes)
 
-    # ---- the walk ------------------------------------------------------------------------------------------
+    # ---- tracing -------------------------------------------------------------------------------------------
 
     def walk(self, program: Program, *, training: bool = False) -> frozenset[str]:
-        """Follow one program, operator by operator; returns the parameters and buffers that it uses.
+        """Trace one program, operator by operator; returns the parameters and buffers that it uses.
 
-        A training program adds what only training reads; counts (uses, positions) are those of evaluation.
+        A training program adds readers that exist in training only; counts (uses, positions) are those of
+        evaluation.
         """
         self._held = []
         self.squares = mean_squares(program) if self.streams else {}
@@ -141,12 +140,12 @@ class ChannelTracer:
         return Value(shape, tuple(labels), static=True, tensor=tensor, origins=(tensor,))
 
     def value(self, argument: Any) -> Value | None:
-        """The value that an argument refers to, None for what is not a tensor."""
+        """The value of an argument, None if it is not a tensor."""
         found = self.raw(argument)
         return found if isinstance(found, Value) else None
 
     def raw(self, argument: Any) -> Any:
-        """Whatever an argument refers to: a value, or a list of values."""
+        """The value of an argument: a value, or a list of values."""
         return self._held[argument.position] if isinstance(argument, Ref) else None
 
     def values(self, arguments: Any) -> list[Value]:
@@ -156,11 +155,11 @@ class ChannelTracer:
         return [value for value in every if isinstance(value, Value)]
 
     def evaluated(self, position: int) -> Any:
-        """What is known of an operation's result in evaluation: a value, a list of values, or nothing."""
+        """The result of an operation in evaluation: a value, a list of values, or nothing."""
         return self._evaluated[position]
 
     def channel_dim(self, operation: Operation) -> int:
-        """The dimension of a result that channels stand in, as far as evaluation shows."""
+        """The channel dimension of a result in evaluation."""
         value = self.evaluated(operation.position)
         plain = min(1, len(operation.shape or ()) - 1)
         if not isinstance(value, Value):
@@ -173,16 +172,16 @@ class ChannelTracer:
         return next((dims(label)[0] for label in (*fresh, *single)), plain)
 
     def along(self, operation: Operation, dim: int) -> Ids | None:
-        """The ids that stand along one dimension of a result, as far as evaluation shows."""
+        """The ids along one dimension of a result in evaluation."""
         value = self._evaluated[operation.position]
         labels = value.labels if isinstance(value, Value) else ()
         return next((label.ravel() for label in labels if dims(label) == (dim,)), None)
 
-    # ---- the two mechanisms that nearly all operators are made of ------------------------------------------
+    # ---- the two mechanisms of nearly all operators --------------------------------------------------------
 
     def carry(self, value: Value, shape: Shape, touched: Iterable[int], reason: Reason) -> Value:
-        """An operator that works along some dimensions: labels elsewhere pass, labels there are pinned and
-        dropped. Channels in rows that are touched along the rows only come and go row by row.
+        """An operator that works along some dimensions: ids in other dimensions pass, ids in these are pinned
+        and dropped. Channels in rows that are combined along the rows are removed row by row.
         """
         touched = set(touched)
         kept = []
@@ -196,12 +195,12 @@ class ChannelTracer:
         return Value(shape, tuple(kept), value.static, None, value.signals if kept else {}, value.origins)
 
     def bundle(self, label: Ids, over: Iterable[int]) -> Ids:
-        """Tie channels that differ along some dimensions only, such as those of one attention head; the label
-        depends on the other dimensions from then on.
+        """Join channels that differ along some dimensions only, such as those of one attention head; the
+        label then depends on the other dimensions.
         """
         for d in {*over} & {*dims(label)}:
             first = label.take([0], axis=d)
-            if (label < 0).any():  # a place that nobody owns would come and go with the others
+            if (label < 0).any():  # a position without an owner would be removed with the others
                 self.pin(label, Cause.COMBINED.at("a place without a channel"))
             else:
                 self.ties.tie(np.broadcast_to(first, label.shape), label)
@@ -209,7 +208,7 @@ class ChannelTracer:
         return label
 
     def combine(self, values: Sequence[Value], shape: Shape, *, adds: bool, what: str) -> Value:
-        """An element-wise operator with broadcasting: channels at the same place are tied."""
+        """An element-wise operator with broadcasting: channels at the same position are joined."""
         ndim = len(shape)
         held: dict[tuple[int, ...], list[tuple[Value, Ids]]] = {}
         for value in values:
@@ -227,7 +226,7 @@ class ChannelTracer:
             for (first, a), (second, b) in pairwise(holders):
                 self._tie(a, b, what, adds and not first.static and not second.static)
             for _, other in holders[1:]:
-                label = np.where(label == FIXED, other, label)  # held fast, but still seen by its readers
+                label = np.where(label == FIXED, other, label)  # pinned, but its readers still see it
             result.append(label)
         runtime = [value for value in values if not value.static]
         signals: dict[str, tuple[Link, ...]] = {}
@@ -240,7 +239,9 @@ class ChannelTracer:
     def _levelled(
         self, values: Sequence[Value], held: dict[tuple[int, ...], list[tuple[Value, Ids]]], ndim: int
     ) -> dict[tuple[int, ...], list[tuple[Value, Ids]]]:
-        """Channels in rows that meet something which differs along the rows only come and go row by row."""
+        """Channels in rows, combined with a tensor that varies along the rows only, are removed row
+        by row.
+        """
         found: dict[tuple[int, ...], list[tuple[Value, Ids]]] = {}
         for over, holders in held.items():
             own = {id(value) for value, _ in holders}
@@ -248,7 +249,7 @@ class ChannelTracer:
             for value in (one for one in values if id(one) not in own):
                 sizes = (1,) * (ndim - len(value.shape)) + tuple(value.shape)
                 rows = [key for key, some in held.items() if {*key} < {*over} and _among(value, some)]
-                known = {*min(rows)} if rows and not value.static else set()  # it stands in rows already
+                known = {*min(rows)} if rows and not value.static else set()  # already in rows
                 met |= {*over} - known if known else {d for d in over if sizes[d] != 1}
             if met and met < {*over}:
                 holders = [(value, self.bundle(label, met)) for value, label in holders]

@@ -1,4 +1,6 @@
-"""How a block can be taken out of the modules, and which BNs write what a residual one carries."""
+"""Eviction strategies: how to remove a block from the modules, and which BNs write a residual
+block's skip.
+"""
 
 from __future__ import annotations
 
@@ -13,17 +15,15 @@ from hope.trace.program import Operation
 
 
 def ways(layout: DominatorTree, found: BlockMatch) -> tuple[Replace | ReplaceByZero, ...]:
-    """How the block can be taken out of the modules, best first. Whether the code agrees is for a trial to
-    say.
-    """
+    """The eviction strategies of a block, best first. The dry run decides whether the code accepts one."""
     kinds = (_replace, _silence) if found.residual else (_without,)
     known = (way for way in (kind(layout, found) for kind in kinds) if way is not None)
     return tuple(way for way in known if not (found.residual and _said_elsewhere(layout, found, way)))
 
 
 def _said_elsewhere(layout: DominatorTree, found: BlockMatch, way: Replace | ReplaceByZero) -> bool:
-    """Whether something outside reads what the modules compute beside the branch, such as a table of
-    positions that later layers share: it would be gone with them.
+    """Whether other parts of the network read what the modules compute outside the branch, such as a table of
+    positions that later layers share: it would be removed with them.
     """
     modules, program = way.paths, layout.program
     own = {
@@ -43,7 +43,9 @@ def _said_elsewhere(layout: DominatorTree, found: BlockMatch, way: Replace | Rep
 
 
 def _without(layout: DominatorTree, found: BlockMatch) -> ReplaceByZero | None:
-    """A way without a skip: modules that hold all of the branch's parameters join nothing, or hand on."""
+    """A strategy without a skip: the modules with all of the branch's parameters return nothing, or their
+    input.
+    """
     modules = layout.outermost(found.branch)
     if not all(any(under(name, module) for module in modules) for name in layout.tensors(found.branch)):
         return None
@@ -71,7 +73,7 @@ def _replace(layout: DominatorTree, found: BlockMatch) -> Replace | None:
 
 
 def _home(layout: DominatorTree, found: BlockMatch) -> tuple[str, set[int]] | None:
-    """The innermost module that runs all of the block and nothing in front of it, and what it runs."""
+    """The innermost module that runs all of the block and nothing before it, and what it runs."""
     for module in reversed(layout.program[found.add].modules):
         inside = layout.ran.get(module, set())
         if not module or found.fork in inside:
@@ -82,7 +84,7 @@ def _home(layout: DominatorTree, found: BlockMatch) -> tuple[str, set[int]] | No
 
 
 def _after(layout: DominatorTree, found: BlockMatch, module: str) -> list[tuple[str, str]] | None:
-    """What a module does behind the add: its children, or classes of `torch.nn`, each with its call."""
+    """What a module does after the add: its children, or classes of `torch.nn`, each with its call."""
     rest = layout.ran[module] - found.branch - found.skip - {found.add}
     after: list[tuple[str, str]] = []
     position = found.add
@@ -102,7 +104,7 @@ def _after(layout: DominatorTree, found: BlockMatch, module: str) -> list[tuple[
 
 
 def _functional(operation: Operation) -> str:
-    """The torch.nn class for a functional activation with default numbers, "" if there is none."""
+    """The torch.nn class of a functional activation with default parameters, "" if there is none."""
     entry = ops.find(operation)
     return entry.plain(operation) if isinstance(entry, Activation) else ""
 
@@ -143,9 +145,7 @@ def _silence(layout: DominatorTree, found: BlockMatch) -> ReplaceByZero | None:
 
 
 def leaves_bias(layout: DominatorTree, found: BlockMatch, way: Replace | ReplaceByZero) -> bool:
-    """Whether a per-channel bias can stay behind: where the block is replaced, or its last module ends the
-    branch.
-    """
+    """Whether a per-channel bias can remain: if the block is replaced, or its last module ends the branch."""
     return isinstance(way, Replace) or way.modules[-1] in layout.program[found.end].modules
 
 
@@ -158,7 +158,7 @@ def ending_bn(layout: DominatorTree, found: BlockMatch) -> str | None:
 
 
 def preceding_bn(layout: DominatorTree, found: BlockMatch, everything: list[BlockMatch]) -> str | None:
-    """The last BN that wrote into the tensor that the skip carries: the previous block's, or the stem's."""
+    """The last BN that wrote into the skip's tensor: the previous block's, or the stem's."""
     branch_ends = {other.add: other.end for other in everything}
     position: int | None = found.fork
     while position is not None and _bn(layout.program[position]) is None:
@@ -170,7 +170,7 @@ def preceding_bn(layout: DominatorTree, found: BlockMatch, everything: list[Bloc
 
 
 def reading_bn(layout: DominatorTree, found: BlockMatch) -> str | None:
-    """A BN that reads the tensor that the skip carries: it remembers that tensor's mean and variance."""
+    """A BN that reads the skip's tensor and stores its mean and variance."""
     open_ = [found.fork]
     while open_:
         readers = layout.below[open_.pop(0)]
@@ -191,6 +191,6 @@ def _does_nothing(operation: Operation) -> bool:
 
 
 def _channelwise(operation: Operation) -> bool:
-    """Whether channels stay what they are but for an activation without parameters, or a pool."""
+    """Whether channels are unchanged except by an activation without parameters, or a pool."""
     entry = ops.find(operation)
     return isinstance(entry, (Identity, Item, Pool)) or (isinstance(entry, Activation) and bool(entry.module))

@@ -1,4 +1,4 @@
-"""From followed channels to units, and what is left alone."""
+"""From traced channels to units, and reasons for what is kept."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Key: TypeAlias = tuple[str, int]  # a tensor's name and one of its dimensions
 
 
 class _Resolved:
-    """Resolved ids: what is held fast or tied by adds, and where each unit has its places."""
+    """Resolved ids: which are pinned or joined by adds, and the positions of each unit."""
 
     def __init__(self, flow: ChannelTracer) -> None:
         root = flow.ties.resolve()
@@ -39,15 +39,15 @@ class _Resolved:
                 self._homes.setdefault(unit, []).append(key)
 
     def of(self, keys: Iterable[Key]) -> Ids:
-        """The units with places in these dimensions."""
+        """The units with positions in these dimensions."""
         return np.unique(np.concatenate([self.places[key] for key in keys]))
 
     def touched(self, units: Ids) -> list[Key]:
-        """All dimensions that these units have places in."""
+        """All dimensions with positions of these units."""
         return list(dict.fromkeys(key for unit in units.tolist() for key in self._homes[unit]))
 
     def alike(self, units: Ids) -> list[Ids]:
-        """Units in groups that have places in the same dimensions."""
+        """Units in groups with positions in the same dimensions."""
         found: dict[tuple[Key, ...], list[int]] = {}
         for unit in units.tolist():
             found.setdefault(tuple(self._homes[unit]), []).append(unit)
@@ -69,12 +69,12 @@ def read(
     *,
     streams: bool = False,
 ) -> tuple[list[Unit], list[Skipped]]:
-    """Group the resolved ids into units (layers, then streams), and what is left alone.
+    """Group the resolved ids into units (layers, then streams), and reasons for what is kept.
 
     Args:
         parameters: the names that count as parameters (the others are buffers).
-        shared: parameter -> all the names it goes by, for those with several.
-        streams: whether channels of streams may go, those that can.
+        shared: parameter -> all its names, if there are several.
+        streams: whether channels of streams are prunable.
     """
     for (tensor, _), ids in flow.ids.items():
         if tensor in shared:
@@ -120,7 +120,7 @@ def read(
         if reason is None:
             order = _in_order(group[0], units.places, own)
             places = _places(flow, touched, units.places, order)
-            # alike: every one of them stands in the first writer, and in each tensor as often as any other
+            # of equal shape: each is in the first writer, and in every tensor equally often
             if len(order) == len(own) and _even(places, len(own)):
                 layers.append(_unit(flow, "layer", group, places, None, parameters))
                 continue
@@ -137,8 +137,8 @@ def read(
 
 
 def _hold_grids(flow: ChannelTracer) -> None:
-    """Channels that the code lays out in rows can go where whole rows do, or one place of every row: what is
-    left must be rows again.
+    """Channels that the code arranges in rows are prunable by whole rows, or by one position of every row:
+    complete rows must remain.
     """
     root = flow.ties.resolve()
     for label, reason in flow.grids:
@@ -150,10 +150,10 @@ def _hold_grids(flow: ChannelTracer) -> None:
 def _parts(
     flow: ChannelTracer, group: list[Key], units: _Resolved, own: Ids, parameters: frozenset[str]
 ) -> list[tuple[Unit, Ids]]:
-    """The channels of a stream that can go, in units of such as stand in the same tensors.
+    """The prunable channels of a stream, in units of channels in the same tensors.
 
-    What is added to something that stays (the zeros that a skip pads with) stays; the others may go. Anything
-    else that holds a channel fast holds all of the stream.
+    A channel that is added to a kept one (such as zero-padding of a skip) is kept. Any other pin keeps the
+    whole stream.
     """
     if any(unit in units.held or unit in units.counted for unit in own.tolist()):
         return []
@@ -173,7 +173,7 @@ def _parts(
 
 
 def _even(places: tuple[IndexMap, ...], neurons: int) -> bool:
-    """Whether every neuron stands in each tensor, as often as any other."""
+    """Whether every neuron is in each tensor, equally often."""
     return all(part.even and part.owner.max() + 1 == neurons for part in places)
 
 
@@ -184,7 +184,7 @@ def _stream(group: list[Key], tie: str) -> Reason:
 def _reason(
     flow: ChannelTracer, group: list[Key], units: _Resolved, own: Ids, touched: list[Key]
 ) -> Reason | None:
-    """Why a group of producers is left alone; None if its neurons can go one by one."""
+    """Why a group of producers is kept; None if its neurons are prunable one by one."""
     pinned = next((units.pinned[unit] for unit in own.tolist() if unit in units.pinned), None)
     if pinned is not None:
         return pinned
@@ -203,7 +203,7 @@ def _others(names: tuple[str, ...]) -> str:
 
 
 def _connected(writers: list[Key], places: Mapping[Key, Ids]) -> list[list[Key]]:
-    """Writers that share a unit belong together; groups in order of their first writer."""
+    """Writers that share a unit form a group; groups in order of their first writer."""
     group_of_unit: dict[int, int] = {}
     groups: list[list[Key]] = []
     for key in writers:
@@ -222,7 +222,7 @@ def _connected(writers: list[Key], places: Mapping[Key, Ids]) -> list[list[Key]]
 
 
 def _in_order(key: Key, places: Mapping[Key, Ids], units: Ids) -> Ids:
-    """Resolved ids in the order in which they stand in a tensor."""
+    """Resolved ids in the order of their positions in a tensor."""
     wanted = set(units.tolist())
     found = [unit for unit in dict.fromkeys(places[key].tolist()) if unit in wanted]
     return np.array(found, dtype=np.int64)
@@ -231,7 +231,7 @@ def _in_order(key: Key, places: Mapping[Key, Ids], units: Ids) -> Ids:
 def _places(
     flow: ChannelTracer, touched: list[Key], places: Mapping[Key, Ids], units: Ids
 ) -> tuple[IndexMap, ...]:
-    """For every touched dimension, who owns each place: neuron n is the n-th of the resolved ids."""
+    """For every affected dimension, the owner of each position: neuron n is the n-th of the resolved ids."""
     order = np.argsort(units)
     found = []
     for tensor, dim in touched:
@@ -252,7 +252,7 @@ def _unit(
     mixed: Reason | None,
     parameters: frozenset[str] | None = None,
 ) -> Unit:
-    """A unit; without a word of parameters, of channels that stay."""
+    """A unit; of kept channels, without sizes of parameters."""
     weight, dim = group[0]
     own = next(part for part in places if (part.tensor, part.dim) == (weight, dim))
     neurons = 1 + max(int(part.owner.max()) for part in places)
@@ -284,7 +284,7 @@ def _unit(
 
 
 def _path(flow: ChannelTracer, reader: str, group: list[Key]) -> tuple[Link, ...]:
-    """What is done to a signal on the way to a reader, seen from the first writer that it comes from."""
+    """The operations on a signal's path to a reader, from the first writer."""
     ways = flow.reads.get(reader, {})
     return next((ways[weight] for weight, _ in group if weight in ways), ())
 

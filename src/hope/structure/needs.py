@@ -1,4 +1,4 @@
-"""What it takes to remove a layer's neurons by a method: nothing, calibration, or it cannot be done."""
+"""What a method needs to prune a layer: nothing, calibration, or it is not prunable."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class Need(Enum):
-    """What a layer needs, as tables call it."""
+    """What a layer needs, as named in tables."""
 
     NOTHING = "nothing"
     CALIBRATION = "calibration"
@@ -25,11 +25,11 @@ class Need(Enum):
 
 
 def needs(anatomy: Anatomy, method: str = "absorb") -> dict[str, Need]:
-    """Layer -> what its neurons need to go by absorption ("absorb"), or by the paper's method ("hope").
+    """Layer -> what absorption ("absorb") or the paper's method ("hope") needs to prune it.
 
-    Where every reader sees the output of a BN, that says what the signals are. Elsewhere inputs must be
-    measured, for absorption where a module's weight reads them that is used once, for the paper's method
-    before the activation. What reads in training only is never seen.
+    If every reader reads the output of a BN, the BN stores the statistics. Otherwise they must be measured:
+    for absorption at the input of a module's weight that is used once, for the paper's method before the
+    activation. Readers that exist in training only cannot be measured.
     """
     if method == "hope":
         return {layer.name: _of_paper(anatomy, layer) for layer in anatomy.layers}
@@ -44,8 +44,8 @@ def needs(anatomy: Anatomy, method: str = "absorb") -> dict[str, Need]:
 
 
 def untold(layer: Unit, reader: Reader) -> Reason | None:
-    """Why no BN says what a reader sees of a layer's neurons, as the paper's method must know it; None if one
-    does. Of a stream, what it adds up is told by all BNs that write into it.
+    """Why no BN stores the statistics that the paper's method needs for a reader; None if one does. For a
+    stream, all BNs that write into it determine the sum.
     """
     kinds = [link.kind for link in reader.path]
     if adds_up(layer, reader):
@@ -69,14 +69,14 @@ def untold(layer: Unit, reader: Reader) -> Reason | None:
 
 
 def adds_up(unit: Unit, reader: Reader) -> bool:
-    """Whether a reader of a stream sees a sum that no BN has seen as a whole."""
+    """Whether a reader of a stream reads a sum that no BN has normalised as a whole."""
     kinds = [link.kind for link in reader.path]
     behind = kinds[len(kinds) - kinds[::-1].index("bn") :] if "bn" in kinds else kinds
     return unit.kind == "stream" and "add" in behind
 
 
 def writing_bns(stream: Unit) -> list[str]:
-    """The BNs that write into a stream: those that own its channels and do not stand in front of a reader."""
+    """The BNs that write into a stream: those that own its channels and are not before a reader."""
     read = {last.name for reader in stream.readers if (last := reader.last("bn")) and last != reader.path[0]}
     ends = ".running_var"
     own = [p.tensor.removesuffix(ends) for p in stream.places if p.tensor.endswith(ends)]
@@ -101,8 +101,8 @@ def _of_absorption(layer: Unit, uses: Counter[str], heard: set[str]) -> Need:
 
 
 def counts(anatomy: Anatomy, method: str = "absorb") -> dict[Need, int]:
-    """How many neurons need what; those of layers that are left alone anyway can never go. A neuron that is a
-    group of channels counts as many times, as it does where it is left alone.
+    """How many neurons need what. Neurons of kept layers are not prunable. A neuron with several channels
+    counts once for each channel.
     """
     found = dict.fromkeys(Need, 0)
     for name, need in needs(anatomy, method).items():

@@ -1,4 +1,6 @@
-"""Where to listen for a unit's signal: in front of the activation that a reader sees, or at what it reads."""
+"""Observation points of a unit's signal: before the activation that a reader sees, or at the
+reader's input.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,7 @@ if TYPE_CHECKING:
     from hope.structure.channel_tracer import ChannelTracer
     from hope.structure.units import Reader, Unit
 
-MIXING = (Weighted, Elementwise, PerChannel, CrossChannelNorm)  # behind the activation, what changes a signal
+MIXING = (Weighted, Elementwise, PerChannel, CrossChannelNorm)  # changes of a signal after the activation
 
 
 @dataclass(frozen=True, eq=False)
@@ -43,10 +45,10 @@ Taps = Mapping[tuple[str, str], ObservationPoint]
 def find_taps(
     flow: ChannelTracer, program: Program, units: Iterable[Unit]
 ) -> dict[tuple[str, str], ObservationPoint]:
-    """(Unit, reading weight) -> where to listen for what the weight sees of the unit.
+    """(Unit, reading weight) -> where to observe the unit's signal for this weight.
 
-    Of a layer that is the input of the last activation, if behind it the signal is only moved, pooled or
-    normalised by one BN; otherwise, and for streams, what the weight itself reads.
+    For a layer, at the input of the last activation, if after it the signal is only moved, pooled or
+    normalised by one BN; otherwise, and for streams, at the input of the weight.
     """
     root = flow.ties.resolve()
     readers: dict[str, int] = {}  # the operation that reads along a weight's dimension
@@ -75,7 +77,9 @@ class _Where:
             )
 
     def __call__(self, position: int) -> tuple[int, Ids] | None:
-        """The dimension, and the neuron at each place of it; None if they do not stand in one dimension."""
+        """The dimension, and the neuron at each of its positions; None if the neurons are not in one
+        dimension.
+        """
         value = self._flow.evaluated(position)
         for label in value.labels if isinstance(value, Value) and not value.static else ():
             over, ids = dims(label), label.ravel()
@@ -100,8 +104,8 @@ def _tap(
 
 
 def _before(program: Program, where: _Where, position: int) -> ObservationPoint | None:
-    """The last activation in front of a position, if it is known and what stands between does no more than
-    move, pool, or normalise by a BN.
+    """The last activation before a position, if it is known and the signal in between is only moved, pooled
+    or normalised by a BN.
     """
     behind: list[str] = []
     at: int | None = position
@@ -124,6 +128,6 @@ def _before(program: Program, where: _Where, position: int) -> ObservationPoint 
 
 
 def _source(operation: Operation, where: _Where) -> int | None:
-    """The result that an operation reads a unit's neurons from; None if there is none, or several."""
+    """The result from which an operation reads a unit's neurons; None if there is none, or several."""
     found = [position for position in operation.inputs if where(position) is not None]
     return found[0] if len(found) == 1 else None

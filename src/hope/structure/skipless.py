@@ -1,6 +1,6 @@
 """Blocks without a skip: parts of concatenations, and segments of chains that keep their shape.
 
-Neither is looked for inside a residual block: there the paper's unit of eviction is the block.
+HOPE does not search inside residual blocks: there the paper's unit of eviction is the block.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from hope.structure.units import Unit
 from hope.trace.blocks import BlockMatch, DominatorTree
 from hope.trace.program import Operation, Ref, references
 
-Neuron: TypeAlias = tuple[str, int]  # a layer's name and the neuron's number
+Neuron: TypeAlias = tuple[str, int]  # a layer's name and the neuron's index
 
 
 class Finder:
@@ -42,7 +42,7 @@ class Finder:
             self._neurons.update({one: (layer.name, neuron) for one, neuron in owners if neuron >= 0})
 
     def _along(self, position: int, dim: int) -> list[Neuron] | None:
-        """The neurons that stand along a dimension of a result; None if anything else stands there."""
+        """The neurons along a dimension of a result; None if it also has anything else."""
         ids = self._flow.along(self._layout.program[position], dim)
         if ids is None or (ids < 0).any():
             return None
@@ -54,11 +54,11 @@ class Finder:
     def parts(self) -> Iterator[BlockMatch]:
         """Parts of concatenations along channels.
 
-        Such a part is read by concatenations alone, each of which has another part; it consists of whole
-        layers, which are written by what is there for the part alone.
+        Such a part is read only by concatenations, each of which has another part. It consists of whole
+        layers, and everything that writes them is computed for the part alone.
         """
         layout = self._layout
-        joins: dict[int, list[int]] = {}  # what ends a part -> the concatenations that read it
+        joins: dict[int, list[int]] = {}  # the end of a part -> the concatenations that read it
         for position in layout.above:
             if self._joins(layout.program[position]):
                 for end in dict.fromkeys(references(layout.program[position].first)):
@@ -76,7 +76,7 @@ class Finder:
         return isinstance(ops.find(operation), Concatenation) and operation.operator != "stack"
 
     def _whole(self, end: int, cats: list[int], branch: set[int]) -> bool:
-        """Whether the channels of a part are all those of layers that are written in its branch."""
+        """Whether the channels of a part are all those of layers that its branch writes."""
         program = self._layout.program
         if any(program[position].operator == "input" for position in branch):
             return False
@@ -92,11 +92,11 @@ class Finder:
     # ---- segments of chains --------------------------------------------------------------------------------
 
     def segments(self) -> Iterator[BlockMatch]:
-        """Segments of chains: a weight with the BN and the activation behind it, whose output has the shape
-        of its input.
+        """Segments of chains: a weight with the following BN and activation, whose output has the shape of
+        its input.
 
-        What it reads is one layer that nobody else reads, neuron k in place k, and in place k it writes its
-        own neuron k. What follows the weight belongs to it as far as modules run it.
+        It reads one layer that nothing else reads, neuron k at position k, and writes its own neuron k to
+        position k. Operations after the weight belong to it if modules run them.
         """
         uses: dict[str, list[int]] = {}
         for position in self._layout.above:
@@ -119,7 +119,7 @@ class Finder:
                     yield BlockMatch("chain", end, source.position, end, frozenset(kept), before=before)
 
     def _run(self, start: int) -> list[int]:
-        """A weight and what follows it channel by channel: BNs and activations."""
+        """A weight and the channel-wise operations after it: BNs and activations."""
         layout, run, length = self._layout, [start], 1
         while len(set(layout.below[run[-1]])) == 1:
             operation = layout.program[layout.below[run[-1]][0]]
@@ -133,12 +133,12 @@ class Finder:
         return run[:length]
 
     def _covered(self, run: list[int]) -> bool:
-        """Whether modules do these operations and no others."""
+        """Whether modules run exactly these operations."""
         modules = self._layout.outermost(frozenset(run))
         return set(run) == {position for module in modules for position in self._layout.ran[module]}
 
     def _before(self, layer: Unit, source: int, dim: int) -> str | None:
-        """The layer that is read by this one alone, neuron k in place k."""
+        """The layer that only this one reads, neuron k at position k."""
         neurons = self._along(source, dim)
         if neurons is None:
             return None

@@ -1,4 +1,4 @@
-"""What goes together: units of neurons, who writes and reads them, and where they stand."""
+"""Units of neurons, their writers and readers, and their positions in tensors."""
 
 from __future__ import annotations
 
@@ -31,25 +31,25 @@ class IndexMap:
 
     @cached_property
     def owned(self) -> Ids:
-        """Positions that some neuron owns, sorted by neuron."""
+        """Positions with an owner, sorted by neuron."""
         own = np.flatnonzero(self.owner >= 0)
         return own[np.argsort(self.owner[own], kind="stable")]
 
     @cached_property
     def even(self) -> bool:
-        """Whether every neuron owns as many places here as any other."""
+        """Whether every neuron owns equally many positions."""
         counts = np.bincount(self.owner[self.owned])
         return bool((counts == counts[0]).all())
 
     @cached_property
     def index(self) -> Ids:
-        """(neurons, places) positions; row n is what neuron n owns. Only where places are even."""
+        """(neurons, positions); row n is what neuron n owns. Only if all own equally many."""
         assert self.even, f"neurons own different numbers of places in {self.tensor}"
         return self.owned.reshape(int(self.owner.max()) + 1, -1)
 
     @property
     def each(self) -> int:
-        """How many places a neuron owns here."""
+        """How many positions a neuron owns."""
         return int(self.index.shape[1])
 
     def __repr__(self) -> str:
@@ -71,26 +71,26 @@ class Reader:
         return self.weight.rpartition(".")[0] or self.weight
 
     def last(self, kind: str) -> Link | None:
-        """The last link of a kind on the way, e.g. the BN whose output this reader sees."""
+        """The last operation of a kind on the path, e.g. the BN whose output this reader reads."""
         return next((link for link in reversed(self.path) if link.kind == kind), None)
 
     def behind(self, weight: str) -> bool:
-        """Whether it reads what a norm with that weight returns, as it is."""
+        """Whether it reads the output of a norm with that weight, unchanged."""
         last = self.path[-1] if self.path else None
         scaled = last is not None and last.kind == "scale" and last.name == module_of(weight)
         return last is not None and (last.tensor == weight or scaled)
 
     @property
     def told(self) -> bool:
-        """Whether a BN's numbers are those of what this reader sees: one is on the way, with no attention
-        behind it.
+        """Whether a BN stores the statistics of this reader's input: one is on the path, with no attention
+        after it.
         """
         kinds = [link.kind for link in self.path if link.kind in ("bn", "attention")]
         return kinds[-1:] == ["bn"]
 
     @property
     def activation(self) -> str:
-        """The kind of the last activation behind the last BN, "identity" if there is none."""
+        """The kind of the last activation after the last BN, "identity" if there is none."""
         kinds = [link.kind for link in self.path]
         start = len(kinds) - 1 - kinds[::-1].index("bn") if "bn" in kinds else 0
         names = [link.name for link in self.path[start:] if link.kind == "activation"]
@@ -99,7 +99,7 @@ class Reader:
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Unit:
-    """What goes together: a layer's neurons, or a stream's channels.
+    """What is removed together: a layer's neurons, or a stream's channels.
 
     A neuron of a unit can only go with everything it owns: its rows in the writers, its columns in the
     readers, and what stands between (BN numbers, biases, depthwise filters, gates).
@@ -129,7 +129,7 @@ class Unit:
 
     @cached_property
     def bn(self) -> str | None:
-        """Path of the BN whose output the readers see; None if they see none, or not all the same."""
+        """Path of the BN whose output the readers read; None if there is none, or not the same for all."""
         found = {step.name if step else None for step in (reader.last("bn") for reader in self.readers)}
         return found.pop() if len(found) == 1 else None
 
@@ -141,17 +141,17 @@ class Unit:
 
     @property
     def attends(self) -> bool:
-        """Whether attention stands between its neurons and their readers: they are heads."""
+        """Whether attention is between its neurons and their readers: they are heads."""
         return any(reader.last("attention") for reader in self.readers)
 
     @property
     def open(self) -> bool:
-        """Whether its neurons can be removed one by one."""
+        """Whether its neurons are prunable one by one."""
         return self.fixed is None and (self.kind == "layer" or self.release > 0)
 
     @property
     def written(self) -> tuple[str, ...]:
-        """The weights that write it: without all of them there is no such unit."""
+        """The weights that write it: without all of them the unit does not exist."""
         if self.kind == "layer":
             return (self.weight,)
         return tuple(part.tensor for part in self.places if part.role == "out")
@@ -162,7 +162,7 @@ class Unit:
         return tuple(dict.fromkeys((*self.writers, *self.along)))
 
     def at(self, tensor: str, role: str | None = None) -> IndexMap | None:
-        """Where its neurons stand in a tensor."""
+        """The positions of its neurons in a tensor."""
         return next((p for p in self.places if p.tensor == tensor and role in (None, p.role)), None)
 
     def __repr__(self) -> str:
