@@ -100,7 +100,7 @@ def test_what_cannot_be_measured_on_is_named(tmp_path: Path, arrays: Path) -> No
         (empty / "a" / f"{k}.png").write_bytes(b"junk")
     refused(empty, r"\d.png cannot be read as an image .* move it away", outputs=1)
     picture(tmp_path / "flat" / "dog.png", (0, 0, 0))
-    refused(tmp_path / "flat", "dog.png tells no class")
+    refused(tmp_path / "flat", "dog.png must give its class")
     (tmp_path / "flat" / "dog.png").rename(tmp_path / "flat" / "1.png")
     refused(tmp_path / "flat", "has 1 images: give at least 8")
 

@@ -101,7 +101,7 @@ def test_pictures_that_cannot_be_measured_on_are_named(tmp_path: Path) -> None:
     with pytest.raises(UnusableImages, match=r"0000.jpg cannot be read as an image"):
         known.imagenet(tmp_path)
     (place / "0000.jpg").rename(place / "cat.jpg")
-    with pytest.raises(UnusableImages, match=r"cat.jpg tells no class"):
+    with pytest.raises(UnusableImages, match=r"cat.jpg must give its class"):
         known.imagenet(tmp_path)
     (place / "cat.jpg").rename(place / "1000.jpg")
     with pytest.raises(UnusableImages, match=r"classes 1 to 1000, but the model has 1000 outputs"):

@@ -120,7 +120,7 @@ def test_an_expert_that_is_sent_nothing_is_told() -> None:
 
     def notes() -> list[str]:
         encoding = hope.encode(hope.unstack_experts(model), TOKENS, steps=1, method=method)
-        return [note for note in encoding.notes if "nothing reaches" in note]
+        return [note for note in encoding.notes if "no calibration input reaches" in note]
 
     assert not notes()
     nn.init.zeros_(model.model.layers[1].mlp.gate.weight)  # type: ignore[union-attr, union-attr, index]

@@ -163,7 +163,7 @@ def test_a_record_that_makes_no_sense_is_refused(
     tmp_path: Path, change: Callable[[dict[str, Any]], object], words: str
 ) -> None:
     folder = altered(tmp_path, change)
-    with pytest.raises(hope.DamagedFolder, match="does not say what it should") as refusal:
+    with pytest.raises(hope.DamagedFolder, match="has invalid content") as refusal:
         hope.load(folder, digits())
     assert words in str(refusal.value)
     assert "\n" not in str(refusal.value)
@@ -183,7 +183,7 @@ def test_version_2_that_makes_no_sense_is_refused(tmp_path: Path) -> None:
     for change in ({"actions": [{"kind": "blow up"}]}, {"costs": [1.0]}, {"anatomy": 3}, {"method": None}):
         broken = {**plan, **change}
         (folder / PLAN).write_text(json.dumps({**broken, "sha256": digest_of(broken)}))
-        with pytest.raises(hope.DamagedFolder, match="does not say what it should"):
+        with pytest.raises(hope.DamagedFolder, match="has invalid content"):
             hope.load(folder, digits())
 
 

@@ -59,8 +59,8 @@ def write_file(path: Path, data: bytes) -> None:
 
 @contextmanager
 def staged(path: Path) -> Iterator[Path]:
-    """For writers that want a path: a file of the same name in a folder of its own beside the target. When
-    the block ends well, all that is in the folder takes its place, the file itself last; else all is gone.
+    """For writers that need a path: a file of the same name in a separate folder next to the target. If the
+    block succeeds, everything in the folder replaces the target, the file last; otherwise it is removed.
     """
     with _partial(path) as folder:
         try:

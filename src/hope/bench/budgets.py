@@ -121,14 +121,14 @@ def candidates(
     note: Callable[[str], None] = lambda line: None,
 ) -> Iterator[Candidate]:
     """The original, and every method at every budget; with `multiple_of` also with widths that are multiples
-    of it. Budgets that cannot be met are left out, and `note` is told. The facts have the fidelities where
-    these are asked for.
+    of it. Budgets that cannot be reached are omitted, with a call of `note`. The facts have the fidelities
+    where these are asked for.
 
     Raises:
         InfeasibleBudget: none of them can be met.
     """
     for budget in budgets:
-        parse(budget)  # a wrong one is told before the work starts
+        parse(budget)  # a wrong one is reported before the work starts
     anatomy = inspect(model, example, progress=False)
     whole: dict[str, Any] = dict.fromkeys(KEPT.values(), 1.0)
     made = {"method": "original", "budget": "", "multiple of": 1}

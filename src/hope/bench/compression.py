@@ -21,7 +21,7 @@ BUDGETS = tuple(f"density={d}" for d in (0.9, 0.8, 0.7, 0.6, 0.5, 0.4, 0.3))
 
 
 def outputs(name: str, model: nn.Module, example: Tensor) -> int:
-    """How many classes a network tells apart.
+    """The number of classes of a network.
 
     Raises:
         UnusableImages: it does not answer with one score per class.

@@ -127,7 +127,7 @@ def numbered(paths: Sequence[Path]) -> list[tuple[Path, int]]:
     for path in paths:
         if not path.stem.isdecimal():
             raise UnusableImages(
-                f"{path} tells no class: name images by class number (0012.jpg), or put them into one "
+                f"{path} must give its class: name images by class number (0012.jpg), or put them into one "
                 "sub-folder per class"
             )
     return [(path, int(path.stem)) for path in paths]

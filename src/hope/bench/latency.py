@@ -96,7 +96,7 @@ def measure(
         networks: what `hope.bench.budgets.candidates` gives.
         example: an input; a batch has its shape but for the first dimension.
         repeats: how often each network runs, at least 2.
-        engines: "torch" (eager), "onnxruntime". Where the latter cannot be had, `note` is told why.
+        engines: "torch" (eager), "onnxruntime". If the latter is missing, `note` is called with the reason.
         paced: further networks for each engine and batch, and what is predicted of all.
     """
     check(batches, repeats)
@@ -114,7 +114,7 @@ def measure(
                     runners = [runner(engine, one.model, inputs, Path(folder)) for one in measured]
                 except (EnginesDisagree, InvalidExample):
                     raise
-                except Exception as error:  # a missing package, or whatever the exporter says
+                except Exception as error:  # a missing package, or an error of the exporter
                     notes.append(f"without {engine}: {first_line(error)}")
                     note(notes[-1])
                     break

@@ -9,11 +9,16 @@ from typing import Any
 from hope.errors import DamagedFolder, InfeasibleBudget, first_line
 from hope.schedule.budget import Budget, one_budget
 
-USUAL = {"streams": False, "uniform": False, "ranked": "params", "widths": "given"}  # unless a run says so
+USUAL = {
+    "streams": False,
+    "uniform": False,
+    "ranked": "params",
+    "widths": "given",
+}  # unless a run has other values
 
 
 def _unsaid(budget: Budget, given: dict[str, Any]) -> dict[str, Any]:
-    """What else tells runs apart: what steps are ranked by, unless it is time, and who chose the widths."""
+    """What else distinguishes runs: the ranking of steps, unless by time, and the origin of the widths."""
     ranks = budget.resource is not None and budget.resource.ranks and given["method"].by_budget
     ranked = budget.unit if ranks else USUAL["ranked"]
     widths = "chosen" if given["multiple_of"] is None else USUAL["widths"]
@@ -40,12 +45,12 @@ def differing(
     told = _flat({**USUAL, **saved.details.settings})
     found = _other(told, wanted)
     if told.get("method") == wanted["method"] and not wanted.keys() <= told.keys():
-        found.append("it does not tell its options")
+        found.append("it does not store its options")
     if where != before:
         found.append(f"it was made for {before or 'no latency'}, not for {where or 'none'}")
     if saved.original != fingerprint(model):
         found.append("it has other weights")
-    try:  # where a fidelity is met is not told by the sizes
+    try:  # sizes do not show where a fidelity is met
         same = asked.kind.replayable and saved.trajectory.steps_at(asked) == saved.steps
     except InfeasibleBudget:
         same = False
@@ -100,7 +105,7 @@ def _other(told: Mapping[str, Any], wanted: Mapping[str, Any]) -> list[str]:
 
 
 def _flat(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Settings with the method's options beside them.
+    """Settings together with the method's options.
 
     >>> _flat({"evict": True, "method": {"name": "hope", "merge": None}})
     {'evict': True, 'method': 'hope', 'merge': None}

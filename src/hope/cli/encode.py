@@ -161,7 +161,7 @@ def _run(options: argparse.Namespace, out: Path, budget: dict[str, Any]) -> None
 
 
 def _check_free(out: Path, options: argparse.Namespace) -> None:
-    """Nobody's run is replaced unasked."""
+    """Refuse to replace a run without --force."""
     if options.force or options.resume:
         return
     for name, what in (("trajectory.json", "a run"), (PARTIAL, "an interrupted run")):
@@ -173,7 +173,7 @@ def _check_free(out: Path, options: argparse.Namespace) -> None:
 
 
 def _check_same(out: str, what: str, differs: list[str] | None) -> None:
-    """Nobody's run is replaced by one of other options."""
+    """Refuse to replace a run with other options."""
     if differs:
         raise CannotWrite(
             f"{out} has {what} of other options ({'; '.join(differs)}): give the same options to resume it, "

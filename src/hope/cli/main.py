@@ -46,7 +46,7 @@ def parser(argv: Sequence[str] | None = None) -> argparse.ArgumentParser:
         "norm.",
     )
     top.add_argument("--version", action="version", version=f"hope {__version__}")
-    top.add_argument("--debug", action="store_true", help="show a traceback when something goes wrong")
+    top.add_argument("--debug", action="store_true", help="show a traceback on errors")
     commands = top.add_subparsers(dest="command", required=True, metavar="COMMAND")
     asked = next((word for word in argv or () if not word.startswith("-")), None)
     for name, words in COMMANDS.items():
@@ -93,7 +93,7 @@ def _stoppable() -> Iterator[list[int]]:
         raise KeyboardInterrupt
 
     before = {}
-    with suppress(ValueError):  # not in the main thread: then nobody sends signals to it
+    with suppress(ValueError):  # not in the main thread, which gets no signals
         for number in (signal.SIGTERM, signal.SIGINT):
             if signal.getsignal(number) is not signal.SIG_IGN:
                 before[number] = signal.signal(number, stop)

@@ -46,7 +46,9 @@ def add_arguments(parser: argparse.ArgumentParser, *, optional: bool = False) ->
 
 def build(options: argparse.Namespace) -> tuple[nn.Module, Tensor | dict[str, Tensor]]:
     """The model with its weights, and an example input."""
-    inputs: Tensor | dict[str, Tensor] = example(options.input)  # a wrong shape is told before anything loads
+    inputs: Tensor | dict[str, Tensor] = example(
+        options.input
+    )  # a wrong shape is reported before anything loads
     pretrained = bool(getattr(options, "pretrained", False))
     if pretrained and options.weights:
         raise UnknownModel("--pretrained and --weights exclude each other: omit one of them")
@@ -72,7 +74,7 @@ def build_plain(options: argparse.Namespace) -> tuple[nn.Module, Tensor]:
 
 @contextmanager
 def loading(options: argparse.Namespace) -> Iterator[None]:
-    """A spinner while torch and the model are loaded; not beside a bar that a download may show."""
+    """A spinner while torch and the model are loaded; not together with a download bar."""
     from hope._util.progress import busy
 
     with nullcontext() if getattr(options, "pretrained", False) else busy(f"loading {options.model}"):

@@ -22,7 +22,7 @@ def register(commands: Any) -> None:
         "report",
         help="write a page about a saved run: every step, what it did, and why",
         description="Write one HTML page about a saved run, or several to compare: a slider over every step, "
-        "the network as it stands there, what comes next and why. The page needs no network.",
+        "the network at that step, the next steps and their costs. The page works offline.",
         epilog="example: hope report run/ -o page.html",
     )
     add_runs(parser)

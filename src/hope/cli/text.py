@@ -22,7 +22,7 @@ def reads_tokens(model: nn.Module) -> bool:
 
 
 def usual(model: Any, shape: str) -> str:
-    """What a model of transformers reads where nobody says it: texts no longer than it can read, images of
+    """The default input of a transformers model: texts no longer than it can read, images of
     its own size, and otherwise this shape.
     """
     config = getattr(model, "config", None)
@@ -49,7 +49,7 @@ def tokens(model: Any, sizes: list[int], shape: str) -> dict[str, Tensor]:
 
 
 def windows(file: str, folder: str, example: Mapping[str, Tensor]) -> list[dict[str, Tensor]]:
-    """A text file as batches of as many tokens in a row as the example has, by the tokenizer that lies beside
+    """A text file as batches of as many tokens in a row as the example has, by the tokenizer of
     the model. One that reads two texts is given the same twice.
     """
     import torch

@@ -167,7 +167,7 @@ def _tuning(
     """A tuning that freezes whole tensors.
 
     Args:
-        freezes: name and parameter -> whether it stays.
+        freezes: name and parameter -> whether it is frozen.
     """
     name = at if isinstance(at, str) else at.head
     if not name or name not in dict(model.named_modules()):

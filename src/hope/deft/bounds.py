@@ -145,7 +145,7 @@ class CoreSlackSplit:
     units: Sequence[Unit]  # what has an elasticity
     core: Mapping[str, Tensor]  # unit -> (neurons,) True where core
     merges: Sequence[Merge]  # what was merged
-    freed: Mapping[str, Sequence[int]]  # unit -> its freed vessels
+    freed: Mapping[str, Sequence[int]]  # unit -> its freed neurons
     energies: Energies  # second moments of the merged network's signals
     # capacities and, where known, the geometry of pairs, of the units that have slack
     states: Mapping[str, PaperState]
@@ -189,7 +189,7 @@ def find_bounds(split: CoreSlackSplit, tau: float | None, proven: bool) -> Bound
 
 @dataclass(frozen=True)
 class _Heard:
-    """What is heard of a unit's neurons."""
+    """What reads a unit's neurons."""
 
     core: Tensor  # (neurons,) ‖w_core,j‖²·K(j,j)
     head: Tensor  # (neurons,) ‖w_head,j‖²·K(j,j)

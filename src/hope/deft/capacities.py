@@ -29,7 +29,7 @@ class EnergyObserver:
     """A weight that reads a unit."""
 
     places: IndexMap  # where
-    energy: Tensor  # (places,) E Ψ(y)² of what stands there
+    energy: Tensor  # (places,) E Ψ(y)² of the signal there
     squares: Tensor  # the weight's squares, the reading dimension first, float64
 
 

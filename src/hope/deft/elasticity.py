@@ -71,7 +71,7 @@ class UnitPartition:
 
     core: Tensor  # (neurons,) True where frozen
     merges: tuple[Merge, ...]  # what is merged, in order
-    freed: tuple[int, ...]  # the vessels that merging releases
+    freed: tuple[int, ...]  # the neurons that merging frees
     costs: Tensor  # (neurons,) J_prune when each of them left; infinite for the last one
 
 
@@ -112,7 +112,7 @@ def by_capacity(
 
     Args:
         capacities: layer or stream -> (neurons,) ‖f_i‖ on the merged network.
-        freed: layer -> its freed vessels; they are slack, and no part of the percentile.
+        freed: layer -> its freed neurons; they are slack, and not part of the percentile.
 
     Returns:
         τ, and layer or stream -> (neurons,) True if core.

@@ -92,7 +92,7 @@ def masked_head(
 
     Args:
         columns: parameter (its name within the head) -> a mask that broadcasts to it, True where it is deaf.
-        absorbed: parameter -> what it is instead, where others take over what is not heard.
+        absorbed: parameter -> its replacement, if other weights compensate.
     """
     copied = copy.deepcopy(head)
     for name, value in (absorbed or {}).items():

@@ -100,7 +100,7 @@ class Tuning:
         """Replace the head, gate the parameters, save the statistics; all in place on `model`.
 
         Args:
-            new_head: what stands in the head's place from now on.
+            new_head: the new head.
             frozen: parameter or buffer -> mask; the head's are ignored.
             masks_source: whether `source()` masks the head by default.
             rewritten: where the model already differs from the source checkpoint.

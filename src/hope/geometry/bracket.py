@@ -28,7 +28,7 @@ def bracket(
         i, j: neurons, (I, 1) and (1, J).
         inner: (I, J) ⟨w̃_i, w̃_j⟩, biases included.
         outer: (I, J) ⟨o_i, o_j⟩.
-        bent_i, bent_j: their signals behind the activation, I and J of them.
+        bent_i, bent_j: their signals after the activation, I and J of them.
     """
     rho = warp(inner - i.bias * j.bias, i.inner - i.bias**2, j.inner - j.bias**2, i.spread, j.spread)
     kernel = torch.outer(bent_i.mean, bent_j.mean)

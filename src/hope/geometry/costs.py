@@ -54,8 +54,8 @@ def merge_pair(neurons: int, distance: Array, alignment: Array, rest: Array, squ
 
 
 def merge_sum(neurons: int, distance: Array, alignment: Array, rest: Array) -> Array:
-    """J of replacing two neurons by one that stands for their *sum*: N·D/(E_rem + b), D² = ‖f_i + f_j‖² − b²,
-    scale b.
+    """J of replacing two neurons by one that approximates their *sum*: N·D/(E_rem + b), D² = ‖f_i + f_j‖² −
+    b², scale b.
     """
     cost: Array = neurons * distance / (rest + alignment)
     return cost
@@ -71,7 +71,7 @@ def evict(neurons: Sequence[int], capacities: Sequence[float], anchors: Sequence
 
 
 def identity_capacity(spread: Array, mean: Array) -> float:
-    """E_identity = Σ_k √E x_k²: the RMS energies of the channels that a skip carries, added up.
+    """E_identity = Σ_k √E x_k²: the sum of the RMS energies of a skip's channels.
 
     Args:
         spread, mean: of the channels: γ and β of the BN that wrote them, or σ and μ of one that reads them.

@@ -1,4 +1,4 @@
-"""Moments of Gaussian signals behind a PH-1 activation.
+"""Moments of Gaussian signals after a PH-1 activation.
 
 A PH-1 activation is `Ψ(y) = max(y, 0) + slope·min(y, 0)`: slope 0 is ReLU, 1 is the identity, anything
 between LeakyReLU or PReLU. A signal before the activation is `y ~ N(mean, spread²)`, `spread = |γ|·√(σ²/(σ² +
@@ -132,7 +132,7 @@ def rule(means: Tensor, spreads: Tensor, cuts: Cuts) -> tuple[Tensor, Tensor]:
     Args:
         means, spreads: of the signals.
         cuts: where functions of y have kinks or steps. There is Gauss–Legendre between them. Without any, the
-            trapezoid rule, to rounding where there is no kink, to 1e-5 where there is one that is not told.
+            trapezoid rule, to rounding where there is no kink, to 1e-5 where there is one that is not given.
     """
     shape = (-1, *(1 for _ in means.shape))
     if not cuts:

@@ -1,8 +1,8 @@
-"""Covariances behind an activation, for whole layers at once, by Hermite (Mehler) series.
+"""Covariances after an activation, for whole layers at once, by Hermite (Mehler) series.
 
 For standard normal z with correlation ρ and the expansion Ψ(mean + spread·z) = Σ α_n·h_n(z) in normalised
 Hermite polynomials, Cov(Ψ_i, Ψ_j) = Σ_{n ≥ 1} α_n,i·α_n,j·ρ_ij^n. For PH-1 activations the coefficients have
-closed forms. The series is cut after `TERMS`; what the diagonal still lacks is carried by one more power of
+closed forms. The series is cut after `TERMS`; the rest of the diagonal is in one more power of
 ρ, so that variances are exact, equal signals stay equal, and every matrix made of a positive semidefinite ρ
 is positive semidefinite: all its terms are Hadamard products of such matrices. A covariance is then off by
 at most 2·|ρ|^(TERMS + 1)·rest_i·rest_j: below 1e-6 up to |ρ| = .6.
@@ -28,7 +28,7 @@ ROWS = 64  # at a time: what a processor keeps at hand
 
 @dataclass(frozen=True)
 class KinkedFunction:
-    """Gaussian signals behind an activation."""
+    """Gaussian signals after an activation."""
 
     mean: Tensor  # E Ψ(y)
     variance: Tensor  # Var Ψ(y)
@@ -38,7 +38,7 @@ class KinkedFunction:
 
 
 def bend(mean: Tensor, spread: Tensor, slopes: Tensor) -> KinkedFunction:
-    """Signals N(mean, spread²) behind PH-1 activations of these slopes below zero."""
+    """Signals N(mean, spread²) after PH-1 activations of these slopes below zero."""
     still = spread <= 0
     safe = torch.where(still, torch.ones_like(spread), spread)
     c = mean / safe

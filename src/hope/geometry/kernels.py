@@ -1,4 +1,4 @@
-"""Kernels K(i, j) = E[Ψ(y_i)·Ψ(y_j)] of two Gaussian signals behind PH-1 activations.
+"""Kernels K(i, j) = E[Ψ(y_i)·Ψ(y_j)] of two Gaussian signals after PH-1 activations.
 
 `zero_bias` is the paper's default: the arc-cosine kernel between signals without means, scaled to the exact
 energies. `exact` is the bivariate integral itself.
@@ -26,7 +26,7 @@ def arc_cosine(rho: Tensor) -> Tensor:
 
 
 def zero_bias_cosine(rho: Tensor, slope_i: Tensor, slope_j: Tensor) -> Tensor:
-    """The cosine of two signals without means behind Ψ: 𝓘(ρ̂) of the paper, for any two slopes.
+    """The cosine of two signals without means after Ψ: 𝓘(ρ̂) of the paper, for any two slopes.
 
     With ReLU it is (√(1 − ρ²) + (π − arccos ρ)·ρ)/π; with the identity it is ρ.
     """

@@ -21,9 +21,9 @@ from hope.geometry.parent import Side, alignments, exact_pairs
 
 Array = NDArray[np.float64]
 Indices = NDArray[np.intp]
-TILE = 1 << 15  # pairs that are looked at together
+TILE = 1 << 15  # pairs that are evaluated together
 # Integrals are worked out for whole vectors of a processor: there sums are added up in the same order
-# whatever stands beside a pair, and it does not matter when and with which others it is worked out.
+# whatever the neighbours of a pair are, so it does not matter when and with which others it is computed.
 BATCH = 16
 TOGETHER = 4096  # pairs whose integrals are worked out at a time
 
@@ -84,7 +84,7 @@ class PairTable:
         np.fill_diagonal(self.open, False)
 
     def replace(self, i: int, layer: Layer, among: NDArray[np.bool_]) -> None:
-        """Another neuron stands at i; its pairs with some are wanted as far as the others are settled."""
+        """A new neuron is at i; its pairs with some are needed as far as the others are computed."""
         one = slice(i, i + 1)
         self._layer, some = layer, layer.neurons
         self._age[i] = self._age.min() - 1

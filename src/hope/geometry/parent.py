@@ -211,7 +211,7 @@ def _ratio(above: Tensor, below: Tensor) -> Tensor:
 
 
 class Recipe(NamedTuple):
-    """How a parent is made of its children: what a `Merge` action carries."""
+    """The coefficients of a parent: the data of a `Merge` action."""
 
     rows: tuple[float, float]
     outs: tuple[float, float]

@@ -1,10 +1,11 @@
-"""Absorption: what a removed neuron did, its survivors and a constant take over.
+"""Absorption: the remaining neurons and a constant compensate for removed ones.
 
 Under the surrogate a layer's signals g have means m and covariances C. Removing the set R, each g_i is
-projected on the span of the constants and the survivors S: g_i ≈ m_i + d_iᵀ(g_S − m_S) with d = C_SS⁻¹ C_SR.
+projected on the span of the constants and the remaining ones S: g_i ≈ m_i + d_iᵀ(g_S − m_S) with d = C_SS⁻¹
+    C_SR.
 Every consumer takes W_S += W_R dᵀ and a constant. What is lost is the Schur complement C_RR − C_RS C_SS⁻¹
-C_SR, weighed by the consumer's weights. Projecting on fewer and fewer survivors one by one is projecting
-once.
+C_SR, weighted by the consumer's weights. Projecting one by one gives
+the same as projecting once.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ def ridged(covariance: Tensor) -> Tensor:
 
 
 def takeover(covariance: Tensor, keep: Tensor, gone: Tensor) -> Tensor:
-    """d = C_SS⁻¹ C_SR: how much of each removed signal each survivor takes over, (survivors, removed).
+    """d = C_SS⁻¹ C_SR: coefficients of the remaining signals for each removed one, (remaining, removed).
 
     Args:
         covariance: ridged, of the whole layer.
@@ -45,7 +46,7 @@ def takeover(covariance: Tensor, keep: Tensor, gone: Tensor) -> Tensor:
 
 def unexplained(covariance: Tensor, first: int) -> Tensor:
     """The covariance of the first signals that the others do not explain: C₁₁ − C₁₂ C₂₂⁻¹ C₂₁. Its inverse is
-    the first block of C⁻¹, so that what holds of C⁻¹ holds with the others among the survivors for good.
+    the first block of C⁻¹, so that everything about C⁻¹ holds with the others permanently kept.
     """
     if first == len(covariance):
         return covariance

@@ -31,7 +31,7 @@ ENTRIES = 50_000_000  # that they may read and write together
 
 
 class Kept(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
-    """What a file says."""
+    """The content of a file."""
 
     format: str = FORMAT
     version: int = VERSION

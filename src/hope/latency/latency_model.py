@@ -3,7 +3,7 @@
 T = s·(operators with weights, looked up) + a·(operations) + b·(entries that those without weights write) +
 c·(entries laid out anew around convolutions which leave the engine's blocks) + d. Each term follows
 the widths of the network after a prefix of steps; the factors, none below 0, are fitted to a few whole
-networks that are measured: what one operator costs another (caches, dispatch, fusion) only they tell.
+networks that are measured: only they show effects between operators (caches, dispatch, fusion).
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class LatencyModel:
         return LatencySavings(self)
 
     def to_list(self) -> list[int]:
-        """Numbers that tell clocks apart: a run that was ranked by another one is not gone on with."""
+        """Numbers that identify a latency model: a run that was ranked by another one is not resumed."""
         halves = {unit.name: unit.neurons // 2 for unit in self.anatomy.layers}
         return [self.after({}), self.after(halves)]
 
@@ -161,7 +161,7 @@ class LatencySavings(ParameterSavings):
 
     def _whole(self, name: str, after: Mapping[str, Sequence[int]]) -> float:
         saved, factors = self._saved(after), self._clock.factors
-        for rest in self._clock.layout.rests:  # what goes with its modules, whoever wrote what it reads
+        for rest in self._clock.layout.rests:  # removed with its modules, whatever wrote its input
             if name in rest.blocks and not set(rest.blocks) & set(self._gone.evicted):
                 saved += factors[1] * rest.count + factors[2] * rest.entries * self._share(rest, self._shapes)
         return max(saved, 1e-3)

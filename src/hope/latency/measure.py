@@ -49,7 +49,7 @@ def latency_model(
     *,
     progress: bool | None = None,
 ) -> LatencyModel:
-    """The clock of a network: whole networks first, so that what cannot be run is told first."""
+    """The latency model of a network. Whole networks are measured first, to report early what cannot run."""
     check_device(model)
     assert runtime.batch is not None
     table, stopwatch = Table(runtime), Stopwatch(runtime)

@@ -84,7 +84,7 @@ class Site:
 class WeightlessOps:
     """Operations without weights of one width: how many there are, and how many entries they write."""
 
-    sources: tuple[Key, ...]  # where the width stands: the tensors that wrote the channels
+    sources: tuple[Key, ...]  # the tensors that wrote the channels and have their width
     blocks: tuple[str, ...]  # the blocks that they go with
     count: int
     entries: int

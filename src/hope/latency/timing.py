@@ -25,7 +25,7 @@ class Latency:
     runtime: Runtime  # where
     predicted: float  # from its operators' widths
     measured: float  # itself
-    original: float  # the original, measured beside it
+    original: float  # the original, measured side by side
 
     @property
     def error(self) -> float:

@@ -219,7 +219,7 @@ def _unheard(anatomy: Anatomy, found: Mapping[str, InputStatistics]) -> tuple[st
     if not still:
         return ()
     where = listed(still)
-    return (f"on these inputs nothing reaches {where}: what it reads goes first; give inputs of more kinds",)
+    return (f"no calibration input reaches {where}, so it is pruned first: pass more varied inputs",)
 
 
 def _made(make: Sequence[Matrix]) -> list[Tensor]:

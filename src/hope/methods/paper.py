@@ -190,7 +190,7 @@ def _pruned_only(anatomy: Anatomy) -> tuple[str, ...]:
     behind = [layer.name for layer in anatomy.layers if any(t.behind for t in _taps(layer, anatomy.taps))]
     words = (
         (between, "each input is normalised by its own numbers, which no parent has"),
-        (behind, "a BN stands behind the activation"),
+        (behind, "a BN follows the activation"),
     )
     return tuple(f"pruned, not merged: {listed(names)} ({why})" for names, why in words if names)
 

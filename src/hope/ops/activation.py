@@ -1,4 +1,4 @@
-"""Activations: their functions, their slopes, and what signals look like behind them."""
+"""Activations: their functions, their slopes, and the moments of signals after them."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ class Activation(Elementwise):
         return Form(operation, self, tuple(read.position for read in reads), reads[0].channel)
 
     def moments(self, at: Propagated, form: Form, inputs: Inputs) -> Signal | None:
-        """Those of a Gaussian signal behind it."""
+        """The moments of a Gaussian signal after it."""
         x = inputs[0]
         if x is None or x.repeat != 1:
             return None
@@ -105,7 +105,7 @@ class Leaky(Activation):
 
 
 class Told(Activation):
-    """An activation whose link says more than its numbers do."""
+    """An activation whose link has more than its parameters."""
 
     def channels(self, flow: ChannelTracer, operation: Operation) -> Value | None:
         """Every channel by itself."""
@@ -254,7 +254,7 @@ def cuts(link: Link) -> Cuts:
 
 
 def known(link: Link) -> bool:
-    """Whether the moments of a Gaussian signal behind an activation are known.
+    """Whether the moments of a Gaussian signal after an activation are known.
 
     >>> known(Link("activation", "gelu")), known(Link("activation", "rrelu"))
     (True, False)

@@ -37,7 +37,7 @@ def counts_heads(module: nn.Module) -> bool:
 
 
 def recount(module: nn.Module, share: Fraction) -> None:
-    """Tell a module that so much is left of its heads."""
+    """Set a module's attributes to its remaining heads."""
     for name in (*HEADS, *WIDTHS):
         if _counts(module, name) and (getattr(module, name) * share).denominator == 1:
             setattr(module, name, int(getattr(module, name) * share))
@@ -57,7 +57,7 @@ class Attention(Operator):
         setattr(module, "bias_shape", (*vars(module)["bias_shape"][:-1], heads))  # noqa: B010
 
     def channels(self, flow: ChannelTracer, operation: Operation) -> Value | None:
-        """Each head by itself; what stands within a head, or along the sequence, is held fast. Without heads,
+        """Each head by itself; channels within a head, or along the sequence, are pinned. Without heads,
         channels of values pass.
         """
         args, what = operation.arguments, str(operation)

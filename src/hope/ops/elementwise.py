@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 class Elementwise(Operator):
     """Every channel by itself; several values are combined place by place, with broadcasting."""
 
-    product = False  # whether zero stays zero whatever it is combined with
+    product = False  # whether zero times anything remains zero
 
     def channels(self, flow: ChannelTracer, operation: Operation) -> Value | None:
         """Channels at the same place are tied."""
@@ -42,8 +42,8 @@ class Elementwise(Operator):
 
 
 def _met(result: Value, values: Sequence[Value], kind: str, what: str) -> Value:
-    """Signals that meet others, and those that meet themselves: an activation in several parts, x·σ(x) or
-    x/(1 + |x|), whose moments nobody knows.
+    """Products of different signals, and of a signal with itself: an activation in several parts, x·σ(x) or
+    x/(1 + |x|), whose moments are unknown.
     """
     times = Counter(writer for value in values for writer in value.signals)
     others, itself = result.then(kind, what), result.then("activation", what)

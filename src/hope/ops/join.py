@@ -149,7 +149,7 @@ class Pad(MomentPreserving):
     """Places added around."""
 
     def channels(self, flow: ChannelTracer, operation: Operation) -> Value | None:
-        """Zeros beside the channels belong to nobody; anything else along them holds them fast."""
+        """Zeros next to the channels have no owner; anything else along them pins them."""
         x, args = flow.value(operation.first), operation.arguments
         amounts = list(args.get("pad") or args.get("padding") or [])
         if x is None or any(isinstance(amount, Ref) for amount in amounts):

@@ -126,8 +126,8 @@ class CrossChannelNorm(Operator):
     """Channels normalised together depend on one another; the labels stay, so that streams remain visible."""
 
     def channels(self, flow: ChannelTracer, operation: Operation) -> Value | None:
-        """Channels along a normalised dimension are held fast; rows that are normalised by themselves stay
-        whole.
+        """Channels along a normalised dimension are pinned; rows that are normalised separately are
+        kept whole.
         """
         x = flow.value(operation.first)
         if x is None:
@@ -196,12 +196,14 @@ def is_square(operation: Operation) -> bool:
 
 
 def mean_squares(program: Program) -> dict[int, str]:
-    """Position of a mean of squares -> the weight behind it, for norms by the root of the mean square that
+    """Position of a mean of squares -> the weight after it, for norms by the root of the mean square that
     are written out: x·rsqrt(mean(x²) + ε)·weight, as in Llama, or x/√(mean(x²) + ε)·weight.
     """
     readers: dict[int, list[Operation]] = {}
     for operation in reversed(program):
-        if operation.position in readers or not isinstance(find(operation), Identity):  # else nobody reads it
+        if operation.position in readers or not isinstance(
+            find(operation), Identity
+        ):  # otherwise nothing reads it
             for other in operation.inputs:
                 readers.setdefault(other, []).append(operation)
     found: dict[int, str] = {}
@@ -225,7 +227,7 @@ def _source(program: Program, argument: object) -> Operation | None:
 
 
 def _way(operation: Operation, readers: Mapping[int, Sequence[Operation]]) -> list[Operation]:
-    """What an operation's result goes through, while one operation reads it, six of them at most."""
+    """The chain of operations after a result, while only one operation reads it, at most six."""
     way: list[Operation] = []
     while len(way) < 6 and len(readers.get(operation.position, ())) == 1:
         (operation,) = readers[operation.position]

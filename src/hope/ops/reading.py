@@ -34,12 +34,12 @@ class Reading:
     weight: Tensor  # (outputs, taps, inputs), groups written out
     taps: Tensor  # (taps, taps) correlation between the places that the kernel covers
     variance: Tensor  # (outputs,) of what it computes, as modelled
-    bn: Bn | None  # the BN right behind it, if there is one
+    bn: Bn | None  # the BN directly after it, if there is one
     decay: float  # q
     op: int  # position of the operation
 
     def central(self, between: Tensor) -> Tensor:
-        """The covariance with another signal behind the weight, through the tap in the middle.
+        """The covariance with another signal after the weight, through the tap in the middle.
 
         Args:
             between: (inputs, other) in front of it.

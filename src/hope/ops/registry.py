@@ -1,5 +1,5 @@
-"""The table of operators: one entry says everything about an operator, and whatever has none pins what it
-reads. Cautious, never wrong.
+"""The table of operators: one entry defines everything about an operator. An operator without an entry
+pins the channels it reads: cautious, never wrong.
 """
 
 from __future__ import annotations
@@ -116,7 +116,7 @@ class Operator:
 
 
 class MomentPreserving(Operator):
-    """An operator behind which a signal is taken to have the moments it had before."""
+    """An operator that is assumed not to change the moments of a signal."""
 
     def form(self, operation: Operation, reads: Reads) -> Form | None:
         """Channels stay in their dimension."""
@@ -132,11 +132,11 @@ class MomentPreserving(Operator):
 
 
 TABLE: dict[str, Operator] = {}
-POINTWISE = "pointwise"  # the entry of whatever torch says works element by element
+POINTWISE = "pointwise"  # the entry of operators that torch marks as element-wise
 
 
 class Registration:
-    """Operators that were registered. `undo`, or the end of a `with`, brings back what was there before."""
+    """Operators that were registered. `undo`, or the end of a `with`, restores the earlier entries."""
 
     def __init__(self, names: Sequence[str], operator: Operator) -> None:
         self._before = {name: TABLE.get(name) for name in names}
@@ -160,7 +160,7 @@ class Registration:
 
 
 def register(*names: str, operator: Operator) -> Registration:
-    """Tell the package about an operator that it does not know.
+    """Register an operator that the package does not know.
 
     Args:
         names: of the operator without the underscore of in-place ones: "relu" for one of torch's own,
@@ -198,7 +198,8 @@ def find(operation: Operation) -> Operator | None:
 
 
 def channels(flow: ChannelTracer, operation: Operation) -> Any:
-    """The value of an operation under the entry of its operator; without one, what it reads is held fast."""
+    """The value of an operation under the entry of its operator; without one, the channels it reads are "
+    "pinned."""
     entry, values = find(operation), flow.values(operation.arguments)
     if entry is not None and all(0 not in value.shape or value.shape == (0,) for value in values):
         result = entry.channels(flow, operation)
@@ -245,7 +246,7 @@ def _form(operation: Operation, reads: Sequence[Read]) -> Form:
 
 
 def resize(module: nn.Module, before: Mapping[str, Shape]) -> None:
-    """Bring a module's size attributes up to date, as the operator that uses its parameters says."""
+    """Bring a module's size attributes up to date, by the operator that uses its parameters."""
     entry = next((entry for entry in TABLE.values() if entry.holds(module, before)), None)
     if entry is not None:
         entry.resize(module, before)

@@ -38,7 +38,7 @@ class View(MomentPreserving):
         return result.then("flatten", operation.operator) if merged else result
 
     def form(self, operation: Operation, reads: Reads) -> Form | None:
-        """Channels by themselves in some dimension, or in the last one with their places behind them."""
+        """Channels by themselves in some dimension, or in the last one with their positions after them."""
         x, shape = reads[0], operation.output
         assert x.channel is not None
         width, behind, ahead = x.shape[x.channel], prod(x.shape[x.channel + 1 :]), prod(x.shape[: x.channel])
@@ -57,7 +57,7 @@ class View(MomentPreserving):
         return Signal(x.mean, x.covariance, int(form.values[0])) if x.repeat == 1 else None
 
     def covariance(self, at: Propagated, form: Form, parts: Parts, other: Signal) -> Tensor | None:
-        """That of what it reads, except behind a flatten."""
+        """That of its input, except after a flatten."""
         return None if form.values else parts[0]
 
 
@@ -207,7 +207,7 @@ class Index(Operator):
     """Places of one dimension, looked up by a tensor of positions."""
 
     def channels(self, flow: ChannelTracer, operation: Operation) -> Value | None:
-        """Channels along that dimension are held fast; others stand behind what was looked up."""
+        """Channels along that dimension are pinned; others come after the looked-up ones."""
         x, args = flow.value(operation.first), operation.arguments
         if x is None:
             return None

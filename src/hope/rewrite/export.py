@@ -62,12 +62,12 @@ def export_onnx(
 ) -> Exported:
     """Write a network as ONNX: one file, its inputs named as the arguments of the model's `forward`.
 
-    The weights are inside the file as long as they are below 2 GB; larger ones lie beside it.
+    The weights are inside the file as long as they are below 2 GB; larger ones are in files next to it.
 
     Args:
-        model: any model that `torch.export` can capture; it is written as it evaluates.
+        model: any model that `torch.export` can capture; it is exported in evaluation mode.
         example: an input it can run on.
-        path: the file, which appears whole or not at all.
+        path: the file, which is written completely or not at all.
         dynamic: let the batch, the first dimension of every input, be of any size. A model that does not
             allow that is written for the example's batch; a warning and the result's `note` say so.
         check: compare the answers of onnxruntime with the model's on two batch sizes, if it is installed.
@@ -104,9 +104,9 @@ def export_program(
     """Write a network as a `.pt2` file: `torch.export.load(path).module()` runs without the model's code.
 
     Args:
-        model: any model that `torch.export` can capture; it is written as it evaluates.
+        model: any model that `torch.export` can capture; it is exported in evaluation mode.
         example: an input it can run on; the program is called as the example is given, by position or name.
-        path: the file, which appears whole or not at all.
+        path: the file, which is written completely or not at all.
         dynamic: let the batch, the first dimension of every input, be of any size. A model that does not
             allow that is written for the example's batch; a warning and the result's `note` say so.
         check: read the file again and compare its answers with the model's on two batch sizes.

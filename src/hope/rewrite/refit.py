@@ -285,28 +285,28 @@ def refit(
     checkpoint: str | PathLike[str] | None = None,
     progress: bool | None = None,
 ) -> nn.Module:
-    """Fit a network that was made smaller to the original: every weight, in order, so that it says from the
-    signals that it gets now what the original said from its own. No labels, no gradients, no tuning; whoever
-    made it smaller. Neither model is changed.
+    """Refit a pruned network to the original, whichever tool pruned it: layer-wise regression of every
+    weight, in order of execution, onto the original's activations. No labels, no gradients. Neither model is
+    changed.
 
     Args:
-        original: the network before.
-        small: the network now: the same code, fewer channels in some layers. Which ones are left is found by
-            comparing the numbers of BNs and biases, or filters.
-        inputs: a few unlabelled batches; or without data, "patterns" or "dream", as `hope.Absorb` takes them.
-        example: an input that the networks run on, where inputs are made up.
-        kept: for layers whose numbers have changed too much to tell: module -> the places of the original's
-            outputs that are left, in their order.
-        exclude: patterns (`*`, `?`) of modules that stay as they are.
-        checkpoint: a file to note what is fitted in while it is under way; an interrupted fit of the same
-            networks on the same inputs goes on from there. It is gone when the fit is finished.
+        original: the network before pruning.
+        small: the pruned network: the same code, fewer channels in some layers. The kept channels are found
+            by comparing BN parameters and biases, or filters.
+        inputs: a few unlabelled batches; or without data, "patterns" or "dream", as in `hope.Absorb`.
+        example: an input that the networks run on, for synthetic inputs.
+        kept: for layers whose weights changed too much for that: module -> the kept positions of the
+            original's outputs, in their order.
+        exclude: patterns (`*`, `?`) of modules that are not changed.
+        checkpoint: a file for the state of an interrupted refit, which resumes with the same networks and
+            inputs. It is deleted when the refit is finished.
         progress: show a progress bar; by default on a terminal only.
 
     Returns:
-        A fitted copy of `small`. BNs behind fitted weights have the original's statistics again.
+        A refitted copy of `small`. BNs after refitted weights have the original's statistics.
 
     Raises:
-        InvalidAction: it cannot be told which outputs of a layer are left.
+        InvalidAction: the kept outputs of a layer cannot be identified.
 
     Example:
         >>> import torch, hope

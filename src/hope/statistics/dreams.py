@@ -92,19 +92,19 @@ def dream(
     seed: int = 0,
     progress: bool | None = None,
 ) -> list[tuple[Any, ...] | dict[str, Any]]:
-    """Batches of inputs as the network's BN statistics describe them: a stand-in for data. Images start as
-    shapes that cover one another, other inputs as noise. A language model of transformers, given by an
-    example with `input_ids`, writes texts as long as the example itself.
+    """Batches of synthetic inputs that match the network's BN statistics. Images start as dead leaves
+    (overlapping shapes), other inputs as noise. A language model of transformers, given an example with
+    `input_ids`, generates texts of the example's length.
 
-    They can be given to whatever takes inputs. `hope.refit` and the methods' `calibration=` do better with
-    the words "dream" and "patterns": then they know that these inputs are made up. Images larger than 128 a
-    side are halved where the network takes it.
+    Use them wherever inputs are needed. For `hope.refit` and `calibration=` pass the words "dream" and
+    "patterns" instead: then HOPE treats the inputs as synthetic. Images larger than 128 pixels a side are
+    halved if the network accepts that.
 
     Args:
-        count: how many; by default 128 small images, fewer of large ones, not below 32.
-        steps: passes forward and back, at most; it ends where they are as near to the statistics as real
-            batches are. 0 for patterns as they are, in the scale that the first BN expects.
-        seed: of what is made up.
+        count: their number; by default 128 small images, fewer large ones, at least 32.
+        steps: the largest number of forward and backward passes; optimisation stops when the inputs are as
+            close to the statistics as real batches are. 0 gives patterns at the scale of the first BN.
+        seed: of the random numbers.
 
     Example:
         >>> import torch, hope

@@ -20,11 +20,11 @@ PLAN = "adapter.json"
 class Head(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The new head."""
 
-    name: str  # the module that it stands in for
+    name: str  # the module that it replaces
     kind: str  # its class
     # how to make it again, where that is known; what it does not say is as in the source's head
     recipe: dict[str, Any] | None
-    shapes: dict[str, list[int]] | None  # of its parameters and buffers; None if they were not told
+    shapes: dict[str, list[int]] | None  # of its parameters and buffers; None if not stored
 
 
 class Cost(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -64,7 +64,7 @@ class Cost(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
 
 
 class AdapterRecord(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What `adapter.json` says."""
+    """The content of `adapter.json`."""
 
     method: str  # "deft", or a baseline's name
     original: str  # fingerprint of the source checkpoint

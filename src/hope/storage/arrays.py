@@ -26,13 +26,13 @@ OURS = (*RECORDS, LOCK, OWNER, "partial.json", "partial.json.fit", "report.html"
 
 
 class Arrays(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A file of tensors, as a record tells it."""
+    """A file of tensors in a record."""
 
-    file: str  # its name; it lies beside the record
+    file: str  # its name, next to the record
     sha256: str  # of its content
 
     def inside(self, folder: Path) -> Path:
-        """Its path. No file outside the folder is read, whatever the record says."""
+        """Its path. No file outside the folder is read, whatever the record contains."""
         return folder / Path(self.file).name
 
 
@@ -58,7 +58,7 @@ def packed(tensors: Mapping[str, Tensor]) -> bytes:
 
 
 def read_arrays(folder: Path, arrays: Arrays) -> dict[str, Tensor]:
-    """The tensors of a file, whose hash must be the one that was told."""
+    """The tensors of a file, whose hash must be the recorded one."""
     path = arrays.inside(folder)
     try:
         if _file_hash(path) != arrays.sha256:

@@ -30,7 +30,7 @@ T = TypeVar("T")
 class Format(Generic[T]):
     """A kind of file."""
 
-    name: str  # the format, as files tell it
+    name: str  # the format, as stored in files
     what: str  # what people call what is in it
     record: type[T]  # the type of its record
     version: int  # the version that is written
@@ -141,7 +141,7 @@ def not_as_it_should(path: Path, form: Format[Any], error: Exception) -> Damaged
     """The error for a complete file with invalid content."""
     kind = "" if isinstance(error, msgspec.ValidationError) else f"{type(error).__name__}: "
     said = f"{kind}{first_line(error)}"
-    return DamagedFolder(f"{path} does not say what it should ({said}): save the {form.what} again")
+    return DamagedFolder(f"{path} has invalid content ({said}): save the {form.what} again")
 
 
 def json_schema(form: Format[Any]) -> Plain:

@@ -1,6 +1,6 @@
 """From the version before to the one that is written: plain data in, plain data out, a function per format.
 
-A migration uses nothing of the package, so that it stays as it is whatever the package comes to.
+A migration uses nothing of the package, so that it never has to change.
 """
 
 from __future__ import annotations

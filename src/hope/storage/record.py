@@ -19,7 +19,7 @@ from hope.structure.units import Skipped, Unit
 from hope.trace.blocks import Block
 
 PLAN = "trajectory.json"
-MOST = 1 << 26  # places that all units of a network may have together, whatever a file says
+MOST = 1 << 26  # the largest number of positions of all units of a network
 
 
 @dataclass(frozen=True)
@@ -101,7 +101,7 @@ class StoredAnatomy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
 
 
 class RunRecord(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What `trajectory.json` says."""
+    """The content of `trajectory.json`."""
 
     original: str  # fingerprint of the checkpoint that was compressed
     weights: Arrays  # the compressed weights
@@ -171,7 +171,9 @@ def check_places(plan: Plain) -> None:
         for place in unit.places:
             (size, neurons), shape = extent(place.owner), anatomy.shapes[place.tensor]
             if not 0 <= place.dim < len(shape) or size != shape[place.dim]:
-                raise ValueError(f"{place.tensor} has shape {shape}, dimension {place.dim} is told as {size}")
+                raise ValueError(
+                    f"{place.tensor} has shape {shape}, dimension {place.dim} is recorded as {size}"
+                )
             if neurons > unit.neurons:
                 raise ValueError(
                     f"{place.tensor} has {neurons} neurons of {unit.name}, which has {unit.neurons}"

@@ -95,7 +95,7 @@ class Run:
     folder: Path = Path("run")  # where it was read from
     arrays: Arrays = UNSAVED  # the saved weights
     moments: Moments | None = None  # the saved moments, if there are any
-    details: Details = field(default_factory=Details)  # what a report can tell beyond that
+    details: Details = field(default_factory=Details)  # details for reports
     held: Mapping[str, InputStatistics] | None = None  # the moments of a run that is not read from a folder
     trained: bool = False  # whether the saved weights were trained on since
     fitted: Arrays | None = None  # the saved inputs, if there are any

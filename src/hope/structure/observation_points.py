@@ -33,7 +33,7 @@ class ObservationPoint:
     operation: str  # its name
     dim: int  # the dimension that they stand in
     owner: Ids  # (size of the dimension,) the neuron at each place, -1 where there is none of them
-    # what the result goes through on the way to the reader; None if nothing is known to change it from there
+    # the activation between the result and the reader; None if no later change is known
     # on
     activation: Link | None = None
     behind: str = ""  # the BN between that activation and the reader, "" if there is none

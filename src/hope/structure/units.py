@@ -27,7 +27,7 @@ class IndexMap:
     # channels of a stream) or "along" (BN numbers, biases, depthwise filters, gates: whatever else goes with
     # the neuron)
     role: str
-    owner: Ids  # (size of the dimension,) the neuron at each place, -1 where another unit or nothing stands
+    owner: Ids  # (size of the dimension,) the neuron at each place, -1 if it belongs to another unit or none
 
     @cached_property
     def owned(self) -> Ids:
@@ -102,7 +102,7 @@ class Unit:
     """What is removed together: a layer's neurons, or a stream's channels.
 
     A neuron of a unit can only go with everything it owns: its rows in the writers, its columns in the
-    readers, and what stands between (BN numbers, biases, depthwise filters, gates).
+    readers, and what is between (BN parameters, biases, depthwise filters, gates).
     """
 
     name: str  # the first writer's module path (or weight name for a bare parameter)
