@@ -5,25 +5,27 @@ from __future__ import annotations
 from collections import Counter
 from typing import Any
 
-HEAD = """# What the tests would notice
+HEAD = """# Mutation tests
 
-Small wrong programs, one change each (a comparison, an operator, a number, a condition, a result, a clamp),
-meet the tests that run the changed line. The share of them that some test notices, and those that none
-does. Made by
+Each mutant changes one thing in the source: a comparison, an operator, a number, a condition, a result or a
+clamp. The tests that run the changed line should fail. The tables give the share of mutants that some test
+detects, and list those that no test detects. To repeat:
 
     python -m tests.mutation.run --map                         # which test runs which line
-    python -m tests.mutation.run geometry methods run surgery --sample 60 --seed 0
+    python -m tests.mutation.run geometry methods schedule rewrite --sample 60 --seed 0
     python -m tests.mutation.run deft --sample 40 --seed 1
-    python -m tests.mutation.run geometry methods run surgery --sample 7 --seed 2
+    python -m tests.mutation.run geometry methods schedule rewrite --sample 7 --seed 2
     python -m tests.mutation.run --again --seconds 400         # survivors, with more tests each
     python -m tests.mutation.run --page
 
-from `tests/mutation/results.json`: {note}.
+Data: `tests/mutation/results.json`: {note}. Names are those of the tested version: the package `run` is now
+`schedule`, and `surgery` is now `rewrite`.
 
-"Caught at first" is what tests noticed that had not seen the mutants, within {seconds} seconds of tests each,
-quickest first: a lower bound, since a slower test may notice more. "Caught now" is after tests were written
-*for these survivors* and others were given more time: near everything by construction, and no word on mutants
-that were not drawn. Which survivors do not matter was judged by hand.
+*Caught at first*: detected by tests that were written before the mutants were drawn, within {seconds} seconds
+    of
+tests per mutant, quickest first. This is a lower bound, because a slower test may detect more. *Caught now*:
+after tests were written *for these survivors*, and with more time. This is near 100% by construction and says
+nothing about other mutants. Which survivors do not matter was decided by hand.
 """
 
 
@@ -46,16 +48,16 @@ def written(kept: dict[str, Any]) -> str:
         told = (package, f"{possible:,}", tried, first, shares, some["caught"], idle, some["left"])
         lines.append("| " + " | ".join(map(str, told)) + " |")
     entries = sorted(kept["mutants"].items())
-    lines += ["", "By the seed of the draw, each with the tests of its day:", "", *by_draw(kept)]
+    lines += ["", "By seed, each with the tests at that time:", "", *by_draw(kept)]
     lines += ["", "## Survivors that do not matter", "", "| change | why |", "|---|---|"]
     for name, entry in entries:
         if kind(entry) == "idle":
             lines.append(f"| {shown(name)} | " + entry["why"].replace("|", "\\|") + " |")
     open_ = [name for name, entry in entries if kind(entry) == "left"]
     if open_:
-        lines += ["", "## Survivors that a test should notice", "", *(f"- {shown(name)}" for name in open_)]
+        lines += ["", "## Survivors that a test should detect", "", *(f"- {shown(name)}" for name in open_)]
     noticed = [name for name, e in entries if kind(e) == "caught" and e["first"] not in ("caught", "hangs")]
-    lines += ["", "## Not caught at first, and now", "", *(f"- {shown(name)}" for name in noticed)]
+    lines += ["", "## Caught now, not at first", "", *(f"- {shown(name)}" for name in noticed)]
     return "\n".join(lines) + "\n"
 
 

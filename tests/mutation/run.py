@@ -40,8 +40,8 @@ ROOT = Path(__file__).resolve().parents[2]
 SOURCE = ROOT / "src" / "hope"
 RESULTS = Path(__file__).with_name("results.json")
 PAGE = ROOT / "docs" / "mutation.md"
-PACKAGES = ("geometry", "methods", "run", "surgery", "deft")
-TESTS = ("geometry", "methods", "run", "surgery", "judge", "signals", "deft", "test_encode.py")
+PACKAGES = ("geometry", "methods", "schedule", "rewrite", "deft")
+TESTS = ("geometry", "methods", "schedule", "rewrite", "evaluate", "statistics", "deft", "test_encode.py")
 PATIENCE = 40  # seconds of the processor more than its tests take, and it hangs
 BARE = [
     "-x",
