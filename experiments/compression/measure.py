@@ -26,7 +26,7 @@ from experiments.compression.methods import METHODS, READINGS, keywords
 from experiments.compression.store import UnusableResults, read_results
 from hope.api import inspect
 from hope.bench.accuracy import accuracy, interval
-from hope.bench.budgets import At, by_unit, compressed
+from hope.bench.budgets import by_unit, kept, located
 from hope.bench.results import check_out, versions, write_results
 from hope.errors import InfeasibleBudget, first_line
 from hope.evaluate.fidelity import Fidelity, images_for
@@ -254,9 +254,17 @@ def _made(task: Task, anatomy: Anatomy, method: str, budgets: Sequence[str]) -> 
         yield _Made(budget, network, facts, shared + time.perf_counter() - start)
 
 
-def _compressed(task: Task, anatomy: Anatomy, settings: Mapping[str, Any], budgets: Sequence[str]) -> At:
+def _compressed(
+    task: Task, anatomy: Anatomy, settings: Mapping[str, Any], budgets: Sequence[str]
+) -> peers.At:
     """The networks of a method; what all budgets share is done once."""
     if "peer" in settings:
         return peers.compressed(settings["peer"], task.model, task.example, anatomy)
     options = keywords(settings, task.unlabelled)
-    return compressed(task.model, task.example, anatomy, budgets, **options)
+    where = located(task.model, task.example, anatomy, budgets, **options)
+
+    def at(budget: str) -> tuple[nn.Module, dict[str, Any]]:
+        encoding, steps = where(budget)
+        return encoding.at(steps=steps), kept(encoding.trajectory, steps)
+
+    return at

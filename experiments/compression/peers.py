@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from importlib.util import find_spec
 from typing import Any
 
 from torch import Tensor, nn
 
 from hope._util.calls import duplicate
-from hope.bench.budgets import KEPT, At, parse
+from hope.bench.budgets import KEPT, parse
 from hope.errors import HopeError, InfeasibleBudget
 from hope.structure.anatomy import Anatomy
 
 NAMES = ("torch-pruning magnitude", "torch-pruning BN scale", "torch-pruning LAMP", "torch-pruning FPGM")
 STEPS = 200  # how finely the ratio is raised
+At = Callable[[str], tuple[nn.Module, dict[str, Any]]]  # budget -> (network, facts)
 
 
 class MissingPeer(HopeError):

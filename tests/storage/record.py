@@ -13,6 +13,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
@@ -21,7 +22,7 @@ from torch.nn import functional as F
 import hope
 from hope.deft.tuning import Tuning
 from hope.storage.adapter import ADAPTER
-from hope.storage.codec import Format, json_schema
+from hope.storage.codec import _ENVELOPE, Format, Plain
 from hope.storage.record import RUN
 from tests.golden.record import digits
 from tests.latency.fake import faked
@@ -30,6 +31,20 @@ OLD = Path(__file__).parent / "old"
 SCHEMAS = Path(__file__).parents[2] / "docs" / "schema"
 FORMS: tuple[Format[Any], ...] = (RUN, ADAPTER)
 EXAMPLE = torch.zeros(1, 1, 8, 8)
+
+
+def json_schema(form: Format[Any]) -> Plain:
+    """The JSON Schema of a kind of file."""
+    packed = {"type": "array", "description": "[size, neurons, places, start, step, step], or [owners]"}
+    schema = msgspec.json.schema(form.record, schema_hook=lambda _: packed)
+    record = schema["$defs"][form.record.__name__]
+    told = {"format": {"const": form.name}, "version": {"const": form.version}}
+    record["properties"].update(told, schema={"const": form.schema}, sha256={"type": "string"})
+    record["required"] = [*_ENVELOPE, *record["required"]]
+    for entry in schema["$defs"].values():
+        entry.pop("description", None)  # docstrings, which may be reworded
+    whole = {"$schema": "https://json-schema.org/draft/2020-12/schema", "$id": form.schema, **schema}
+    return json.loads(json.dumps(whole))
 
 
 @torch.no_grad()

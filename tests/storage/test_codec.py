@@ -20,12 +20,12 @@ from torch import nn
 import hope
 from hope._util.digest import digest_of
 from hope.reasons import Cause, Reason
-from hope.storage.codec import Format, decode, encode, json_schema, pack, unpack
+from hope.storage.codec import Format, decode, encode, pack, unpack
 from hope.storage.record import PLAN, Details, StoredAnatomy
 from hope.structure.steps import Absorption, AnyStep, Evict, Merge, Prune
 from hope.trace.blocks import Block, Replace, ReplaceByZero
 from tests.golden.record import digits
-from tests.storage.record import EXAMPLE, FORMS, OLD, SCHEMAS, tuned
+from tests.storage.record import EXAMPLE, FORMS, OLD, SCHEMAS, json_schema, tuned
 from tests.support import random_cut, same
 
 STEPS: tuple[AnyStep, ...] = (

@@ -19,9 +19,6 @@ from hope.structure.steps import Step
 KEPT = {"density": "neurons", "params": "parameters", "macs": "macs"}
 """unit -> what it is called in the facts about a compressed network."""
 
-At = Callable[[str], tuple[nn.Module, dict[str, Any]]]
-"""budget -> (network, facts)."""
-
 
 def parse(budget: str, units: Collection[str] = tuple(KEPT)) -> tuple[str, float]:
     """Unit and share.
@@ -51,19 +48,6 @@ def by_unit(budgets: Sequence[str]) -> dict[str, list[str]]:
     for budget in budgets:
         found.setdefault(parse(budget)[0], []).append(budget)
     return {unit: sorted(some, key=parse)[::-1] for unit, some in found.items()}
-
-
-def compressed(
-    model: nn.Module, example: Tensor, anatomy: Anatomy, budgets: Sequence[str], **options: Any
-) -> At:
-    """The networks at some budgets, and what they keep; see `located`."""
-    where = located(model, example, anatomy, budgets, **options)
-
-    def at(budget: str) -> tuple[nn.Module, dict[str, Any]]:
-        encoding, steps = where(budget)
-        return encoding.at(steps=steps), kept(encoding.trajectory, steps)
-
-    return at
 
 
 def located(

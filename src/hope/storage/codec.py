@@ -7,12 +7,11 @@ version before is migrated when it is read.
 
 from __future__ import annotations
 
-import json
 import reprlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Generic, TypeVar, cast
+from typing import Any, Generic, TypeVar
 
 import msgspec
 import numpy as np
@@ -142,20 +141,6 @@ def not_as_it_should(path: Path, form: Format[Any], error: Exception) -> Damaged
     kind = "" if isinstance(error, msgspec.ValidationError) else f"{type(error).__name__}: "
     said = f"{kind}{first_line(error)}"
     return DamagedFolder(f"{path} has invalid content ({said}): save the {form.what} again")
-
-
-def json_schema(form: Format[Any]) -> Plain:
-    """The JSON Schema of a kind of file."""
-    packed = {"type": "array", "description": "[size, neurons, places, start, step, step], or [owners]"}
-    schema = msgspec.json.schema(form.record, schema_hook=lambda _: packed)
-    record = schema["$defs"][form.record.__name__]
-    told = {"format": {"const": form.name}, "version": {"const": form.version}}
-    record["properties"].update(told, schema={"const": form.schema}, sha256={"type": "string"})
-    record["required"] = [*_ENVELOPE, *record["required"]]
-    for entry in schema["$defs"].values():
-        entry.pop("description", None)  # docstrings, which may change
-    whole = {"$schema": "https://json-schema.org/draft/2020-12/schema", "$id": form.schema, **schema}
-    return cast("Plain", json.loads(json.dumps(whole)))
 
 
 # ---- index arrays ------------------------------------------------------------------------------------------
