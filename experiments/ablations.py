@@ -11,9 +11,10 @@ import numpy as np
 
 import hope
 from hope._util.numbers import rounded
+from hope.actions import Rewrite
 from hope.errors import UnknownMethod
 from hope.methods.absorption import AbsorbPath, AbsorbState, Array
-from hope.methods.base import NetworkStatistics, Rewrite
+from hope.methods.base import NetworkStatistics
 
 
 @dataclass(frozen=True)

@@ -52,8 +52,8 @@ def _order(encoding: hope.Encoding) -> list[tuple[str, int]]:
     """Neurons in the order in which they leave; an evicted block takes all that are left of its layers."""
     gone: dict[tuple[str, int], None] = {}
     for step in encoding.trajectory.steps:
-        if step.gone:
-            gone.update(dict.fromkeys((step.name, neuron) for neuron in step.gone))
+        if step.removed:
+            gone.update(dict.fromkeys((step.name, neuron) for neuron in step.removed))
             continue
         for name in encoding.anatomy.block(step.name).layers:
             neurons = range(encoding.anatomy.unit(name).neurons)

@@ -26,10 +26,10 @@ from experiments.command import RESULTS as FOLDER
 from experiments.command import call, network_parser
 from experiments.data import data_folder
 from hope._util.operators import declare_missing_operators
+from hope._util.tensors import get
+from hope.actions import Action
 from hope.bench.results import check_out, versions, write_results
-from hope.rewrite.resize import get
 from hope.structure.anatomy import Anatomy
-from hope.structure.steps import Step
 
 RESULTS = FOLDER / "normed.json"
 TITLES = {
@@ -140,9 +140,9 @@ def measured(model: nn.Module, text: Tensor) -> dict[str, Any]:
     for count in CHANNELS:
         point = found["gains"].setdefault(str(count), {})
         for kind in ("absorbed", "pruned"):
-            steps: list[Step] = list(path[:count])
+            steps: list[Action] = list(path[:count])
             if kind == "pruned":
-                steps = [hope.Prune(stream.name, [k for step in steps for k in step.gone])]
+                steps = [hope.Prune(stream.name, [k for step in steps for k in step.removed])]
             for gain, factor in GAINS.items():
                 if kind == "absorbed" or factor is not None:
                     small = hope.cut(
@@ -170,13 +170,13 @@ def scale(
     small: nn.Module,
     model: nn.Module,
     anatomy: Anatomy,
-    steps: Sequence[Step],
+    steps: Sequence[Action],
     factor: Callable[[float], float] | None,
 ) -> None:
     """Give the norms of a small network other weights: the original's times a factor."""
     if factor is None:
         return
-    unit, gone = anatomy.unit(steps[0].name), {k for step in steps for k in step.gone}
+    unit, gone = anatomy.unit(steps[0].name), {k for step in steps for k in step.removed}
     for part in (part for part in unit.places if part.role == "norm"):
         kept = [place for place, owner in enumerate(part.owner.tolist()) if owner not in gone]
         whole = get(model, part.tensor)

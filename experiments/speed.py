@@ -20,6 +20,7 @@ from experiments import readme
 from experiments.command import RESULTS as FOLDER
 from experiments.command import call
 from hope._util.tables import grid, text
+from hope.actions import Evict
 from hope.api import encode, inspect
 from hope.bench.results import check_out, write_results
 from hope.bench.speed import peak_megabytes, resident_megabytes, seconds, whole_network
@@ -29,7 +30,6 @@ from hope.geometry import costs, gaussian
 from hope.methods.pairs import PairPath, PaperState
 from hope.methods.paper import Paper
 from hope.schedule.search_space import SearchSpace
-from hope.structure.steps import Evict
 from zoo.networks import ResNet50V1
 
 RESULTS = FOLDER / "speed.json"

@@ -89,7 +89,7 @@ def _measured(
                 "accuracy": accuracy(encoding.at(steps=steps), images, labels),
                 "macs": size.macs / whole.macs,
                 "params": size.parameters / whole.parameters,
-                "channels": sum(len(step.gone) for step in taken if step.name in channels),
+                "channels": sum(len(step.removed) for step in taken if step.name in channels),
                 "seconds": seconds,
             },
         )

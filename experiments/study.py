@@ -67,7 +67,7 @@ def _exact_borders(encoding: hope.Encoding, small: torch.nn.Module, steps: int) 
     """Add at run time what a folded constant gets wrong where a kernel reaches over a zero-padded border."""
     gone: dict[str, list[int]] = {}
     for step in encoding.trajectory.steps[:steps]:
-        gone.setdefault(step.name, []).extend(step.gone)
+        gone.setdefault(step.name, []).extend(step.removed)
     for layer in encoding.anatomy.layers:
         for reader in layer.readers if layer.name in gone else ():
             intake = encoding.intakes[reader.weight]

@@ -106,7 +106,7 @@ def _measured(
             "accuracy": accuracy(cut, images, labels),
             "neurons": size.neurons,
             "params": size.parameters / anatomy.size().parameters,
-            "heads": heads - sum(len(step.gone) for step in taken if "attention" in step.name),
+            "heads": heads - sum(len(step.removed) for step in taken if "attention" in step.name),
             "seconds": {"choosing": seconds},
         }
         start = time.perf_counter()

@@ -11,8 +11,8 @@ from torch import nn
 
 import hope
 from hope._util.tables import grid, html
+from hope.actions import Absorption
 from hope.deft.tuning import Penalty
-from hope.structure.steps import Absorption
 from tests.support import randomise
 from zoo.networks import CifarResNet
 

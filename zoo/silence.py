@@ -15,10 +15,10 @@ from torch.export import ExportedProgram
 from torch.utils import _pytree as pytree
 
 from hope._util.calls import Example, as_call
+from hope.actions import Evict, Prune
 from hope.errors import InvalidAction
 from hope.rewrite.apply import outcome
 from hope.structure.anatomy import Anatomy
-from hope.structure.steps import Evict, Prune
 from hope.trace.blocks import Block
 from hope.trace.program import Ref
 from zoo.interpretation import Instead, export, replaced
@@ -93,7 +93,7 @@ def masked(model: nn.Module, anatomy: Anatomy, actions: Sequence[Prune]) -> nn.M
     with torch.no_grad():
         for action in actions:
             for part in anatomy.unit(action.name).places:
-                places = torch.from_numpy(part.index[list(action.gone)].ravel())
+                places = torch.from_numpy(part.index[list(action.removed)].ravel())
                 if part.role == "in":
                     tensors[part.tensor].index_fill_(part.dim, places, 0)
                 elif part.role == "norm":
@@ -136,7 +136,7 @@ def silenced(
     segments = [block for block in (anatomy.block(one.name) for one in evictions) if block.before is not None]
     order = [layer.name for layer in anatomy.layers]
     for block in sorted(segments, key=lambda block: order.index(block.layers[0])):
-        dead = [k for one in unread if one.name == block.before for k in one.gone]
+        dead = [k for one in unread if one.name == block.before for k in one.removed]
         unread += [Prune(block.layers[0], dead)]
     for action in evictions:
         block = anatomy.block(action.name)

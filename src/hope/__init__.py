@@ -7,6 +7,7 @@ from hope._version import __version__
 
 if TYPE_CHECKING:
     from hope import deft, ops
+    from hope.actions import Evict, Merge, Prune
     from hope.api import capacities, encode, inspect
     from hope.encoding import Encoding
     from hope.errors import (
@@ -35,7 +36,6 @@ if TYPE_CHECKING:
     from hope.storage.run import load
     from hope.storage.run import save_run as save
     from hope.structure.anatomy import Anatomy
-    from hope.structure.steps import Evict, Merge, Prune
 
 __all__ = [
     "Absorb",
@@ -80,7 +80,7 @@ __all__ = [
 
 _PLACES = {  # where names are defined: each is imported on first use, and torch not before
     "hope.structure.anatomy": ("Anatomy",),
-    "hope.structure.steps": ("Evict", "Merge", "Prune"),
+    "hope.actions": ("Evict", "Merge", "Prune"),
     "hope.api": ("capacities", "encode", "inspect"),
     "hope.encoding": ("Encoding",),
     "hope.errors": (

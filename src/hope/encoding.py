@@ -294,7 +294,7 @@ class Encoding:
     def _parts(self) -> list[object]:
         """The summary, as tables and lines."""
         before, after = self.trajectory.size(0), self.size
-        mix = ", ".join(f"{count} {kind}s" for kind, count in self.trajectory.mix(self.steps).items())
+        mix = self.trajectory.counted(self.steps)
         title = f"{self.anatomy.model} by {self.method.name}: {self.steps} steps ({mix})"
         table = grid(title, " ", "before", "after", "kept")
         for name in ("neurons", "parameters", "macs"):

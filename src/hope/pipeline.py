@@ -16,6 +16,7 @@ from torch import nn
 from hope._util.calls import Example, duplicate
 from hope._util.memory import PART, allowed, beside, size_of
 from hope._util.progress import busy
+from hope.actions import Action
 from hope.encoding import Encoding
 from hope.evaluate.eviction_search import ordered, with_evictions
 from hope.evaluate.fidelity import Fidelity, images_for
@@ -35,7 +36,6 @@ from hope.schedule.search_space import SearchSpace, check_patterns, search_space
 from hope.schedule.width_constraints import check_multiple, check_uniform
 from hope.storage.run import fingerprint
 from hope.structure.anatomy import Anatomy
-from hope.structure.steps import Step
 
 NOT_LOADABLE = (
     "config.json cannot express per-layer widths, so from_pretrained would fail: "
@@ -214,7 +214,7 @@ def schedule(
     if undecided:
         steps = with_evictions(model, space, judges.synthetic, begun, options.executor, file, progress)
         begun = Resume(tuple(steps))
-    more: Iterator[Step] = iter(())
+    more: Iterator[Action] = iter(())
     if not space.judged:
         more = space.steps(executor=options.executor, done=begun.steps)
     multiples: Sequence[int] = (options.multiple_of or 1,)

@@ -81,7 +81,7 @@ def test_costs_are_those_of_the_encoder() -> None:
     part = hope.deft.partition(net, images(2))
     for state in _states(net):
         for step in PairPath(state, merge=None, kernel="zero-bias").steps():
-            assert part.costs[state.name][list(step.gone)].tolist() == [step.cost]
+            assert part.costs[state.name][list(step.removed)].tolist() == [step.cost]
             assert step.left > EPSILON
 
 

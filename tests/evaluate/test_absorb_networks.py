@@ -109,7 +109,7 @@ def test_absorbing_beats_pruning_the_same_neurons() -> None:
     net = network(3)
     encoding = hope.encode(net, EXAMPLE, density=0.6, method="absorb", evict=False)
     actions = encoding.trajectory.steps[: encoding.steps]
-    pruned = hope.cut(net, encoding.anatomy, [hope.Prune(a.name, a.gone) for a in actions])
+    pruned = hope.cut(net, encoding.anatomy, [hope.Prune(a.name, a.removed) for a in actions])
     assert error(net, encoding.model) < 0.7 * error(net, pruned)
 
 
@@ -215,7 +215,7 @@ def test_other_shapes_of_network(kind: str) -> None:
         encoding = hope.encode(net, EXAMPLE, density=0.75, method="absorb")
         actions = encoding.trajectory.steps[: encoding.steps]
         assert encoding.steps > 0
-        pruned = hope.cut(net, encoding.anatomy, [hope.Prune(a.name, a.gone) for a in actions])
+        pruned = hope.cut(net, encoding.anatomy, [hope.Prune(a.name, a.removed) for a in actions])
         ours, theirs = ours + error(net, encoding.model), theirs + error(net, pruned)
     assert ours < theirs
 
@@ -227,7 +227,7 @@ def test_layers_without_bn_are_left_alone_until_there_is_calibration() -> None:
     assert "calibration" in str(plan.left_alone["0"])
     x = torch.randn(256, 4, generator=torch.Generator().manual_seed(0))
     encoding = hope.encode(net, example, density=0.6, method=hope.Absorb(calibration=[x]))
-    pruned = hope.cut(net, encoding.anatomy, [hope.Prune(a.name, a.gone) for a in encoding.trajectory])
+    pruned = hope.cut(net, encoding.anatomy, [hope.Prune(a.name, a.removed) for a in encoding.trajectory])
     with torch.no_grad():
         right, ours, theirs = net(x), encoding.model(x), pruned(x)
     assert (ours - right).norm() < 0.5 * (theirs - right).norm()

@@ -8,6 +8,7 @@ from torch import nn
 
 import hope
 from hope._util.calls import as_call
+from hope.actions import Action, Evict
 from hope.errors import InfeasibleBudget, InvalidExample
 from hope.evaluate import eviction_search
 from hope.evaluate.eviction_search import LEVELS, TRIED, _EvictionSearch, _EvictionTrials, decide
@@ -16,7 +17,6 @@ from hope.evaluate.fidelity import Fidelity
 from hope.schedule.search_space import SearchSpace
 from hope.statistics.dreams import SIDE, _distance, _observing, probes, smaller
 from hope.statistics.patterns import coloured_noise
-from hope.structure.steps import Evict, Step
 from tests.evaluate.test_absorb_networks import EXAMPLE, network
 
 
@@ -158,7 +158,7 @@ def test_the_network_at_a_level_is_made_once(monkeypatch: pytest.MonkeyPatch) ->
     plan = SearchSpace.of(net, EXAMPLE, hope.inspect(net, EXAMPLE), hope.Absorb())
     made: list[int] = []
 
-    def counted(model: nn.Module, space: SearchSpace, steps: list[Step]) -> nn.Module:
+    def counted(model: nn.Module, space: SearchSpace, steps: list[Action]) -> nn.Module:
         made.append(len(steps))
         return _network(model, space, steps)
 

@@ -62,7 +62,7 @@ def differing(one: hope.Encoding, other: hope.Encoding) -> set[str]:
 def pruned(encoding: hope.Encoding) -> dict[str, Tensor]:
     """What plain pruning of the same neurons leaves."""
     steps = encoding.trajectory.steps[: encoding.steps]
-    prunes = [hope.Prune(step.name, step.gone) for step in steps]
+    prunes = [hope.Prune(step.name, step.removed) for step in steps]
     return hope.cut(encoding.original, encoding.anatomy, prunes).state_dict()
 
 
@@ -98,7 +98,7 @@ def test_without_repair_running_variances_stay(net: nn.Module, anatomy: hope.Ana
 def by_unit(encoding: hope.Encoding) -> dict[str, list[tuple[int, ...]]]:
     found: dict[str, list[tuple[int, ...]]] = {}
     for step in encoding.trajectory:
-        found.setdefault(step.name, []).append(step.gone)
+        found.setdefault(step.name, []).append(step.removed)
     return found
 
 
@@ -160,7 +160,7 @@ def test_linear_costs_are_what_is_lost(net: nn.Module, anatomy: hope.Anatomy) ->
         assert len(state.moments) == 1
         total = 0.0
         for step, other in zip(walk(state).steps(), AbsorbPath(state).steps(), strict=True):
-            assert (step.gone, step.left) == (other.gone, other.left)
+            assert (step.removed, step.left) == (other.removed, other.left)
             total += step.cost
             assert total == pytest.approx(state.share * (1 - step.left), rel=1e-6)
             assert step.cost <= other.cost * (1 + 1e-9)  # −log(1 − x) ≥ x

@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 import torch
 
+from hope.actions import Merge
 from hope.geometry import gaussian, kernels
 from hope.geometry.pair_table import BATCH, Layer, PairTable
 from hope.methods.pairs import PairPath, PaperState
-from hope.structure.steps import Merge
 from tests.geometry.explicit import random_layer
 
 LAYERS: dict[str, dict[str, Any]] = {

@@ -14,11 +14,11 @@ import torch
 from torch import nn
 
 import hope
+from hope.actions import Evict
 from hope.cli.main import main
 from hope.demo import DigitsNet
 from hope.schedule.budget import Budget, one_budget
 from hope.storage.run import read_run
-from hope.structure.steps import Evict
 from tests.latency.fake import Fake, faked
 from tests.support import randomise
 

@@ -16,6 +16,7 @@ from torch.nn import functional as F
 
 import hope
 from hope._util.digest import sealed
+from hope.actions import Evict
 from hope.demo import DigitsNet
 from hope.errors import CannotExport
 from hope.latency.cache import Table
@@ -25,7 +26,6 @@ from hope.latency.operators import Site, TimedOperator, read_layout
 from hope.latency.runtime import Runtime
 from hope.latency.stopwatch import Point, Stopwatch, in_turns, typical
 from hope.latency.surface import LatencyCurve
-from hope.structure.steps import Evict
 from tests.latency.fake import EACH, MACHINE, faked
 from tests.support import randomise
 

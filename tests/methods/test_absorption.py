@@ -52,7 +52,7 @@ def test_losses_along_a_path_are_those_of_dense_solves(seed: int, channels: int,
     gone: list[int] = []
     total = 0.0
     for move in path.steps():
-        gone += move.gone
+        gone += move.removed
         total += move.cost
         left = [max(1 - loss(state, gone, k), LEFT) for k in range(readers)]
         assert total == pytest.approx(-state.share * sum(np.log(left)), rel=1e-6)
@@ -67,8 +67,8 @@ def test_each_step_is_the_cheapest(seed: int) -> None:
     for move in AbsorbPath(state).steps():
         others = [i for i in range(state.neurons) if i not in gone]
         losses = {i: loss(state, [*gone, i], 0) for i in others}
-        assert losses[move.gone[0]] <= min(losses.values()) * (1 + 1e-9)
-        gone += move.gone
+        assert losses[move.removed[0]] <= min(losses.values()) * (1 + 1e-9)
+        gone += move.removed
 
 
 def test_downdated_inverses_match_fresh_ones() -> None:
@@ -94,7 +94,7 @@ def test_removals_that_are_gathered_are_those_made_one_by_one(
     fresh = torch.linalg.inv(state.moments[0][path.alive][:, path.alive])
     assert torch.allclose(path._sides[0].inverse, fresh, rtol=1e-8)
     found += path.steps()
-    assert [step.gone for step in found] == [step.gone for step in plain]
+    assert [step.removed for step in found] == [step.removed for step in plain]
     assert [step.cost for step in found] == pytest.approx([step.cost for step in plain], rel=1e-9)
 
 
@@ -130,7 +130,7 @@ def test_twins_constants_and_the_dead_go_first_and_cost_nothing() -> None:
     covariance = factor @ factor.T / 30
     outer = weight @ weight.T / float((weight @ weight.T * covariance).sum())
     moves = list(AbsorbPath(AbsorbState("x", 8, 1, 1.0, [ridged(covariance)], [outer])).steps())
-    first = {move.gone[0] for move in moves[:3]}
+    first = {move.removed[0] for move in moves[:3]}
     assert 7 in first
     assert first & {2, 5}
     assert first & {0, 1, 6}
@@ -152,7 +152,7 @@ def test_ill_conditioned_covariances_stay_finite(kind: str) -> None:
     }[kind]
     state = AbsorbState("x", n, 1, 1.0, [ridged(covariance)], [torch.eye(n, dtype=torch.float64) / n])
     moves = list(AbsorbPath(state).steps())
-    assert len({move.gone[0] for move in moves}) == n - 1
+    assert len({move.removed[0] for move in moves}) == n - 1
     assert all(np.isfinite([move.cost, move.left]).all() for move in moves)
     shares = takeover(state.moments[0], torch.arange(6), torch.arange(6, n))
     assert torch.isfinite(shares).all()
@@ -171,7 +171,7 @@ def test_permuting_neurons_permutes_the_path() -> None:
         [h[order][:, order] for h in state.outer],
     )
     moves, moved = list(AbsorbPath(state).steps()), list(AbsorbPath(other).steps())
-    assert [int(order[m.gone[0]]) for m in moved] == [m.gone[0] for m in moves]
+    assert [int(order[m.removed[0]]) for m in moved] == [m.removed[0] for m in moves]
 
 
 def test_batches_are_kept_until_they_hold_enough_inputs() -> None:

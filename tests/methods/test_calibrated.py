@@ -13,10 +13,10 @@ import torch
 from torch import Tensor, nn
 
 import hope
+from hope.actions import Merge
 from hope.methods.pairs import PaperState
 from hope.methods.paper import AnchoredBranch
 from hope.schedule.search_space import SearchSpace
-from hope.structure.steps import Merge
 from tests.support import assert_same, check_cut, masked, randomise, run
 
 X = torch.randn(256, 4, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
@@ -58,7 +58,7 @@ def test_merged_layers_are_what_their_recipes_say(bias: bool, merge: str, slope:
             i, j = step.keep, step.drop
             rows[i] = step.rows[0] * rows[i] + step.rows[1] * rows[j]
             outs[:, i] = step.outs[0] * outs[:, i] + step.outs[1] * outs[:, j]
-        for neuron in step.gone:
+        for neuron in step.removed:
             alive.remove(neuron)
         want = net[1](torch.cat([X, ones], dim=1) @ rows[alive].T) @ outs[:, alive].T + net[2].bias
         assert_same(run(encoding.at(steps=count), X), [want.detach()], 1e-9)
@@ -136,7 +136,7 @@ def test_layers_that_are_pruned_only_are_named(norm: nn.Module, words: str) -> N
     encoding = hope.encode(net, images[:1], density=0.5, method=hope.Paper(calibration=[images]))
     assert {step.kind for step in encoding.trajectory.steps} == {"prune"}
     assert [note for note in encoding.notes if words in note and "pruned, not merged: 0" in note]
-    gone = [hope.Prune(step.name, step.gone) for step in encoding.trajectory.steps[: encoding.steps]]
+    gone = [hope.Prune(step.name, step.removed) for step in encoding.trajectory.steps[: encoding.steps]]
     assert_same(run(encoding.model, images), run(masked(net, encoding.anatomy, gone), images), 1e-5)
     silent = hope.encode(net, images[:1], density=0.5, method=hope.Paper(merge=None, calibration=[images]))
     assert silent.notes == ()  # nobody asked for merges

@@ -13,8 +13,9 @@ import torch
 from torch import Tensor, nn
 
 import hope
+from hope.actions import Rewrite
 from hope.geometry.parent import Side, alignments, parents
-from hope.methods.base import NetworkStatistics, Rewrite
+from hope.methods.base import NetworkStatistics
 from hope.rewrite.apply import cut
 from hope.statistics.checkpoint import Checkpoint
 from tests.support import randomise

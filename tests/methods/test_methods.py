@@ -84,6 +84,6 @@ def test_a_path_goes_to_an_executor_without_the_calibration() -> None:
     walk = pickle.loads(pickle.dumps(method.path))
     one = torch.eye(3, dtype=torch.float64)
     state = AbsorbState("layer", 3, 1, 1.0, [one], [torch.diag(torch.tensor([0.2, 0.5, 0.3]).double())])
-    assert [step.gone for step in walk(state).steps()] == [(0,), (2,)]
+    assert [step.removed for step in walk(state).steps()] == [(0,), (2,)]
     for other in ALL:
         assert callable(pickle.loads(pickle.dumps(other.path)))

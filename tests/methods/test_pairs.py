@@ -14,10 +14,10 @@ import torch
 from torch import nn
 
 import hope
+from hope.actions import Action, Merge
 from hope.methods.pairs import PairPath, PaperState
 from hope.methods.paper import paper_state
 from hope.statistics.checkpoint import Checkpoint
-from hope.structure.steps import Merge, Step
 from tests.geometry.explicit import FLOOR, Array, Layer, Pair, Parent, random_layer
 from tests.support import randomise
 
@@ -90,7 +90,7 @@ def write_parent(layer: Layer, i: int, j: int, parent: Parent, scale: float) -> 
     layer.mean[i], layer.spread[i] = into * parent.mean, into * parent.spread
 
 
-def walk(layer: Layer, merge: str | None, kernel: str) -> list[Step]:
+def walk(layer: Layer, merge: str | None, kernel: str) -> list[Action]:
     return list(PairPath(layer.state(), merge=merge, kernel=kernel).steps())
 
 
@@ -152,7 +152,7 @@ def assert_same_state(state: PaperState, capacities: Array, layer: Layer, alive:
 # ---- order ---------------------------------------------------------------------------------------------
 
 
-def families(moves: list[Step], names: Array) -> list[tuple[str, frozenset[int]]]:
+def families(moves: list[Action], names: Array) -> list[tuple[str, frozenset[int]]]:
     """Moves in terms of the original neurons that each one stands for, whatever places they have."""
     members = {place: frozenset([int(name)]) for place, name in enumerate(names)}
     told = []
@@ -161,7 +161,7 @@ def families(moves: list[Step], names: Array) -> list[tuple[str, frozenset[int]]
             members[move.keep] = members[move.keep] | members.pop(move.drop)
             told.append(("merge", members[move.keep]))
         else:
-            told.append(("prune", members.pop(*move.gone)))
+            told.append(("prune", members.pop(*move.removed)))
     return told
 
 

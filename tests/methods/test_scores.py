@@ -58,7 +58,7 @@ def test_the_lowest_raw_score_of_the_whole_network_goes_first_whatever_it_releas
     for step in steps:
         open_ = {key: s for key, s in left.items() if sum(layer == key[0] for layer, _ in left) > 1}
         first = min(open_, key=lambda key: open_[key])  # never the last neuron of a layer
-        assert (step.name, *step.gone) == first
+        assert (step.name, *step.removed) == first
         assert step.cost == pytest.approx(told[first], rel=1e-12)
         del left[first]
     assert len(left) == 2

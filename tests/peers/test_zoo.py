@@ -13,12 +13,12 @@ from torch.export import ExportedProgram
 
 import hope
 from hope._util.calls import Example
+from hope.actions import Merge
 from hope.rewrite.apply import outcome
 from hope.structure.analyse import read_model
 from hope.structure.anatomy import Anatomy
 from hope.structure.needs import Need, needs
 from hope.structure.sizes import sizes
-from hope.structure.steps import Merge
 from tests.support import assert_same, check_cut, masked, random_cut, randomise, run
 from zoo.foreign import Entry, zoo
 from zoo.interpretation import export
@@ -146,7 +146,7 @@ def recombined(model: nn.Module, anatomy: Anatomy, steps: Sequence[hope.Prune | 
                 keep, drop = (torch.from_numpy(part.index[one]) for one in (step.keep, step.drop))
                 first, second = step.outs if part.role == "in" else step.rows
                 tensor[keep] = first * tensor[keep] + second * tensor[drop]
-    return masked(silent, anatomy, [hope.Prune(step.name, step.gone) for step in steps])
+    return masked(silent, anatomy, [hope.Prune(step.name, step.removed) for step in steps])
 
 
 @pytest.mark.parametrize("key", WITHOUT_BN)

@@ -8,9 +8,9 @@ import hypothesis.strategies as st
 from hypothesis import given
 
 import hope
+from hope.actions import Evict
 from hope.rewrite.apply import outcome
 from hope.structure.sizes import sizes
-from hope.structure.steps import Evict
 from tests.properties.networks import Net, build, example, networks, skipless
 from tests.properties.reference import random_evictions
 from tests.support import random_cut
@@ -22,7 +22,7 @@ seeds = st.integers(0, 1000)
 def test_sizes_are_those_of_the_networks_that_are_cut(net: Net, seed: int) -> None:
     model, rng = build(net), random.Random(seed)
     anatomy = hope.inspect(model, example(net))
-    prunes = [hope.Prune(a.name, n) for a in random_cut(anatomy, 0.4, seed) for n in a.gone]
+    prunes = [hope.Prune(a.name, n) for a in random_cut(anatomy, 0.4, seed) for n in a.removed]
     evictions = random_evictions(anatomy, rng, random_cut(anatomy, 0.4, seed))
     steps = rng.sample([*prunes, *evictions], len(prunes) + len(evictions))
     table = sizes(anatomy, steps)

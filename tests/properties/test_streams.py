@@ -52,7 +52,7 @@ def test_one_channel_alone_releases_what_it_says(net: Net, seed: int) -> None:
 def test_sizes_and_answers_are_right_as_neurons_channels_and_blocks_go(net: Net, seed: int) -> None:
     (model, anatomy), x, rng = opened(net), example(net), random.Random(seed)
     cut = random_cut(anatomy, 0.4, seed)
-    prunes = [hope.Prune(action.name, neuron) for action in cut for neuron in action.gone]
+    prunes = [hope.Prune(action.name, neuron) for action in cut for neuron in action.removed]
     evictions = random_evictions(anatomy, rng, cut)
     steps = rng.sample([*prunes, *evictions], len(prunes) + len(evictions))
     table = sizes(anatomy, steps)

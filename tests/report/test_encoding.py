@@ -33,7 +33,7 @@ def test_it_shows_what_the_saved_run_shows(encoding: hope.Encoding, tmp_path: Pa
     saved = run_data(read_run(folder), [])
     unsaved = run_data(encoding.as_run(folder, {"model": "net.py:make"}), [])
     assert saved["fidelity"]
-    assert saved["takers"]
+    assert saved["absorbers"]
     assert unsaved == saved
 
 

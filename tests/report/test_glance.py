@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
+from hope.actions import Absorption, Evict, Merge
 from hope.report.page import write_page
 from hope.storage.run import Run, read_run
-from hope.structure.steps import Absorption, Evict, Merge
 from tests.report.conftest import slide
 
 
@@ -153,7 +153,7 @@ def test_capacity_kept_is_that_of_the_neurons_that_are_still_there(
             shares.append(0.0)
             continue
         taken = [s for s in run.trajectory.steps[:steps] if s.name == layer.name and not isinstance(s, Evict)]
-        gone = {neuron for step in taken for neuron in step.gone}
+        gone = {neuron for step in taken for neuron in step.removed}
         own = run.details.measures[layer.name]
         kept = sum(value for neuron, value in enumerate(own) if neuron not in gone) / sum(own)
         shares.append(kept)

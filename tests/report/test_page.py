@@ -16,13 +16,13 @@ import torch
 from torch import nn
 
 import hope
+from hope.actions import Absorption, AnyAction, Merge
 from hope.demo import DigitsNet
 from hope.geometry.projection import RIDGE
-from hope.report.absorbers import takers
-from hope.report.page import KINDS, labels, page_data, render, run_data, scales, write_page
+from hope.report.absorbers import absorbers
+from hope.report.page import labels, page_data, render, run_data, scales, write_page
 from hope.storage import run as store
 from hope.storage.run import read_run
-from hope.structure.steps import Absorption, AnyStep, Merge
 from tests.latency.fake import faked
 from tests.report.conftest import EXAMPLE
 from tests.support import randomise
@@ -35,7 +35,7 @@ def widths(data: dict[str, Any], steps: int) -> dict[str, int]:
         if data["kinds"][t] != "e":
             left[data["targets"][t]] -= len(data["several"].get(str(t), [0]))
     return {
-        layer["name"]: 0 if layer["gone"] is not None and steps >= layer["gone"] else count
+        layer["name"]: 0 if layer["evicted"] is not None and steps >= layer["evicted"] else count
         for layer, count in zip(data["layers"], left, strict=True)
     }
 
@@ -55,7 +55,7 @@ def test_sizes_costs_and_releases_add_up_to_the_trajectory(folder: Path) -> None
     assert np.allclose(data["costs"], [step.cost for step in run.trajectory], rtol=1e-4)
     last: dict[tuple[bool, int], int] = {}
     for t, step in enumerate(run.trajectory):
-        assert data["kinds"][t] == KINDS[step.kind]
+        assert data["kinds"][t] == {"prune": "p", "merge": "m", "absorb": "a", "evict": "e"}[step.kind]
         target = (step.kind == "evict", data["targets"][t])
         assert data["blocks" if target[0] else "layers"][target[1]]["name"] == step.name
         last[target] = last.get(target, 0) + data["releases"][t]
@@ -107,12 +107,12 @@ def test_a_baselines_scores_fall_too(original: nn.Module, tmp_path: Path) -> Non
     assert data["left"][last] == pytest.approx(sum(scores) - sum(scores[i] for i in gone), rel=1e-4)
 
 
-def test_takers_are_the_projection_on_the_survivors(absorbed: Path) -> None:
+def test_absorbers_are_the_projection_on_the_survivors(absorbed: Path) -> None:
     run = read_run(absorbed)
     intakes = run.intakes()
     layer = run.anatomy.unit("squeeze")
-    order = [s.gone[0] for s in run.trajectory if isinstance(s, Absorption) and s.name == layer.name]
-    found = takers(layer, intakes, order[:5])
+    order = [s.removed[0] for s in run.trajectory if isinstance(s, Absorption) and s.name == layer.name]
+    found = absorbers(layer, intakes, order[:5])
     assert found is not None
     moments = intakes["head.weight"].moments
     floor = RIDGE * moments.diagonal().mean() * torch.eye(len(moments), dtype=torch.float64)
@@ -122,14 +122,14 @@ def test_takers_are_the_projection_on_the_survivors(absorbed: Path) -> None:
     assert found[4][0][0] == rest[most]
     assert found[4][0][1] == pytest.approx(float(want[most]), rel=1e-6)
     data = run_data(run)
-    assert len(data["takers"]) == len(data["kinds"]) - data["kinds"].count("e")
+    assert len(data["absorbers"]) == len(data["kinds"]) - data["kinds"].count("e")
 
 
 def test_runs_saved_before_there_were_details_still_have_a_page(folder: Path, tmp_path: Path) -> None:
     plan = json.loads((folder / store.PLAN).read_text())
     for name in ("details", "sha256"):
         plan.pop(name, None)
-    steps = msgspec.convert(plan["trajectory"], list[AnyStep])
+    steps = msgspec.convert(plan["trajectory"], list[AnyAction])
     plan["trajectory"] = msgspec.to_builtins([msgspec.structs.replace(step, left=0.0) for step in steps])
     plan["sha256"] = store.digest_of(plan)
     (tmp_path / store.PLAN).write_text(json.dumps(plan))

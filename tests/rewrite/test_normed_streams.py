@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import hope
-from hope.rewrite.resize import get, owner
+from hope._util.tensors import get, owner
 from hope.structure.anatomy import Anatomy
 from hope.structure.sizes import sizes
 from tests.support import assert_same, backward, masked, random_cut, run
@@ -225,7 +225,7 @@ def test_scores_remove_channels_as_silence_does(method: str) -> None:
     steps = encoding.trajectory.steps[: encoding.steps]
     gone: dict[str, list[int]] = {}
     for step in steps:
-        gone.setdefault(step.name, []).extend(step.gone)
+        gone.setdefault(step.name, []).extend(step.removed)
     assert {unit.name for unit in streams_of(anatomy)} <= gone.keys()
     actions = [hope.Prune(name, some) for name, some in gone.items()]
     assert_same(run(encoding.model, example), run(masked(net, anatomy, actions), example), 1e-9)
@@ -240,7 +240,7 @@ def test_norms_keep_what_is_left_as_loud_as_it_was(kind: str) -> None:
     encoding = hope.encode(net, example, density=0.3, method=method, streams=True, anatomy=anatomy)
     steps = [step for step in encoding.trajectory if step.name == unit.name][: unit.neurons // 3]
     small = hope.cut(net, anatomy, steps, intakes=encoding.intakes, rewrite=encoding.method.rewrite)
-    gone = {neuron for step in steps for neuron in step.gone}
+    gone = {neuron for step in steps for neuron in step.removed}
     kept = [neuron for neuron in range(unit.neurons) if neuron not in gone]
     heard: dict[str, list[Tensor]] = {}
     watched, norms = copy.deepcopy(net), [part.tensor for part in unit.places if part.role == "norm"]
@@ -275,9 +275,9 @@ def test_what_a_channel_says_is_taken_over_behind_the_norm(norm: Callable[[int],
     method = hope.Absorb(calibration=batches, refit=False)
     encoding = hope.encode(net, example, density=0.3, method=method, streams=True, evict=False)
     first = next(step for step in encoding.trajectory if step.name == unit.name)
-    assert first.gone[0] in (2, 5)
+    assert first.removed[0] in (2, 5)
     small = hope.cut(net, anatomy, [first], intakes=encoding.intakes, rewrite=encoding.method.rewrite)
-    pruned = hope.cut(net, anatomy, [hope.Prune(unit.name, first.gone)])
+    pruned = hope.cut(net, anatomy, [hope.Prune(unit.name, first.removed)])
     seen = torch.cat(batches)
     with torch.no_grad():
         errors = [float((one(seen) - net(seen)).square().mean()) for one in (small, pruned)]

@@ -13,8 +13,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import hope
+from hope._util.tensors import owner
 from hope.geometry.projection import unexplained
-from hope.rewrite.resize import owner
 from hope.structure.anatomy import Anatomy
 from hope.structure.sizes import sizes
 from tests.support import assert_same, backward, random_cut, randomise, run
@@ -135,7 +135,7 @@ def silent(model: nn.Module, anatomy: Anatomy, actions: Sequence[hope.Prune]) ->
     for action in actions:
         for part in anatomy.unit(action.name).places:
             module, _ = owner(full, part.tensor)
-            zero = still(1, torch.from_numpy(part.index[list(action.gone)].ravel()))
+            zero = still(1, torch.from_numpy(part.index[list(action.removed)].ravel()))
             if part.role == "in":
                 module.register_forward_pre_hook(lambda _, args, zero=zero: (zero(args[0]),))  # type: ignore[misc]
             else:
@@ -206,12 +206,12 @@ def test_a_channel_that_says_what_another_says_is_absorbed_without_a_loss() -> N
                 tensor[int(part.index[5, 0])] = tensor[int(part.index[2, 0])]
     encoding = hope.encode(net, EXAMPLE.double(), density=0.5, streams=True, evict=False, anatomy=anatomy)
     (first, *_) = [step for step in encoding.trajectory if step.name == unit.name]
-    assert first.gone[0] in (2, 5)
+    assert first.removed[0] in (2, 5)
     small = hope.cut(net, anatomy, [first], intakes=encoding.intakes, rewrite=encoding.method.rewrite)
     torch.testing.assert_close(
         small(EXAMPLE.double()), net(EXAMPLE.double()), rtol=2e-2, atol=2e-3
     )  # up to the ridge
-    lost = hope.cut(net, anatomy, [hope.Prune(unit.name, first.gone)])
+    lost = hope.cut(net, anatomy, [hope.Prune(unit.name, first.removed)])
     assert (lost(EXAMPLE.double()) - net(EXAMPLE.double())).abs().max() > 0.02
 
 

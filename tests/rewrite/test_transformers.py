@@ -255,8 +255,8 @@ def test_layers_that_have_no_field_stay() -> None:
 def test_layers_that_share_a_field_keep_one_width() -> None:
     t5 = transformers.T5ForConditionalGeneration(transformers.T5Config(**T5, decoder_start_token_id=0)).eval()
     example = {**tokens(), "decoder_input_ids": tokens(seed=1)["input_ids"]}
-    (group,) = (one for one in groups_of(t5, hope.inspect(t5, example)) if "DenseReluDense" in one[0])
-    assert {name.partition(".")[0] for name in group} == {"encoder", "decoder"}
+    (group,) = (one for one in groups_of(t5, hope.inspect(t5, example)) if "DenseReluDense" in one.names[0])
+    assert {name.partition(".")[0] for name in group.names} == {"encoder", "decoder"}
     encoding = encode(t5, params=0.9, example=example, method=hope.Absorb(calibration=[example]))
     assert encoding.model.config.d_ff < 48  # type: ignore[union-attr]
     assert loadable(encoding.model)
@@ -391,11 +391,13 @@ def test_heads_stop_at_numbers_that_the_configuration_passes(tmp_path: Path) -> 
     given = {**SIZES, "hidden_size": 24, "num_attention_heads": 6, "num_hidden_layers": 2}
     model = transformers.LlamaForCausalLM(transformers.LlamaConfig(**given)).eval()
     groups = groups_of(model, hope.inspect(model, tokens()))
-    (heads,) = (group for group in groups if group[0].endswith("q_proj"))
+    (heads,) = (group for group in groups if group.names[0].endswith("q_proj"))
     assert heads.counts == {2, 3, 4, 5}  # 24 is no multiple of 5
     method = hope.Absorb(calibration=[tokens(24, 9)])
     encoding = hope.encode(model, tokens(), steps=4, uniform=True, exclude=["*mlp*"], method=method)
-    stops = {6 - sum(s.name == heads[0] for s in encoding.trajectory.steps[:k]) for k in (0, encoding.steps)}
+    stops = {
+        6 - sum(s.name == heads.names[0] for s in encoding.trajectory.steps[:k]) for k in (0, encoding.steps)
+    }
     assert stops == {6, 4}
     small: Any = encoding.model
     small.save_pretrained(tmp_path)
@@ -554,6 +556,6 @@ def test_padding_that_is_masked_counts_nothing(how: str, refit: bool) -> None:
     for weight, intake in plain.intakes.items():
         torch.testing.assert_close(other.intakes[weight].mean, intake.mean, rtol=1e-4, atol=1e-5)
         torch.testing.assert_close(other.intakes[weight].covariance, intake.covariance, rtol=1e-4, atol=1e-5)
-    assert [step.gone for step in plain.trajectory] == [step.gone for step in other.trajectory]
+    assert [step.removed for step in plain.trajectory] == [step.removed for step in other.trajectory]
     far = (logits(other.model) - logits(plain.model)).norm() / logits(plain.model).norm()
     assert far < (0.02 if refit else 1e-4)

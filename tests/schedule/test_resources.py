@@ -13,6 +13,7 @@ from safetensors.torch import load_file
 from torch import nn
 
 import hope
+from hope.actions import Action
 from hope.cli.main import main
 from hope.schedule.budget import Budget, ReplayBudget, RunBudget
 from hope.schedule.cost_model import CostModel, MacCost
@@ -20,7 +21,6 @@ from hope.schedule.resources import UNITS, Resource, register
 from hope.storage.run import read_run
 from hope.structure.anatomy import Anatomy
 from hope.structure.sizes import Counts, sizes
-from hope.structure.steps import Step
 
 EXAMPLE = torch.zeros(2, 3)
 MODEL = """
@@ -41,7 +41,7 @@ class PackedBytes(Resource):
     accepts = "a fraction between 0 and 1 or an amount with its unit (B, kB)"
     examples = (0.6, "10kB")
 
-    def counts(self, anatomy: Anatomy, steps: Sequence[Step]) -> Counts:
+    def counts(self, anatomy: Anatomy, steps: Sequence[Action]) -> Counts:
         """(steps + 1,) bytes."""
         return -(-sizes(anatomy, steps)[:, 1] // 2)
 
@@ -51,7 +51,7 @@ class Energy(Resource):
 
     name, noun, measured = "energy", "nanojoules", True
 
-    def counts(self, anatomy: Anatomy, steps: Sequence[Step]) -> None:
+    def counts(self, anatomy: Anatomy, steps: Sequence[Action]) -> None:
         """Nothing: it is measured."""
 
     def cost_model(self, model: nn.Module, example: Any, anatomy: Anatomy) -> CostModel:
@@ -64,7 +64,7 @@ class EnergyCost(MacCost):
 
     resource = "energy"
 
-    def counts(self, steps: Sequence[Step]) -> Counts:
+    def counts(self, steps: Sequence[Action]) -> Counts:
         """(steps + 1,) nanojoules."""
         return 3 * super().counts(steps)
 

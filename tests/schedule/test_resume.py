@@ -15,10 +15,10 @@ from msgspec.structs import replace
 import hope
 from hope._util.digest import digest_of
 from hope._util.hashing import told_inputs
+from hope.actions import Action
 from hope.demo import DigitsNet
 from hope.schedule import resume
 from hope.schedule.search_space import SearchSpace
-from hope.structure.steps import Step
 from tests.support import randomise
 
 EXAMPLE = torch.zeros(1, 1, 8, 8)
@@ -41,7 +41,7 @@ def model() -> torch.nn.Module:
     return randomise(DigitsNet(), 3).eval()
 
 
-def bare(steps: Iterable[Step]) -> list[Step]:
+def bare(steps: Iterable[Action]) -> list[Action]:
     """Steps without what they cost."""
     return [replace(step, cost=0.0, release=0, left=0.0) for step in steps]
 

@@ -352,7 +352,7 @@ def naive(plan: SearchSpace) -> list[tuple[str, str, tuple[int, ...]]]:
             mine = [step for step in done if step.name == state.name and not isinstance(step, hope.Evict)]
             for step in mine:
                 path.follow(step)
-            taken = {neuron for step in mine for neuron in step.gone}
+            taken = {neuron for step in mine for neuron in step.removed}
             for neuron in gone.removed.get(state.name, ()) if state.name not in out else ():
                 if neuron not in taken:
                     path.follow(hope.Prune(state.name, neuron))

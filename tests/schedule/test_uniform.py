@@ -19,7 +19,7 @@ from hope.demo import DigitsNet
 from hope.reasons import Cause
 from hope.schedule import resume
 from hope.schedule.search_space import SearchSpace
-from hope.schedule.width_constraints import alike
+from hope.schedule.width_constraints import Group, alike
 from tests.latency.fake import faked
 from tests.support import assert_same, randomise, run
 
@@ -44,7 +44,7 @@ def widths(model: nn.Module) -> set[int]:
     return {model.get_submodule(name).out_channels for name in ALIKE}  # type: ignore[misc]
 
 
-def rounds(encoding: hope.Encoding) -> Iterator[list[hope.structure.steps.Step]]:
+def rounds(encoding: hope.Encoding) -> Iterator[list[hope.actions.Action]]:
     """What is done between two stops."""
     stops = encoding.trajectory.stops
     for start, end in pairwise(stops):
@@ -52,10 +52,10 @@ def rounds(encoding: hope.Encoding) -> Iterator[list[hope.structure.steps.Step]]
 
 
 def test_alike_is_the_same_layer_of_every_block_with_as_many_neurons(anatomy: hope.Anatomy) -> None:
-    assert alike(anatomy) == [ALIKE, ("squeeze",)]
+    assert alike(anatomy) == [Group(ALIKE), Group(("squeeze",))]
     linear = [nn.Linear(4, 6), nn.ReLU(), nn.Linear(6, 6), nn.ReLU(), nn.Linear(6, 5), nn.ReLU()]
     net = nn.Sequential(*linear, nn.Linear(5, 2))
-    assert alike(hope.inspect(net, torch.zeros(1, 4))) == [("0", "2"), ("4",)]
+    assert alike(hope.inspect(net, torch.zeros(1, 4))) == [Group(("0", "2")), Group(("4",))]
 
 
 @pytest.mark.parametrize("method", METHODS, ids=str)
@@ -89,7 +89,7 @@ def test_a_round_is_one_step_of_each_and_costs_their_sum(
     assert len(together) >= 20
     for number, steps in enumerate(together):
         assert tuple(step.name for step in steps) == ALIKE
-        assert [step.gone for step in steps] == [paths[name][number].gone for name in ALIKE]
+        assert [step.removed for step in steps] == [paths[name][number].removed for name in ALIKE]
         costs = [paths[name][number].cost for name in ALIKE]
         assert sum(step.cost for step in steps) == pytest.approx(sum(costs))
 
@@ -115,7 +115,7 @@ def test_the_rest_of_a_run_follows_from_any_beginning(
     whole = list(plan.steps())
     for begun in (1, 2, 3, 7, 29, 50):
         rest = list(plan.steps(done=whole[:begun]))
-        assert [(one.name, one.gone) for one in rest] == [(one.name, one.gone) for one in whole[begun:]]
+        assert [(one.name, one.removed) for one in rest] == [(one.name, one.removed) for one in whole[begun:]]
     with ThreadPoolExecutor(2) as pool:
         assert list(plan.steps(executor=pool)) == whole
 

@@ -130,4 +130,4 @@ def test_a_sink_does_not_decide_what_goes() -> None:
     x[:, :, 0] *= 0.01
     x[:, 0] = torch.tensor([1e4, 0.0, 0.0, 0.0, 0.0, 0.0])
     encoding = hope.encode(net, x[:1], steps=1, method=hope.Absorb(calibration=[x]), evict=False)
-    assert encoding.trajectory.steps[0].gone == (0,)
+    assert encoding.trajectory.steps[0].removed == (0,)

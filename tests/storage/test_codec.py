@@ -19,16 +19,16 @@ from torch import nn
 
 import hope
 from hope._util.digest import digest_of
+from hope.actions import Absorption, AnyAction, Evict, Merge, Prune
 from hope.reasons import Cause, Reason
 from hope.storage.codec import Format, decode, encode, pack, unpack
 from hope.storage.record import PLAN, Details, StoredAnatomy
-from hope.structure.steps import Absorption, AnyStep, Evict, Merge, Prune
 from hope.trace.blocks import Block, Replace, ReplaceByZero
 from tests.golden.record import digits
 from tests.storage.record import EXAMPLE, FORMS, OLD, SCHEMAS, json_schema, tuned
 from tests.support import random_cut, same
 
-STEPS: tuple[AnyStep, ...] = (
+STEPS: tuple[AnyAction, ...] = (
     Prune("a", [3, 1]),
     Prune("a", 2, cost=inf, release=7, left=0.25),
     Absorption("b", [0], cost=1e-300, release=2**40, left=1.0),
@@ -44,7 +44,7 @@ def back(value: Any, kind: Any) -> Any:
 
 
 def test_every_kind_of_step_comes_back() -> None:
-    found = back(STEPS, tuple[AnyStep, ...])
+    found = back(STEPS, tuple[AnyAction, ...])
     assert found == STEPS
     assert [type(step) for step in found] == [type(step) for step in STEPS]
 

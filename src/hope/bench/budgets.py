@@ -9,12 +9,12 @@ from typing import Any
 from torch import Tensor, nn
 
 from hope._util.calls import duplicate
+from hope.actions import Action
 from hope.api import encode, inspect
 from hope.encoding import Encoding
 from hope.errors import InfeasibleBudget, first_line
 from hope.schedule.trajectory import Trajectory
 from hope.structure.anatomy import Anatomy
-from hope.structure.steps import Step
 
 KEPT = {"density": "neurons", "params": "parameters", "macs": "macs"}
 """unit -> what it is called in the facts about a compressed network."""
@@ -91,7 +91,7 @@ class Candidate:
 
     model: nn.Module = field(repr=False)  # in evaluation mode
     facts: dict[str, Any]  # what the results say about it: how it was made and the shares it kept
-    steps: tuple[Step, ...] = field(default=(), repr=False)  # that were taken
+    steps: tuple[Action, ...] = field(default=(), repr=False)  # that were taken
 
 
 def candidates(

@@ -20,12 +20,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from hope._util.tensors import get
+from hope.actions.absorb import compensate, write_back
 from hope.deft.masks import in_head, owned
 from hope.deft.partition import Partition
 from hope.ops.norm import uses_of_bns
 from hope.ops.uses import uses_of_weights
-from hope.rewrite.absorb import settle, take_over
-from hope.rewrite.resize import get
 from hope.statistics.checkpoint import Checkpoint
 from hope.statistics.input_statistics import InputStatistics, propagated_intakes
 from hope.statistics.measured import measured_intakes
@@ -83,9 +83,9 @@ def _rewrite(
     weight = intake.laid(get(model, intake.weight).cpu())
     core = weight[rows]
     shift = torch.zeros(len(weight), dtype=torch.float64)
-    shift[rows] = take_over(intake, core, channels, gone)
+    shift[rows] = compensate(intake, core, channels, gone)
     weight[rows] = core
-    settle(model, intake, weight, shift, rows)
+    write_back(model, intake, weight, shift, rows)
 
 
 def _channels(

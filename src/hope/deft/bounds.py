@@ -26,6 +26,7 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
+from hope.actions import Merge
 from hope.deft.capacities import Energies, add_by_neuron, capacities
 from hope.deft.masks import frozen_masks, in_head
 from hope.errors import NotSeparable
@@ -33,7 +34,6 @@ from hope.geometry.kernels import exact
 from hope.geometry.pairwise import warped_correlation
 from hope.methods.pairs import PaperState
 from hope.structure.anatomy import Anatomy
-from hope.structure.steps import Merge
 from hope.structure.units import IndexMap, Unit
 
 

@@ -24,13 +24,13 @@ import torch
 from msgspec.structs import replace
 from torch import Tensor
 
+from hope.actions import Action, Merge
 from hope.methods.pairs import PairPath, PaperState
-from hope.structure.steps import Merge, Step
 
 EPSILON = 1e-12
 
 
-def walk(state: PaperState) -> list[Step]:
+def walk(state: PaperState) -> list[Action]:
     """A layer's whole path, prunes only."""
     return list(PairPath(state, merge=None, kernel="zero-bias").steps())
 
@@ -60,7 +60,7 @@ def lock_threshold(costs: Sequence[float], percentile: float) -> Lock:
     return Lock(1.0, "one")
 
 
-def prune_costs(steps: Sequence[Step]) -> list[float]:
+def prune_costs(steps: Sequence[Action]) -> list[float]:
     """𝒞 of the paper: the costs of all prunes, except those that leave a layer without capacity."""
     return [step.cost for step in steps if step.left > EPSILON]
 
@@ -84,7 +84,9 @@ def _part(state: PaperState, at: Tensor) -> PaperState:
     )
 
 
-def by_prune_cost(state: PaperState, steps: Sequence[Step], lock: float, merge: str | None) -> UnitPartition:
+def by_prune_cost(
+    state: PaperState, steps: Sequence[Action], lock: float, merge: str | None
+) -> UnitPartition:
     """Slack: J_prune < J_lock; and the neurons freed by merging within the rest.
 
     Args:
@@ -92,13 +94,13 @@ def by_prune_cost(state: PaperState, steps: Sequence[Step], lock: float, merge: 
     """
     costs = torch.full((state.neurons,), math.inf, dtype=torch.float64)
     for step in steps:
-        costs[list(step.gone)] = step.cost
+        costs[list(step.removed)] = step.cost
     core = ~(costs < lock)  # the last neuron, too
     merges: list[Merge] = []
     if merge is not None and state.mergeable:
         at = core.nonzero()[:, 0]
-        for step in PairPath(_part(state, at), merge=merge, kernel="zero-bias").steps():
-            if not isinstance(step, Merge) or step.cost >= lock:
+        for step in PairPath(_part(state, at), merge=merge, kernel="zero-bias").merges():
+            if step.cost >= lock:
                 break
             merges.append(replace(step, keep=int(at[step.keep]), drop=int(at[step.drop])))
             core[merges[-1].drop] = False

@@ -7,10 +7,9 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import nn
 
-from hope.rewrite import merge
-from hope.rewrite.resize import get, owner
+from hope._util.tensors import get, owner
+from hope.actions.merge import Merge, write_parent
 from hope.structure.anatomy import Anatomy
-from hope.structure.steps import Merge
 from hope.structure.units import Unit
 
 
@@ -28,7 +27,7 @@ def consolidate(
     it does not count as a reader.
     """
     for action in merges:
-        merge.write_parent(model, anatomy.unit(action.name), action)
+        write_parent(model, anatomy.unit(action.name), action)
     generator = None if seed is None else torch.Generator().manual_seed(seed)
     for name, neurons in freed.items():
         if len(neurons):

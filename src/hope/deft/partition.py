@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from hope._util.calls import Example, duplicate, unlabelled
 from hope._util.finite import check_finite
+from hope.actions import Action, Merge
 from hope.deft import masks
 from hope.deft.bounds import Bounds, CoreSlackSplit, find_bounds
 from hope.deft.capacities import Energies, unit_state
@@ -40,7 +41,6 @@ from hope.statistics.marginals import measured_marginals
 from hope.storage.run import fingerprint
 from hope.structure.analyse import read_model
 from hope.structure.anatomy import Anatomy
-from hope.structure.steps import Merge, Step
 from hope.structure.units import Unit
 
 
@@ -316,7 +316,7 @@ def _read(
 
 
 def _fates(
-    states: Sequence[PaperState], paths: Sequence[Sequence[Step]], percentile: float, merge: str | None
+    states: Sequence[PaperState], paths: Sequence[Sequence[Action]], percentile: float, merge: str | None
 ) -> tuple[Lock, dict[str, UnitPartition]]:
     """J_lock over the paths of all units, and the partition of each unit."""
     lock = lock_threshold([cost for steps in paths for cost in prune_costs(steps)], percentile)

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from hope._util.tensors import get
 from hope.deft.absorb import Absorbed, absorb
 from hope.deft.checks import check_sever, check_weights
 from hope.deft.cost import cost_of, tell
@@ -15,7 +16,6 @@ from hope.deft.heads import new_head
 from hope.deft.partition import Partition
 from hope.deft.tuning import Tuning
 from hope.errors import InvalidPartition
-from hope.rewrite.resize import get
 
 
 def prepare(

@@ -21,11 +21,11 @@ import torch
 from torch import Tensor, nn
 
 from hope._util.calls import duplicate
+from hope._util.tensors import get
 from hope.deft.heads import PLAIN, build, new_head, recipe, shapes_of
 from hope.deft.masks import in_head
 from hope.deft.tuning import Penalty, Tuning
 from hope.errors import CheckpointMismatch, DamagedFolder, InvalidHead
-from hope.rewrite.resize import get
 from hope.storage.adapter import ADAPTER, PLAN, AdapterRecord, Head, read_adapter, write_adapter
 from hope.storage.arrays import fingerprint, read_arrays
 from hope.storage.codec import SENSELESS, not_as_it_should

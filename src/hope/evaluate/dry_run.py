@@ -24,12 +24,12 @@ from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
 from hope._util.calls import Example, as_call, mode
+from hope.actions import Action, Evict, Prune
 from hope.errors import UnsupportedModel, first_line
 from hope.reasons import Cause
 from hope.rewrite.apply import operate
 from hope.structure.analyse import UnitCandidate
 from hope.structure.anatomy import Anatomy
-from hope.structure.steps import Evict, Prune, Step
 from hope.structure.units import Skipped, Unit
 from hope.trace.blocks import Block, ReplaceByZero
 
@@ -134,7 +134,7 @@ class DryRun:
             lambda leaf: tuple(leaf.shape) if isinstance(leaf, Tensor) else None, pytree.tree_leaves(out)
         )
 
-    def failure(self, anatomy: Anatomy, actions: Sequence[Step]) -> str | None:
+    def failure(self, anatomy: Anatomy, actions: Sequence[Action]) -> str | None:
         """Why the model does not run after these actions; None if it does."""
         for training in (False, True):
             try:
@@ -150,7 +150,7 @@ class DryRun:
                 wanted, before = self.original(training)
                 if shapes != wanted:
                     return "the outputs change their shapes"
-                if numbers != before and not any(isinstance(action, Evict) for action in actions):
+                if numbers != before and all(action.evicts is None for action in actions):
                     return "it computes with its width as a number"
         return None
 

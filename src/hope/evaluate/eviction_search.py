@@ -19,12 +19,12 @@ from torch import nn
 
 from hope._util.calls import duplicate
 from hope._util.progress import bar
-from hope.rewrite.apply import bias_left, operate
-from hope.rewrite.evict import take_out
+from hope.actions import Action, Evict
+from hope.actions.evict import bias_left, remove_branch
+from hope.rewrite.apply import operate
 from hope.schedule.resume import EvictionProgress, Resume, RunCheckpoint
 from hope.schedule.search_space import SearchSpace, waiting
 from hope.structure.sizes import Counts
-from hope.structure.steps import Evict, Step
 
 # shares of the parameters, or of the time, at which networks are compared
 LEVELS = (0.9, 0.8, 0.7, 0.6, 0.5, 0.4, 0.3, 0.2, 0.1)
@@ -35,13 +35,13 @@ TRIED = 3  # blocks tried per level, the most promising first
 def decide(
     model: nn.Module,
     space: SearchSpace,
-    sequence: Sequence[Step],
+    sequence: Sequence[Action],
     judge: Callable[[nn.Module], float],
     *,
     begun: EvictionProgress | None = None,
     note: Callable[[EvictionProgress], object] = lambda _: None,
     progress: bool | None = None,
-) -> list[Step]:
+) -> list[Action]:
     """The steps of a run with interleaved evictions.
 
     At most 2 + TRIED networks are evaluated per level, and as many more after each eviction.
@@ -88,7 +88,7 @@ def with_evictions(
     executor: Executor | None,
     file: RunCheckpoint | None,
     progress: bool | None,
-) -> list[Step]:
+) -> list[Action]:
     """The whole run, with the evictions of the search: one run covers every budget."""
     steps, deciding = list(begun.steps), begun.deciding or EvictionProgress()
     if deciding.levels is None:
@@ -112,7 +112,7 @@ def with_evictions(
     return woven
 
 
-def network(model: nn.Module, space: SearchSpace, steps: Sequence[Step]) -> nn.Module:
+def network(model: nn.Module, space: SearchSpace, steps: Sequence[Action]) -> nn.Module:
     """The network after these steps."""
     small = duplicate(model)
     operate(small, space.anatomy, steps, intakes=space.statistics.intakes, rewrite=space.method.rewrite)
@@ -127,33 +127,33 @@ class _EvictionTrials:
         self._kept: tuple[object, nn.Module] | None = None
         self._losses: dict[object, float] = {}
 
-    def after(self, steps: Sequence[Step]) -> float:
+    def after(self, steps: Sequence[Action]) -> float:
         """After these steps of the run."""
         key = _key(steps)
         if key not in self._losses:
             self._losses[key] = 1 - self._judge(self._network(steps))
         return self._losses[key]
 
-    def without(self, steps: Sequence[Step], evict: Evict) -> float:
+    def without(self, steps: Sequence[Action], evict: Evict) -> float:
         """After these steps and an eviction."""
         whole = self._network(steps)
         small = duplicate(whole, [*whole.parameters(), *whole.buffers()])  # none of them is written into
         block, removed = self._space.anatomy.block(evict.name), dict[str, list[int]]()
         for step in steps:
-            removed.setdefault(step.name, []).extend(step.gone)
-        take_out(small, block, bias_left(self._space.anatomy, block, evict.bias, removed))
+            removed.setdefault(step.name, []).extend(step.removed)
+        remove_branch(small, block, bias_left(self._space.anatomy, block, evict.bias, removed))
         return 1 - self._judge(small)
 
-    def _network(self, steps: Sequence[Step]) -> nn.Module:
+    def _network(self, steps: Sequence[Action]) -> nn.Module:
         key = _key(steps)
         if self._kept is None or self._kept[0] != key:
             self._kept = (key, network(self._model, self._space, steps))
         return self._kept[1]
 
 
-def _key(steps: Sequence[Step]) -> object:
+def _key(steps: Sequence[Action]) -> object:
     """A key that distinguishes runs whose starts differ only in evictions."""
-    return len(steps), tuple((k, step.name) for k, step in enumerate(steps) if isinstance(step, Evict))
+    return len(steps), tuple((k, step.name) for k, step in enumerate(steps) if step.evicts is not None)
 
 
 class _EvictionSearch:
@@ -167,7 +167,7 @@ class _EvictionSearch:
     def __init__(
         self,
         space: SearchSpace,
-        sequence: Sequence[Step],
+        sequence: Sequence[Action],
         looks: _EvictionTrials | None = None,
     ) -> None:
         self.space, self.sequence, self._looks = space, sequence, looks
@@ -176,9 +176,9 @@ class _EvictionSearch:
         self.woven = list(sequence)
         self._known: tuple[int, Counts] | None = None
 
-    def weave(self, evicted: Sequence[tuple[int, int]]) -> list[Step]:
+    def weave(self, evicted: Sequence[tuple[int, int]]) -> list[Action]:
         """The sequence with blocks evicted at given positions; their contents are not removed again later."""
-        woven: list[Step] = []
+        woven: list[Action] = []
         gone: set[str] = set()
         waiting = sorted(evicted, key=lambda one: one[0])  # stable: in the order of decision
         for position, step in enumerate(self.sequence):
@@ -190,7 +190,7 @@ class _EvictionSearch:
             gone |= self._evict(branch, woven)
         return woven
 
-    def _evict(self, number: int, woven: list[Step]) -> set[str]:
+    def _evict(self, number: int, woven: list[Action]) -> set[str]:
         woven.append(self._step(number))
         return set(self.space.branches[number].layers)
 
@@ -241,23 +241,23 @@ class _EvictionSearch:
             self._known = (len(self.evicted), self.space.amounts(self.woven))
         return self._known[1]
 
-    def _same_size(self, steps: Sequence[Step], branch: int) -> int | None:
+    def _same_size(self, steps: Sequence[Action], branch: int) -> int | None:
         """How many steps reach the size after an eviction; None if none do."""
         left = self.space.amounts([*steps, self._step(branch)])[-1]  # with the bias that remains
         met = (self._amounts() <= left).nonzero()[0]
         return int(met[0]) if len(met) else None
 
-    def _position(self, woven: Sequence[Step]) -> int:
+    def _position(self, woven: Sequence[Action]) -> int:
         """The position of an interleaved run in the sequence without evictions."""
-        return max((self._order[step] + 1 for step in woven if not isinstance(step, Evict)), default=0)
+        return max((self._order[step] + 1 for step in woven if step.evicts is None), default=0)
 
-    def _candidates(self, woven: Sequence[Step]) -> list[int]:
+    def _candidates(self, woven: Sequence[Action]) -> list[int]:
         """Branches that are not evicted, by their value per parameter."""
         gone = {branch for _, branch in self.evicted}
         removed: dict[str, int] = {}
         for step in woven:
-            if not isinstance(step, Evict):
-                removed[step.name] = removed.get(step.name, 0) + len(step.gone)
+            if step.evicts is None:
+                removed[step.name] = removed.get(step.name, 0) + len(step.removed)
         names = [self.space.branches[number].name for number in gone]
         now = self.space.amount(removed, names)
         ranked = []

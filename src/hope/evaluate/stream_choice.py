@@ -11,14 +11,14 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from torch import nn
 
+from hope.actions import Action
 from hope.evaluate.eviction_search import network
 from hope.schedule.budget import Budget
 from hope.schedule.run_to_budget import Collected
 from hope.schedule.search_space import SearchSpace
-from hope.structure.steps import Step
 
 
-def without_streams(space: SearchSpace, steps: Iterable[Step]) -> Iterator[Step]:
+def without_streams(space: SearchSpace, steps: Iterable[Action]) -> Iterator[Action]:
     """The steps of all other units."""
     names = {unit.name for unit in space.anatomy.streams}
     return (step for step in steps if step.name not in names)
@@ -49,7 +49,7 @@ def choose_streams(
     return whole, (f"streams stay: at {budget} the network keeps more of its answers with all of them",)
 
 
-def _upto(run: Collected, budget: Budget) -> Sequence[Step]:
+def _upto(run: Collected, budget: Budget) -> Sequence[Action]:
     """The steps that reach a budget; none if it cannot be reached."""
     found = run.trajectory
     return found.steps[: found.steps_at(budget)] if found.meets(budget) else ()

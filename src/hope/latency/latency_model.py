@@ -14,11 +14,12 @@ from itertools import combinations
 import numpy as np
 from numpy.typing import NDArray
 
+from hope.actions import Action
 from hope.latency.operators import TimedNetwork, WeightlessOps
 from hope.latency.surface import LatencyCurve
 from hope.structure.anatomy import Anatomy
+from hope.structure.removed import Removal
 from hope.structure.sizes import Counts, ParameterSavings, widths, widths_after
-from hope.structure.steps import Evict, Step
 
 Floats = NDArray[np.float64]
 Cut = tuple[Mapping[str, int], Sequence[str]]  # neurons removed from units, and evicted blocks
@@ -41,9 +42,9 @@ class LatencyModel:
         self._needed = {curve.site.weight for curve in curves}
         self._needed |= {tensor for rest in layout.rests for tensor, _ in rest.sources}
 
-    def counts(self, steps: Sequence[Step]) -> Counts:
+    def counts(self, steps: Sequence[Action]) -> Counts:
         """(steps + 1,) nanoseconds before the first and after each step."""
-        gone = {step.name: t for t, step in enumerate(steps, start=1) if isinstance(step, Evict)}
+        gone = {step.evicts: t for t, step in enumerate(steps, start=1) if step.evicts is not None}
         return self._told(self._terms(widths(self.anatomy, steps), gone, len(steps) + 1))
 
     def after(self, removed: Mapping[str, int], evicted: Collection[str] = ()) -> int:
@@ -141,8 +142,8 @@ class LatencySavings(ParameterSavings):
         return self._known[name]
 
     def _neuron(self, name: str) -> float:
-        tied = self._gone.tied(name)
-        left = self._anatomy.unit(name).neurons - len(self._gone.of(name))
+        tied = self._removed.tied(name)
+        left = self._anatomy.unit(name).neurons - len(self._removed.of(name))
         some = max(1, left // 2)
         after: dict[str, list[int]] = {}
         for part in (part for one in tied for part in self._anatomy.unit(one).places):
@@ -155,23 +156,23 @@ class LatencySavings(ParameterSavings):
     def block(self, name: str) -> float:  # type: ignore[override]
         """Nanoseconds that a block's eviction saves."""
         if name not in self._blocks:
-            after = self._after(Evict(name))
+            after = self._without(name)
             self._blocks[name] = self._whole(name, after), set(after)
         return self._blocks[name][0]
 
     def _whole(self, name: str, after: Mapping[str, Sequence[int]]) -> float:
         saved, factors = self._saved(after), self._clock.factors
         for rest in self._clock.layout.rests:  # removed with its modules, whatever wrote its input
-            if name in rest.blocks and not set(rest.blocks) & set(self._gone.evicted):
+            if name in rest.blocks and not set(rest.blocks) & set(self._removed.evicted):
                 saved += factors[1] * rest.count + factors[2] * rest.entries * self._share(rest, self._shapes)
         return max(saved, 1e-3)
 
-    def take(self, step: Step) -> set[str]:  # type: ignore[override]
-        """Note a step; returns the units of which a neuron saves something else from now on."""
-        touched = self._after(step).keys()
+    def take(self, action: Removal) -> set[str]:  # type: ignore[override]
+        """Note an action; returns the units of which a neuron saves something else from now on."""
+        touched = self._after(action).keys()
         changed = {name for tensor in touched for name in self._units.get(tensor, ())}
-        super().take(step)
-        stale = isinstance(step, Evict)
+        super().take(action)
+        stale = action.evicts is not None
         self._blocks = {k: v for k, v in self._blocks.items() if not stale and not v[1] & touched}
         for name in changed:
             self._known.pop(name, None)

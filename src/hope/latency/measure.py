@@ -10,6 +10,7 @@ from torch.utils import _pytree as pytree
 
 from hope._util.calls import Example, as_call, duplicate
 from hope._util.progress import busy
+from hope.actions import Action, Evict, Prune
 from hope.errors import UnknownMethod
 from hope.latency.cache import Table
 from hope.latency.latency_model import Cut, LatencyModel
@@ -20,7 +21,6 @@ from hope.latency.surface import ALIGNED, FRACTIONS, LatencyCurve
 from hope.rewrite.apply import operate
 from hope.schedule.budget import Budget
 from hope.structure.anatomy import Anatomy
-from hope.structure.steps import Evict, Prune, Step
 
 ODD = (1.0, 0.5, 0.25)  # shares of the widths at which networks with uneven widths are measured
 
@@ -95,7 +95,7 @@ def narrow(
 ) -> nn.Module:
     """The network without the last neurons of its layers; its outputs do not matter."""
     small = duplicate(model)
-    steps: list[Step] = [
+    steps: list[Action] = [
         Prune(name, tuple(range(anatomy.unit(name).neurons - count, anatomy.unit(name).neurons)))
         for name, count in removed.items()
         if count

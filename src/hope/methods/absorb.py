@@ -16,10 +16,11 @@ from torch.utils import _pytree as pytree
 from hope._util.calls import Example, unlabelled
 from hope._util.hashing import told_inputs
 from hope._util.progress import busy
+from hope.actions import Rewrite
 from hope.errors import first_line
 from hope.geometry.projection import outgoing, ridged, unexplained
 from hope.methods.absorption import AbsorbPath, AbsorbState, LazyMatrices
-from hope.methods.base import Branch, Method, NetworkStatistics, Rewrite, State, listed
+from hope.methods.base import Branch, Method, NetworkStatistics, State, listed
 from hope.methods.calibration import Calibration, batches_of, check_calibration
 from hope.ops.uses import uses_of_weights
 from hope.reasons import Cause, Reason

@@ -18,7 +18,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from hope.structure.steps import Absorption, Step
+from hope.actions import Absorption, Action
 
 Array = NDArray[np.float64]
 LEFT = 1e-6  # the smallest fraction of signal whose logarithm is taken
@@ -195,17 +195,17 @@ class AbsorbPath:
         pairs = zip(state.moments, state.outer, strict=True)
         self._sides = [_side(c, h, state.neurons) for c, h in pairs]
 
-    def steps(self) -> Iterator[Step]:
+    def steps(self) -> Iterator[Action]:
         """All steps down to one neuron."""
         while len(self.alive) > 1:
             yield self.step()
 
-    def follow(self, step: Step) -> None:
+    def follow(self, step: Action) -> None:
         """Apply a step that an earlier run found to be the cheapest, without searching."""
-        (neuron,) = step.gone
+        (neuron,) = step.removed
         self._remove(self.alive.index(neuron), [side.losses() for side in self._sides])
 
-    def step(self) -> Step:
+    def step(self) -> Action:
         """Remove the cheapest neuron."""
         lost = [side.losses().clip(min=0) for side in self._sides]
         cost = self._costs(lost)

@@ -7,6 +7,7 @@ scheduler merges the paths.
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
@@ -16,13 +17,13 @@ from torch import nn
 
 from hope._util.calls import Example
 from hope._util.numbers import rounded
+from hope.actions import Action, Rewrite
 from hope.errors import UnknownMethod
 from hope.reasons import Cause, Reason
 from hope.statistics.checkpoint import Checkpoint
 from hope.statistics.input_statistics import InputStatistics
 from hope.statistics.propagated import Propagated
 from hope.structure.anatomy import Anatomy
-from hope.structure.steps import Step
 from hope.structure.units import Unit
 from hope.trace.blocks import Block
 
@@ -68,10 +69,10 @@ class Path(Protocol):
     def left(self) -> float:
         """The remaining capacity."""
 
-    def steps(self) -> Iterator[Step]:
+    def steps(self) -> Iterator[Action]:
         """All steps down to one neuron."""
 
-    def follow(self, step: Step) -> None:
+    def follow(self, step: Action) -> None:
         """Apply a step that an earlier run found to be the cheapest, without searching."""
 
 
@@ -96,20 +97,6 @@ class Branch(ABC):
     def worth(self) -> float:
         """For the eviction search: blocks with the lowest value per parameter are tried first."""
         return 1.0
-
-
-@dataclass(frozen=True)
-class Rewrite:
-    """How steps rewrite weights."""
-
-    takeover: bool = True  # absorption rewrites the weights of remaining neurons
-    constants: bool = True  # it keeps the constant of removed neurons, if a BN can hold it
-    repair: bool = True  # it corrects running variances of BNs
-    # a parent's BN parameters are as printed in the paper, γ = s and σ² = max(0, s² − ε), with a zero filter
-    # below that; otherwise σ² = s² and γ = √(s² + ε), exact for every s
-    clamp: bool = False
-    refit: bool = False  # with inputs, weights are refitted to the original's activations
-    made_up: bool = False  # the inputs are synthetic, so their statistics are not those of data
 
 
 @dataclass(frozen=True)
@@ -190,8 +177,10 @@ class Method(ABC):
         return Rewrite()
 
     def rank(self, cost: float, release: float) -> float:
-        """The order of steps: the smallest first. J/ΔP; values equal up to rounding are equal."""
-        return rounded(cost / release)
+        """The order of steps: the smallest first. J/ΔP; values equal up to rounding are equal, and
+        actions that release nothing are last.
+        """
+        return rounded(cost / release) if release else math.inf
 
     def to_dict(self) -> dict[str, Any]:
         """The method as plain data: its name, and its options."""

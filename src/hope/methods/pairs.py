@@ -19,10 +19,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from hope.actions import Action, Merge, Prune
 from hope.geometry import costs, gaussian
 from hope.geometry.pair_table import Indices, Layer, PairTable
 from hope.geometry.parent import Recipe, Side, parents, recipe
-from hope.structure.steps import Merge, Prune, Step
 
 Array = NDArray[np.float64]
 TIE = 1e-12
@@ -142,33 +142,45 @@ class PairPath:
 
     # ---- the path --------------------------------------------------------------------------------
 
-    def steps(self) -> Iterator[Step]:
+    def steps(self) -> Iterator[Action]:
         """All steps down to one neuron."""
         while self.neurons > 1:
             yield self.step()
 
     @torch.inference_mode()
-    def step(self) -> Step:
+    def step(self) -> Action:
         """Apply the cheapest step: a prune before a merge of the same cost, then the lowest indices."""
+        pruned, cost, merge = self._cheapest()
+        return self._prune(pruned, cost) if merge is None else self._merge(*merge)
+
+    def merges(self) -> Iterator[Merge]:
+        """Merges, as long as one is cheaper than every prune."""
+        while self.neurons > 1:
+            with torch.inference_mode():
+                _, _, merge = self._cheapest()
+                if merge is None:
+                    return
+                made = self._merge(*merge)
+            yield made
+
+    def _cheapest(self) -> tuple[int, float, tuple[float, int, int] | None]:
+        """The cheapest prune, its cost, and the cheapest merge if that is cheaper."""
         self._total = self.left
         pruned = int(np.argmin(self._keyed))
         least = self._keyed[pruned]
         ties = np.flatnonzero(self._keyed <= least * (1 + TIE))
         pruned = int(ties[0])
         cost = costs.prune(self.neurons, self._total, float(self.capacities[pruned]))
-        merge = self._best_merge(cost) if self.merge is not None else None
-        if merge is None:
-            return self._prune(pruned, cost)
-        return self._merge(*merge)
+        return pruned, cost, self._best_merge(cost) if self.merge is not None else None
 
     @torch.inference_mode()
-    def follow(self, step: Step) -> None:
+    def follow(self, step: Action) -> None:
         """Apply a step that an earlier run found to be the cheapest, without searching."""
         self._total = self.left
-        if isinstance(step, Merge):
-            self._merge(0.0, step.keep, step.drop)
+        if step.parent is not None:
+            self._merge(0.0, step.parent, *step.removed)
         else:
-            self._gone(*step.gone)
+            self._gone(*step.removed)
 
     def _best_merge(self, limit: float) -> tuple[float, int, int] | None:
         """The cheapest merge, if it is cheaper than `limit`."""
@@ -197,7 +209,7 @@ class PairPath:
                 ceiling = best[0] * (1 + TIE)
         return best
 
-    def _prune(self, i: int, cost: float) -> Step:
+    def _prune(self, i: int, cost: float) -> Action:
         self._gone(i)
         return Prune(self.state.name, (i,), cost=cost, release=self.state.release, left=self.left)
 
@@ -208,7 +220,7 @@ class PairPath:
         if self.merge is not None:
             self._bounds[i] = np.inf
 
-    def _merge(self, cost: float, i: int, j: int) -> Step:
+    def _merge(self, cost: float, i: int, j: int) -> Merge:
         if self._table.open[i, j]:
             self._table.settle(np.array([i]), np.array([j]))
         made, capacity = self._parent(i, j)

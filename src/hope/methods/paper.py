@@ -12,8 +12,9 @@ from torch import nn
 
 from hope._util.calls import Example
 from hope._util.hashing import told_inputs
+from hope.actions import Rewrite
 from hope.geometry import costs, gaussian
-from hope.methods.base import Branch, Method, NetworkStatistics, Rewrite, State, listed
+from hope.methods.base import Branch, Method, NetworkStatistics, State, listed
 from hope.methods.calibration import Calibration, batches_of, check_calibration
 from hope.methods.pairs import PairPath, PaperState
 from hope.ops import activation

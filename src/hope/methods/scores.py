@@ -8,12 +8,12 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from hope.actions import Action, Prune
 from hope.errors import UnknownMethod
 from hope.methods.base import Method, NetworkStatistics, State
 from hope.reasons import Cause, Reason
 from hope.statistics.checkpoint import Checkpoint
 from hope.structure.sizes import ParameterSavings
-from hope.structure.steps import Prune, Step
 from hope.structure.units import Unit
 
 
@@ -45,16 +45,16 @@ class ScorePath:
         self._waiting = sorted(range(len(scores)), key=lambda neuron: (scores[neuron], neuron))
         self.neurons, self.left = state.neurons, state.capacity
 
-    def steps(self) -> Iterator[Step]:
+    def steps(self) -> Iterator[Action]:
         """All steps down to one neuron."""
         while self.neurons > 1:
             neuron = self._waiting[0]
             cost = self._take(neuron)
             yield Prune(self._state.name, (neuron,), cost=cost, release=self._state.release, left=self.left)
 
-    def follow(self, step: Step) -> None:
+    def follow(self, step: Action) -> None:
         """Apply a step of an earlier run."""
-        self._take(*step.gone)
+        self._take(*step.removed)
 
     def _take(self, neuron: int) -> float:
         self._waiting.remove(neuron)

@@ -15,8 +15,8 @@ WIDEST = 1024  # neurons; the inverse is updated step by step, which is cubic
 MOST = 2  # absorbers that are named
 
 
-def takers(
-    layer: Unit, intakes: Mapping[str, InputStatistics], gone: Sequence[int]
+def absorbers(
+    layer: Unit, intakes: Mapping[str, InputStatistics], removed: Sequence[int]
 ) -> list[list[tuple[int, float]]] | None:
     """For each removed neuron, in order, the absorbers with the largest coefficients.
 
@@ -34,7 +34,7 @@ def takers(
     inverse: NDArray[np.float64] = np.linalg.inv(ridged(intake.moments[flat][:, flat]).numpy())
     alive = np.ones(layer.neurons, dtype=bool)
     found = []
-    for i in gone:
+    for i in removed:
         alive[i] = False
         share = np.where(alive, -inverse[:, i] / inverse[i, i], 0.0)
         most = [int(j) for j in np.argsort(-np.abs(share), kind="stable")[:MOST] if share[j] != 0]

@@ -167,12 +167,12 @@ function sharp(canvas, tall) {
 function strip() { // one tick per action, evictions on top
   const [pen, wide] = sharp($("strip"), 14), inset = 8, room = wide - 2 * inset, ends = run.places, slot = room / Math.max(1, ends.length - 1);
   pen.fillStyle = colour("--faint"); pen.fillRect(inset, 0, room, 14);
-  for (const kind of "pmae") {
-    pen.fillStyle = colour("--" + KIND[kind]);
+  for (const [kind, { kind: name }] of Object.entries(ACTIONS)) {
+    pen.fillStyle = colour("--" + name);
     for (const t of run.mix[kind]) { // as far along as the slider is
       const n = Math.max(1, below(ends, t + 1)), each = slot / ((ends[n] ?? run.steps) - ends[n - 1] || 1);
-      const thick = kind === "e" ? Math.max(2, each) : Math.max(0.6, each - (each > 4 ? 1 : 0));
-      pen.fillRect(inset + (n - 1) * slot + (t - ends[n - 1]) * each, kind === "e" ? 0 : 4, thick, kind === "e" ? 14 : 10);
+      const evicts = run.evictions.has(t), thick = evicts ? Math.max(2, each) : Math.max(0.6, each - (each > 4 ? 1 : 0));
+      pen.fillRect(inset + (n - 1) * slot + (t - ends[n - 1]) * each, evicts ? 0 : 4, thick, evicts ? 14 : 10);
     }
   }
 }

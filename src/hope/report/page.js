@@ -46,14 +46,14 @@ function networkNow() {
   });
   whole();
   for (const { node, note, number } of groups) {
-    const gone = run.blocks[number].gone, now = gone !== null && step >= gone;
+    const gone = run.blocks[number].evicted, now = gone !== null && step >= gone;
     node.classList.toggle("gone", now);
     note.textContent = now ? `evicted at step ${count(gone)}` : "";
   }
 }
 function whole() { // the network in one line: an evicted layer has nothing left, and a layer that stands does not show it
   const all = run.layers.map((_, number) => number), shares = all.map((number) => run.keeps(number, step)).filter((share) => share !== null);
-  const mean = (list) => list.reduce((sum, value) => sum + value, 0) / list.length, gone = all.filter((number) => run.isGone(number, step)).length;
+  const mean = (list) => list.reduce((sum, value) => sum + value, 0) / list.length, gone = all.filter((number) => run.isEvicted(number, step)).length;
   const what = run.baseline ? "Score kept" : "Capacity kept", own = run.baseline ? "the scores that a layer's neurons had" : "the capacity Σ‖f‖ that a layer had";
   const parts = [];
   if (shares.length) parts.push(`On average over the layers, ${percent(mean(shares))} is kept.`);
@@ -72,7 +72,7 @@ function fates() { // neuron -> the step and kind by which it went, up to now; a
   if (!run.layers.length) return { gone, family };
   for (const t of run.moves[layer].slice(0, below(run.moves[layer], step))) {
     for (const neuron of run.going(t, layer)) gone.set(neuron, t);
-    if (run.kinds[t] === "m") { if (!family.has(run.into[t])) family.set(run.into[t], []); family.get(run.into[t]).push(run.who[t]); }
+    if (run.into[t] >= 0) { if (!family.has(run.into[t])) family.set(run.into[t], []); family.get(run.into[t]).push(run.who[t]); }
   }
   return { gone, family };
 }
@@ -80,7 +80,7 @@ function detail() {
   const one = run.layers[layer], svg = $("spectrum");
   $("detail").hidden = !one;
   if (!one) return;
-  const { gone, family } = fates(), evicted = run.isGone(layer, step);
+  const { gone, family } = fates(), evicted = run.isEvicted(layer, step);
   $("h-detail").textContent = one.name;
   $("detail-facts").textContent = `${plural(one.neurons, "neuron")}, ${count(one.fanIn)} weights in and ${count(one.fanOut)} out each, ${one.activation}` +
     (one.also.length ? `; with it goes ${one.also.join(", ")}` : "") + (one.block !== null ? `; in block ${run.blocks[one.block].name}` : "");
@@ -103,17 +103,17 @@ function detail() {
     (!priced ? "there is nothing to draw." : "drawn are the costs at which neurons leave" + (entries.length < one.neurons ? `; ${plural(one.neurons - entries.length, "neuron")} never left by an action of its own.` : "."));
   const wide = 420, tall = 130, top = Math.max(1e-12, ...entries.map((e) => e[1])), each = (wide - 8) / Math.max(1, entries.length);
   svg.setAttribute("viewBox", `0 0 ${wide} ${tall}`);
-  const paths = { stay: "", p: "", m: "", a: "", e: "" };
+  const paths = Object.fromEntries(["stay", ...Object.keys(ACTIONS)].map((fate) => [fate, ""]));
   bars = entries.map(([neuron, value], n) => {
-    const t = gone.get(neuron), fate = t !== undefined ? run.kinds[t] : evicted ? "e" : "stay";
+    const t = gone.get(neuron), fate = t !== undefined ? run.kinds[t] : evicted ? run.kinds[one.evicted - 1] : "stay";
     const height = Math.max(1, (value / top) * (tall - 12));
     paths[fate] += `M${(4 + n * each).toFixed(2)} ${tall - 2}v${-height.toFixed(2)}h${Math.max(0.3, each - (each > 3 ? 1 : 0)).toFixed(2)}v${height.toFixed(2)}z`;
     return { neuron, value, t, fate };
   });
   svg.replaceChildren(...Object.entries(paths).filter(([, d]) => d).map(([fate, d]) =>
-    draw("path", { d, fill: fate === "stay" ? "var(--accent)" : `var(--${KIND[fate]})`, opacity: fate === "stay" ? 1 : 0.85 })));
-  const present = ["p", "m", "a", "e"].filter((kind) => paths[kind]);
-  legend($("legend-spectrum"), !priced ? [] : [...(paths.stay ? [["still there", "--accent"]] : []), ...present.map((kind) => [DONE[kind], "--" + KIND[kind]])]);
+    draw("path", { d, fill: fate === "stay" ? "var(--accent)" : `var(--${ACTIONS[fate].kind})`, opacity: fate === "stay" ? 1 : 0.85 })));
+  const present = Object.keys(ACTIONS).filter((kind) => paths[kind]);
+  legend($("legend-spectrum"), !priced ? [] : [...(paths.stay ? [["still there", "--accent"]] : []), ...present.map((kind) => [ACTIONS[kind].done, "--" + ACTIONS[kind].kind])]);
   families(gone, family, evicted);
 }
 $("spectrum").addEventListener("pointermove", (event) => {
@@ -121,7 +121,7 @@ $("spectrum").addEventListener("pointermove", (event) => {
   const bar = bars[Math.floor(((((event.clientX - box.left) / box.width) * 420 - 4) / 412) * bars.length)];
   tip.hidden = !bar;
   if (!bar) return;
-  tip.textContent = `neuron ${bar.neuron}: ${figure(bar.value)}\n${bar.fate === "stay" ? "still there" : DONE[bar.fate] + (bar.t !== undefined ? ` at step ${count(bar.t + 1)}` : "")}`;
+  tip.textContent = `neuron ${bar.neuron}: ${figure(bar.value)}\n${bar.fate === "stay" ? "still there" : ACTIONS[bar.fate].done + (bar.t !== undefined ? ` at step ${count(bar.t + 1)}` : "")}`;
   tip.style.left = Math.max(0, Math.min(box.width - tip.offsetWidth, event.clientX - box.left + 12)) + "px";
   tip.style.top = "4px";
 });
@@ -129,22 +129,27 @@ $("spectrum").addEventListener("pointerleave", () => { $("spectrum").parentNode.
 
 function families(gone, family, evicted) {
   const list = $("families"), items = [];
-  const line = (kind, word, ...words) => items.push(make("li", {}, make("span", { class: "kind", style: { "--kind": `var(--${kind})` } }, word), " ", ...words));
-  if (evicted) line("evict", "evicted", `the whole layer, at step ${count(run.layers[layer].gone)}`);
+  const line = (t, ...words) => {
+    const { kind, done } = ACTIONS[run.kinds[t]];
+    items.push(make("li", {}, make("span", { class: "kind", style: { "--kind": `var(--${kind})` } }, done), " ", ...words));
+  };
+  if (evicted) line(run.layers[layer].evicted - 1, `the whole layer, at step ${count(run.layers[layer].evicted)}`);
   for (const [parent, dropped] of family) {
     const end = gone.get(parent), name = end === undefined ? make("b", {}, String(parent)) : make("s", {}, String(parent));
-    const after = end === undefined ? "" : run.kinds[end] === "m" ? `, then merged into ${run.into[end]}` : `, then ${DONE[run.kinds[end]]}`;
-    line("merge", "merged", name, ` ← ${dropped.join(", ")}${after}`);
+    const into = run.into[end] >= 0 ? ` into ${run.into[end]}` : "", after = end === undefined ? "" : `, then ${ACTIONS[run.kinds[end]].done}${into}`;
+    line(gone.get(dropped[0]), name, ` ← ${dropped.join(", ")}${after}`);
   }
-  const simple = (kind) => [...gone].filter(([, t]) => run.kinds[t] === kind);
-  const pruned = simple("p").filter(([neuron]) => !family.has(neuron)).map(([neuron]) => neuron);
-  if (pruned.length) line("prune", "pruned", pruned.join(", "));
-  const absorbed = simple("a");
-  for (const [neuron, t] of absorbed.slice(-60).reverse()) {
-    const by = run.takers[t];
-    line("absorb", "absorbed", make("b", {}, String(neuron)), by && by.length ? " → mostly " + by.map(([j, share]) => `${j} (${share > 0 ? "" : "−"}${Math.abs(share).toFixed(2)})`).join(", ") : " → all that were left");
+  const single = [...gone].filter(([, t]) => !run.evictions.has(t) && run.into[t] < 0);
+  for (const kind of Object.keys(ACTIONS)) {
+    const some = single.filter(([neuron, t]) => run.kinds[t] === kind && !(family.has(neuron) && !run.compensates(t)));
+    if (!some.length) continue;
+    if (!ACTIONS[kind].compensates) { line(some[0][1], some.map(([neuron]) => neuron).join(", ")); continue; }
+    for (const [neuron, t] of some.slice(-60).reverse()) {
+      const by = run.absorbers[t];
+      line(t, make("b", {}, String(neuron)), by && by.length ? " → mostly " + by.map(([j, share]) => `${j} (${share > 0 ? "" : "−"}${Math.abs(share).toFixed(2)})`).join(", ") : " → all that were left");
+    }
+    if (some.length > 60) line(some[0][1], `and ${some.length - 60} before them`);
   }
-  if (absorbed.length > 60) line("absorb", "absorbed", `and ${absorbed.length - 60} before them`);
   if (!items.length) items.push(make("li", { class: "quiet" }, "Nobody has left this layer yet."));
   list.replaceChildren(...items);
 }
@@ -174,7 +179,7 @@ function upcoming() {
   const items = [];
   for (let t = step; t < Math.min(run.steps, step + 4); t++) {
     const title = run.what(t);
-    items.push(make("li", { style: { "--kind": `var(--${KIND[run.kinds[t]]})` } },
+    items.push(make("li", { style: { "--kind": `var(--${ACTIONS[run.kinds[t]].kind})` } },
       make("div", { class: "what" }, title[0].toUpperCase() + title.slice(1)),
       make("div", { class: "why" }, run.why(t)),
       make("div", { class: "figures" }, ...run.figures(t).map((words) => make("span", {}, words)))));
@@ -185,8 +190,8 @@ function upcoming() {
   $("next").replaceChildren(...items);
 }
 function mix() { // the ribbon's legend, with how many so far
-  const present = Object.keys(KIND).filter((kind) => run.mix[kind].length);
-  legend($("mix"), present.map((kind) => [`${count(below(run.mix[kind], step))} ${DONE[kind]}`, "--" + KIND[kind]]));
+  const present = Object.keys(ACTIONS).filter((kind) => run.mix[kind].length);
+  legend($("mix"), present.map((kind) => [`${count(below(run.mix[kind], step))} ${ACTIONS[kind].done}`, "--" + ACTIONS[kind].kind]));
   $("mix").prepend(make("span", { class: "quiet" }, present.length ? "Each tick is one step; so far" : "Nothing was done."));
 }
 function command() {

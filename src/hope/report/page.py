@@ -10,22 +10,21 @@ import html
 import json
 import math
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from importlib import resources
 from pathlib import Path
 from typing import Any
 
 from hope._util.files import write_file
 from hope._version import __version__
+from hope.actions import Action, kinds
 from hope.methods.scores import SCORES
-from hope.report.absorbers import takers
+from hope.report.absorbers import absorbers
 from hope.storage.run import BY_HAND, Run
 from hope.structure.anatomy import Anatomy
 from hope.structure.removed import Removed
-from hope.structure.steps import Absorption, Evict, Merge, Step
 
 SCRIPTS = ("run.js", "charts.js", "works.js", "page.js")  # in one scope, in this order
-KINDS = {"prune": "p", "merge": "m", "absorb": "a", "evict": "e"}
 NAMELESS = {"build", "create", "get", "load", "main", "make", "model", "net", "network"}
 EXAMPLE_INPUT = "1x3x224x224"  # the default output of `hope extract`
 CRITERIA = {
@@ -65,7 +64,7 @@ def page_data(
     some = [run_data(run, points[n], source) for n, run in enumerate(runs)]
     for one, name, scale in zip(some, labels(runs), scales(runs), strict=True):
         one["name"], one["scale"] = name, scale
-    return {"version": __version__, "runs": some}
+    return {"version": __version__, "actions": _words(), "runs": some}
 
 
 def render(data: Mapping[str, Any]) -> str:
@@ -78,13 +77,31 @@ def render(data: Mapping[str, Any]) -> str:
     title = html.escape(" · ".join(dict.fromkeys(f"{run['title']} {run['by']}" for run in data["runs"])))
     page = (files / "template.html").read_text(encoding="utf-8")
     script = "\n".join(parts[name] for name in SCRIPTS)
-    slots = {"title": title, "css": parts["page.css"], "js": script, "data": text}
+    slots = {
+        "title": title,
+        "css": parts["page.css"] + _colours(data["actions"].values()),
+        "js": script,
+        "data": text,
+    }
     pieces = page.split("{{")  # in one pass, so that inserted text is never taken for a slot
     done = [pieces[0]]
     for piece in pieces[1:]:
         slot, _, rest = piece.partition("}}")
         done += [slots[slot], rest]
     return "".join(done)
+
+
+def _words() -> dict[str, dict[str, Any]]:
+    """Letter -> the words of an action, and its colours."""
+    named = ("kind", "done", "sentence", "compensates", "colours")
+    return {one.letter: {name: getattr(one, name) for name in named} for one in kinds()}
+
+
+def _colours(actions: Collection[Mapping[str, Any]]) -> str:
+    """Colours of actions as properties: --prune, --merge."""
+    light, dark = (" ".join(f"--{one['kind']}: {one['colours'][k]};" for one in actions) for k in (0, 1))
+    at_night = f"@media screen and (prefers-color-scheme: dark) {{ :root:not(.light) {{ {dark} }} }}"
+    return f":root {{ {light} }}\n{at_night}\n"
 
 
 def run_names(folders: Sequence[Path]) -> list[str]:
@@ -182,7 +199,7 @@ def _parts(run: Run) -> dict[str, Any]:
     layers, blocks = _numbers(anatomy)
     outer_first = sorted(anatomy.blocks, key=lambda block: -len(block.layers))
     home = {name: block.name for block in outer_first for name in block.layers}
-    layer_gone, block_gone = gone(anatomy, run.trajectory.steps)
+    layers_evicted, blocks_evicted = evictions(anatomy, run.trajectory.steps)
     return {
         "layers": [
             {
@@ -193,7 +210,7 @@ def _parts(run: Run) -> dict[str, Any]:
                 "fanOut": layer.fan_out,
                 "activation": layer.activation,
                 "also": list(layer.along),
-                "gone": layer_gone[layer.name],
+                "evicted": layers_evicted[layer.name],
                 "capacities": [_short(c) for c in measures.get(layer.name, ())],
             }
             for layer in anatomy.layers
@@ -202,7 +219,7 @@ def _parts(run: Run) -> dict[str, Any]:
             {
                 "name": block.name,
                 "skip": block.skip,
-                "gone": block_gone[block.name],
+                "evicted": blocks_evicted[block.name],
                 "layers": [layers[name] for name in block.layers if name in layers],
             }
             for block in anatomy.blocks
@@ -217,13 +234,12 @@ def _steps(run: Run) -> dict[str, Any]:
     left = [_short(step.left) for step in trajectory]  # all 0 if not recorded
     sizes = [[int(column[0]), *(int(d) for d in column[1:] - column[:-1])] for column in trajectory.sizes.T]
     return {
-        "kinds": "".join(KINDS[step.kind] for step in trajectory),
-        "targets": [
-            blocks[step.name] if isinstance(step, Evict) else layers[step.name] for step in trajectory
-        ],
+        "kinds": "".join(step.letter for step in trajectory),
+        "targets": [layers[step.name] if step.evicts is None else blocks[step.evicts] for step in trajectory],
+        "evictions": [t for t, step in enumerate(trajectory) if step.evicts is not None],
         **_neurons(trajectory.steps),
         "along": _along(run.anatomy, trajectory.steps),
-        "takers": _takers(run),
+        "absorbers": _absorbers(run),
         "costs": [_short(step.cost) for step in trajectory],
         "releases": _changes(trajectory.steps),
         "left": left if any(left) else [],
@@ -239,9 +255,11 @@ def _numbers(anatomy: Anatomy) -> tuple[dict[str, int], dict[str, int]]:
     return layers, {block.name: n for n, block in enumerate(anatomy.blocks)}
 
 
-def gone(anatomy: Anatomy, steps: Sequence[Step]) -> tuple[dict[str, int | None], dict[str, int | None]]:
-    """After how many steps each layer and each block is removed with an evicted block; None if it is kept."""
-    evicted = {step.name: t for t, step in enumerate(steps, start=1) if isinstance(step, Evict)}
+def evictions(
+    anatomy: Anatomy, steps: Sequence[Action]
+) -> tuple[dict[str, int | None], dict[str, int | None]]:
+    """After how many steps each layer and each block is evicted; None if it is kept."""
+    evicted = {step.evicts: t for t, step in enumerate(steps, start=1) if step.evicts is not None}
     times = [(anatomy.block(name), t) for name, t in evicted.items()]
 
     def first(name: str) -> float:
@@ -265,21 +283,21 @@ def gone(anatomy: Anatomy, steps: Sequence[Step]) -> tuple[dict[str, int | None]
     return layers, blocks
 
 
-def _neurons(steps: Sequence[Step]) -> dict[str, Any]:
+def _neurons(steps: Sequence[Action]) -> dict[str, Any]:
     """Per step: the removed neuron, its parent (-1 for none), and the whole list if several are removed at
     once.
     """
     who, into = [], []
     several: dict[str, list[int]] = {}
     for t, step in enumerate(steps):
-        who.append(step.gone[0] if step.gone else -1)
-        into.append(step.keep if isinstance(step, Merge) else -1)
-        if len(step.gone) != 1 and not isinstance(step, Evict):
-            several[str(t)] = list(step.gone)
+        who.append(step.removed[0] if step.removed else -1)
+        into.append(-1 if step.parent is None else step.parent)
+        if len(step.removed) != 1 and step.evicts is None:
+            several[str(t)] = list(step.removed)
     return {"who": who, "into": into, "several": several}
 
 
-def _along(anatomy: Anatomy, steps: Sequence[Step]) -> dict[str, dict[int, list[int]]]:
+def _along(anatomy: Anatomy, steps: Sequence[Action]) -> dict[str, dict[int, list[int]]]:
     """Eviction of a segment of a chain -> layer -> its neurons without a counterpart, which are also
     removed.
     """
@@ -287,35 +305,35 @@ def _along(anatomy: Anatomy, steps: Sequence[Step]) -> dict[str, dict[int, list[
     account = Removed(anatomy)
     found: dict[str, dict[int, list[int]]] = {}
     for t, step in enumerate(steps):
-        going = account.take(step)
-        if isinstance(step, Evict) and anatomy.block(step.name).before is not None:
-            some = {layers[name]: sorted(neurons) for name, neurons in going.items() if neurons}
+        lost = account.take(step)
+        if step.evicts is not None and anatomy.block(step.evicts).before is not None:
+            some = {layers[name]: sorted(neurons) for name, neurons in lost.items() if neurons}
             found |= {str(t): some} if some else {}
     return found
 
 
-def _takers(run: Run) -> dict[str, list[list[float]]]:
+def _absorbers(run: Run) -> dict[str, list[list[float]]]:
     """Absorbing step -> [absorber, share, absorber, share …], if moments are known."""
     times: dict[str, list[int]] = {}
     for t, step in enumerate(run.trajectory):
-        if isinstance(step, Absorption) and len(step.gone) == 1:
+        if step.compensates and len(step.removed) == 1:
             times.setdefault(step.name, []).append(t)
     found: dict[str, list[list[float]]] = {}
     intakes = run.intakes() if times else {}
     for name, some in times.items():
-        order = [run.trajectory[t].gone[0] for t in some]
-        shares = takers(run.anatomy.unit(name), intakes, order)
+        order = [run.trajectory[t].removed[0] for t in some]
+        shares = absorbers(run.anatomy.unit(name), intakes, order)
         for t, taken in zip(some, shares or (), strict=False):
             found[str(t)] = [[neuron, round(share, 3)] for neuron, share in taken]
     return found
 
 
-def _changes(steps: Sequence[Step]) -> list[int]:
+def _changes(steps: Sequence[Action]) -> list[int]:
     """ΔP of each step less that of the step before in the same unit or block: mostly zeros."""
     last: dict[tuple[bool, str], int] = {}
     found = []
     for step in steps:
-        key = (isinstance(step, Evict), step.name)
+        key = (step.evicts is not None, step.name)
         found.append(step.release - last.get(key, 0))
         last[key] = step.release
     return found

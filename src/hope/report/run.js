@@ -3,8 +3,7 @@
 const DATA = JSON.parse(document.getElementById("data").textContent);
 const $ = (id) => document.getElementById(id);
 const SVG = "http://www.w3.org/2000/svg";
-const KIND = { p: "prune", m: "merge", a: "absorb", e: "evict" };
-const DONE = { p: "pruned", m: "merged", a: "absorbed", e: "evicted" };
+const ACTIONS = DATA.actions; // letter -> the words of an action: kind, done, sentence; whether the remaining neurons compensate
 const UNITS = { parameters: "parameters", neurons: "neurons", macs: "MACs" };
 const DASHES = ["", "7 3", "2 2.5", "9 3 2 3", "5 2 1 2 1 2"]; // with six colours, thirty different lines
 const colour = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
@@ -87,10 +86,11 @@ class Run {
     this.moves = data.layers.map(() => []); // per layer, its steps
     this.lost = data.layers.map(() => [0]); // neurons lost after so many of them
     this.kept = data.layers.map((one) => [one.capacities.reduce((sum, c) => sum + (c ?? 0), 0)]); // capacity of those that are left
+    this.evictions = new Set(data.evictions);
     this.release = new Float64Array(this.steps);
     const last = {};
     for (let t = 0; t < this.steps; t++) {
-      const evict = data.kinds[t] === "e", target = data.targets[t], key = (evict ? "b" : "l") + target;
+      const evict = this.evictions.has(t), target = data.targets[t], key = (evict ? "b" : "l") + target;
       this.release[t] = last[key] = (last[key] ?? 0) + data.releases[t];
       for (const layer of evict ? Object.keys(data.along[t] ?? {}) : [target]) {
         const lost = this.lost[layer], kept = this.kept[layer], going = this.going(t, layer), own = data.layers[layer].capacities;
@@ -100,7 +100,7 @@ class Run {
       }
     }
     this.mix = {};
-    for (const kind of Object.keys(KIND)) {
+    for (const kind of Object.keys(ACTIONS)) {
       const places = [];
       for (let t = 0; t < this.steps; t++) if (data.kinds[t] === kind) places.push(t);
       this.mix[kind] = places;
@@ -110,38 +110,36 @@ class Run {
     const after = Math.min(below(this.places, k), this.places.length - 1);
     return after > 0 && k - this.places[after - 1] < this.places[after] - k ? after - 1 : after;
   }
-  going(t, layer) { return this.kinds[t] === "e" ? (this.along[t]?.[layer] ?? []) : (this.several[t] ?? (this.who[t] >= 0 ? [this.who[t]] : [])); }
-  isGone(layer, k) { const gone = this.layers[layer].gone; return gone !== null && k >= gone; }
+  going(t, layer) { return this.evictions.has(t) ? (this.along[t]?.[layer] ?? []) : (this.several[t] ?? (this.who[t] >= 0 ? [this.who[t]] : [])); }
+  isEvicted(layer, k) { const at = this.layers[layer].evicted; return at !== null && k >= at; }
   width(layer, k) {
-    return this.isGone(layer, k) ? 0 : this.layers[layer].neurons - this.lost[layer][below(this.moves[layer], k)];
+    return this.isEvicted(layer, k) ? 0 : this.layers[layer].neurons - this.lost[layer][below(this.moves[layer], k)];
   }
   keeps(layer, k) { // of the layer's capacity in the original, the share of the neurons that are still there; null if not known
     const kept = this.kept[layer];
     if (!(kept[0] > 0)) return null;
-    return this.isGone(layer, k) ? 0 : Math.max(0, kept[below(this.moves[layer], k)] / kept[0]);
+    return this.isEvicted(layer, k) ? 0 : Math.max(0, kept[below(this.moves[layer], k)] / kept[0]);
   }
   capacity(layer, k) { // what is left by the method's own account, with what others took over; null if not known
     if (!this.left.length) return null;
-    if (this.isGone(layer, k)) return 0;
-    const made = this.moves[layer].slice(0, below(this.moves[layer], k)).filter((t) => this.kinds[t] !== "e"); // an eviction does not say what it leaves
+    if (this.isEvicted(layer, k)) return 0;
+    const made = this.moves[layer].slice(0, below(this.moves[layer], k)).filter((t) => !this.evictions.has(t)); // an eviction does not say what it leaves
     if (!made.length) return 1;
     const before = this.energy[layer];
     return before > 0 ? Math.max(0, Math.min(1, this.left[made[made.length - 1]] / before)) : null;
   }
   share(unit, k) { return this[unit][0] ? this[unit][k] / this[unit][0] : 1; }
-  name_of(t) { return (this.kinds[t] === "e" ? this.blocks : this.layers)[this.targets[t]].name; }
+  name_of(t) { return (this.evictions.has(t) ? this.blocks : this.layers)[this.targets[t]].name; }
   what(t) {
-    const kind = this.kinds[t], where = this.name_of(t);
-    if (kind === "e") return `evict block ${where}`;
-    if (kind === "m") return `merge neuron ${this.who[t]} into ${this.into[t]} in ${where}`;
-    const some = this.going(t);
-    const who = some.length === 1 ? `neuron ${some[0]}` : plural(some.length, "neuron");
-    return `${KIND[kind]} ${who} in ${where}`;
+    const some = this.going(t), neurons = some.length === 1 ? `neuron ${some[0]}` : plural(some.length, "neuron");
+    const words = { name: this.name_of(t), neurons, parent: this.into[t] };
+    return ACTIONS[this.kinds[t]].sentence.replace(/\{(\w+)\}/g, (_, word) => words[word]);
   }
+  compensates(t) { return this.into[t] >= 0 || ACTIONS[this.kinds[t]].compensates; } // a parent, or all that are left
   why(t) {
-    const kind = this.kinds[t], cost = this.costs[t] ?? Infinity, target = this.targets[t], one = this.layers[target];
+    const cost = this.costs[t] ?? Infinity, target = this.targets[t], one = this.layers[target];
     if (this.byHand) return "Given by hand; it has no price.";
-    if (kind === "e") {
+    if (this.evictions.has(t)) {
       const left = this.blocks[target].layers.reduce((sum, layer) => sum + this.width(layer, t), 0), before = this.total[t];
       const price = `J ${figure(cost)} is added to a distortion of ${figure(before)} so far`;
       return this.method === "absorb"
@@ -150,8 +148,9 @@ class Run {
     }
     const n = this.width(target, t);
     if (this.baseline) return `Its score, ${this.criterion}, is ${figure(cost)}${this.stops.length ? "" : ", the lowest of those that may go"}.`;
-    if (kind === "p") return `It carries ${small(isFinite(cost) ? cost / (n + cost) : 1)} of the capacity left in its layer (${plural(n, "neuron")}).`;
-    if (kind === "m") return `The two do nearly the same: one parent for both misses ${small(cost / n)} of the layer's capacity.`;
+    if (!this.going(t).length) return `It costs ${figure(cost)}.`;
+    if (!this.compensates(t)) return `It carries ${small(isFinite(cost) ? cost / (n + cost) : 1)} of the capacity left in its layer (${plural(n, "neuron")}).`;
+    if (this.into[t] >= 0) return `The two do nearly the same: one parent for both misses ${small(cost / n)} of the layer's capacity.`;
     const whole = one.capacities.reduce((sum, c) => sum + (c ?? 0), 0), own = this.going(t).reduce((sum, i) => sum + (one.capacities[i] ?? 0), 0);
     return `The ${plural(n - 1, "neuron")} beside it can stand in for it: ${small(1 - Math.exp(-cost))} of the signal is lost.` +
       `${whole > 0 ? ` It had ${small(own / whole)} of the layer's capacity.` : ""}`;
@@ -160,7 +159,7 @@ class Run {
   figures(t) { // the last with that of the next step, where the two were compared
     if (this.byHand) return [];
     const here = this.each(t), next = t + 1 < this.steps ? this.each(t + 1) : null, released = `ΔP ${count(this.release[t])}`;
-    const alone = t + 1 >= this.steps || this.stops.length > 0 || this.times.length > 0 || (this.method === "absorb" && (this.kinds[t] === "e" || this.kinds[t + 1] === "e"));
+    const alone = t + 1 >= this.steps || this.stops.length > 0 || this.times.length > 0 || (this.method === "absorb" && (this.evictions.has(t) || this.evictions.has(t + 1)));
     if (this.baseline) return [released, `score ${figure(this.costs[t])}${alone ? "" : `, the next one's ${figure(this.costs[t + 1])}`}`];
     const found = [`J ${figure(this.costs[t])}`, released];
     if (here === null) return found;
@@ -177,13 +176,13 @@ class Run {
     if (this.baseline) return `J is a neuron's score: ${this.criterion}. ΔP is how many parameters its removal releases. The lowest score goes first.${waits}`;
     const least = this.times.length ? "J per millisecond that it saves" : "J/ΔP";
     if (this.method === "absorb") return "J is what an absorption loses of the signal, as a logarithm. ΔP is how many parameters it releases. " +
-      `The absorption with the least ${least} goes first${this.mix.e.length ? "; blocks are evicted where the judge finds it better, whatever their J/ΔP" : ""}.${waits}`;
+      `The absorption with the least ${least} goes first${this.evictions.size ? "; blocks are evicted where the judge finds it better, whatever their J/ΔP" : ""}.${waits}`;
     return `J is what an action costs, relative to what its layer has left. ΔP is how many parameters it releases. The action with the least ${least} goes first.${waits}`;
   }
   account(layer, k) { // the method's own account in words, where it differs
     const left = this.capacity(layer, k);
-    const made = this.moves[layer].slice(0, below(this.moves[layer], k)).map((t) => this.kinds[t]);
-    if (left === null || this.isGone(layer, k) || !(made.includes("m") || made.includes("a"))) return "";
+    const made = this.moves[layer].slice(0, below(this.moves[layer], k));
+    if (left === null || this.isEvicted(layer, k) || !made.some((t) => this.compensates(t))) return "";
     return this.method === "absorb"
       ? `With what the survivors took over, ${percent(left)} of the signal is left in front of its readers.`
       : `With the parents' capacity counted in, the method itself says that ${percent(left)} is left.`;

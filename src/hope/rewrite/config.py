@@ -84,38 +84,36 @@ def groups_of(model: nn.Module, anatomy: Anatomy) -> list[Group]:
     """
     groups = alike(anatomy)
     if not configured(model):
-        return [Group(names) for names in groups]
-    told = [group for names in groups if (group := _told(model, anatomy, names)) is not None]
-    untold: dict[tuple[int, int], list[str]] = {}
-    for names in groups:
-        if names not in told:
-            unit = anatomy.unit(names[0])
-            untold.setdefault((unit.neurons, unit.channels), []).extend(names)
-    more = (_told(model, anatomy, names) for names in untold.values())
-    return told + [group for group in more if group is not None]
+        return groups
+    found = [_configurable(model, anatomy, group.names) for group in groups]
+    other: dict[tuple[int, int], list[str]] = {}
+    for group, configurable in zip(groups, found, strict=True):
+        if configurable is None:
+            unit = anatomy.unit(group.names[0])
+            other.setdefault((unit.neurons, unit.channels), []).extend(group.names)
+    found += [_configurable(model, anatomy, names) for names in other.values()]
+    return [group for group in found if group is not None]
 
 
-def _told(model: nn.Module, anatomy: Anatomy, names: Sequence[str]) -> Group | None:
-    """These layers as a group, if the configuration can tell that they are narrower. Not every number of
-    heads passes for one: some classes want the width of the stream to be a multiple.
+def _configurable(model: nn.Module, anatomy: Anatomy, names: Sequence[str]) -> Group | None:
+    """These layers as a group, if config.json can express that they are narrower. Some classes of
+    transformers accept only numbers of heads that divide the width of the stream.
     """
-    group, unit = Group(names), anatomy.unit(names[0])
+    unit = anatomy.unit(names[0])
     heads = _are_heads(model.config, (unit.neurons, unit.channels, unit.neurons - 1))
     tried = range(1, unit.neurons if heads else min(2, unit.neurons))
     counts = [n for n in tried if fields_after(model, anatomy, dict.fromkeys(names, n)) is not None]
-    if heads:
-        group.counts = frozenset(counts)
-    return group if counts else None
+    return Group(tuple(names), frozenset(counts) if heads else None) if counts else None
 
 
 def _changes(anatomy: Anatomy, removed: Mapping[str, int]) -> set[Change] | None:
     """How alike layers change; None if they do so in different ways."""
     found = set()
     for group in alike(anatomy):
-        lost = {removed.get(name, 0) for name in group}
+        lost = {removed.get(name, 0) for name in group.names}
         if len(lost) > 1:
             return None
-        unit, count = anatomy.unit(group[0]), lost.pop()
+        unit, count = anatomy.unit(group.names[0]), lost.pop()
         if count:
             found.add((unit.neurons, unit.channels, unit.neurons - count))
     return found

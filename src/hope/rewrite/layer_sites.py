@@ -12,11 +12,11 @@ import torch
 from torch import Tensor, nn
 
 from hope import ops
+from hope._util.tensors import get
 from hope.errors import InvalidAction
 from hope.ops.norm import bn_of, is_bn
 from hope.ops.uses import added_biases
 from hope.ops.weight import is_weight
-from hope.rewrite.resize import get
 from hope.trace.program import Operation, Program, Ref, module_of, readers_of
 
 FITTED = ("conv1d", "conv2d", "conv3d", "linear")

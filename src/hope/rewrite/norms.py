@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from hope.rewrite.resize import get
+from hope._util.tensors import get
 from hope.statistics.input_statistics import InputStatistics, centred
 from hope.structure.anatomy import Anatomy
 from hope.structure.units import Unit

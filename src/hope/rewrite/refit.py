@@ -29,21 +29,20 @@ from torch import Tensor, nn
 
 from hope._util.calls import Example, duplicate, mode, unlabelled
 from hope._util.progress import bar, busy
+from hope._util.tensors import get
+from hope.actions import Action, Rewrite
+from hope.actions.absorb import LEAST
 from hope.errors import InvalidExample
-from hope.methods.base import Rewrite
 from hope.methods.calibration import synthetic
-from hope.rewrite.absorb import LEAST
-from hope.rewrite.apply import cut, kept_places, outcome
+from hope.rewrite.apply import finish, kept_places, outcome, smaller_copy
 from hope.rewrite.layer_sites import STATISTICS, LayerSite, every_row, gain, given_rows, spots
 from hope.rewrite.normal_equations import NormalEquations
 from hope.rewrite.refit_checkpoint import Fitted
-from hope.rewrite.resize import get
 from hope.statistics.bn_recalibration import carry, stand_in, statistics
 from hope.statistics.input_statistics import InputStatistics
 from hope.statistics.observe import check_batch
 from hope.statistics.token_weights import counts, mask_of, normed_adds, without_padding
 from hope.structure.anatomy import Anatomy
-from hope.structure.steps import Step
 from hope.trace.program import module_of
 from hope.trace.trace import Trace
 
@@ -247,7 +246,7 @@ def _fit(
 def compressed(
     model: nn.Module,
     anatomy: Anatomy,
-    steps: Sequence[Step],
+    steps: Sequence[Action],
     *,
     intakes: Mapping[str, InputStatistics] | None = None,
     rewrite: Rewrite | None = None,
@@ -264,13 +263,15 @@ def compressed(
         fixed: patterns of modules that are not fitted.
         checkpoint: as `close_loop` takes it.
     """
-    small = cut(model, anatomy, steps, intakes=intakes, rewrite=rewrite)
-    if steps and inputs and rewrite is not None and rewrite.refit:
+    fits = bool(steps and inputs) and rewrite is not None and rewrite.refit
+    small = smaller_copy(model, anatomy, steps, intakes=intakes, rewrite=rewrite, finished=not fits)
+    if rewrite is not None and fits:
         places = kept_places(anatomy, outcome(anatomy, steps))
         rows = {tensor: left for (tensor, dim), left in places.items() if dim == 0}
         how: dict[str, Any] = {"made_up": rewrite.made_up, "checkpoint": checkpoint, "progress": progress}
         how["trace"] = anatomy.trace
         close_loop(model, small, inputs, rows, fixed=fixed, **how)
+        finish(small, anatomy, steps, intakes=intakes, rewrite=rewrite)
     return small
 
 

@@ -9,21 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from hope import ops
+from hope._util.tensors import owner
 from hope.trace.labels import Shape
-
-
-def owner(model: nn.Module, tensor: str) -> tuple[nn.Module, str]:
-    """The module that holds a parameter or buffer, and the attribute it is held under."""
-    path, _, attribute = tensor.rpartition(".")
-    return model.get_submodule(path), attribute
-
-
-def get(model: nn.Module, tensor: str) -> Tensor:
-    """A parameter or buffer by name."""
-    module, attribute = owner(model, tensor)
-    value = getattr(module, attribute)
-    assert isinstance(value, Tensor)
-    return value
 
 
 def keep(

@@ -7,9 +7,10 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from typing import Protocol
 
+from hope.actions import Action
 from hope.structure.anatomy import Anatomy
+from hope.structure.removed import Removal
 from hope.structure.sizes import Counts, released, sizes
-from hope.structure.steps import Step
 
 
 class Savings(Protocol):
@@ -21,8 +22,8 @@ class Savings(Protocol):
     def block(self, name: str) -> float:
         """What a block's eviction saves, above 0."""
 
-    def take(self, step: Step) -> set[str]:
-        """Note a step; returns the units of which a neuron saves something else from now on."""
+    def take(self, action: Removal) -> set[str]:
+        """Note an action; returns the units of which a neuron saves something else from now on."""
 
 
 class CostModel(Protocol):
@@ -41,7 +42,7 @@ class CostModel(Protocol):
         the network tells all.
         """
 
-    def counts(self, steps: Sequence[Step]) -> Counts:
+    def counts(self, steps: Sequence[Action]) -> Counts:
         """(steps + 1,) how much before the first and after each step."""
 
     def after(self, removed: Mapping[str, int], evicted: Collection[str] = ()) -> int:
@@ -63,7 +64,7 @@ class MacCost:
         """None: MACs follow from the network."""
         return []
 
-    def counts(self, steps: Sequence[Step]) -> Counts:
+    def counts(self, steps: Sequence[Action]) -> Counts:
         """(steps + 1,) MACs before the first and after each step."""
         return sizes(self._anatomy, steps)[:, 2]
 
@@ -98,6 +99,6 @@ class MacSavings:
             self._blocks[name] = max(1, whole - self._anatomy.size(evicted=[name]).macs)
         return self._blocks[name]
 
-    def take(self, step: Step) -> set[str]:
+    def take(self, action: Removal) -> set[str]:
         """Nothing is counted anew."""
         return set()

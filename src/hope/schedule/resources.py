@@ -18,10 +18,10 @@ if TYPE_CHECKING:
     from torch import nn
 
     from hope._util.calls import Example
+    from hope.actions import Action
     from hope.schedule.cost_model import CostModel
     from hope.structure.anatomy import Anatomy
     from hope.structure.sizes import Counts
-    from hope.structure.steps import Step
 
 
 class BudgetUnit(ABC):
@@ -146,7 +146,7 @@ class Resource(BudgetUnit):
             cls.help = f"{cls.noun} to keep: a fraction (0.6) or {amount}"
 
     @abstractmethod
-    def counts(self, anatomy: Anatomy, steps: Sequence[Step]) -> Counts | None:
+    def counts(self, anatomy: Anatomy, steps: Sequence[Action]) -> Counts | None:
         """(steps + 1,) how much there is before the first and after each step; None if it is measured: then
         only a run that was made for this resource knows it.
         """
@@ -200,7 +200,7 @@ class Neurons(Resource):
 
     name, noun, is_cost = "density", "neurons", False
 
-    def counts(self, anatomy: Anatomy, steps: Sequence[Step]) -> Counts:
+    def counts(self, anatomy: Anatomy, steps: Sequence[Action]) -> Counts:
         """(steps + 1,) neurons."""
         return _sizes(anatomy, steps, 0)
 
@@ -210,7 +210,7 @@ class Parameters(Resource):
 
     name, noun = "params", "parameters"
 
-    def counts(self, anatomy: Anatomy, steps: Sequence[Step]) -> Counts:
+    def counts(self, anatomy: Anatomy, steps: Sequence[Action]) -> Counts:
         """(steps + 1,) parameters."""
         return _sizes(anatomy, steps, 1)
 
@@ -220,7 +220,7 @@ class Macs(Resource):
 
     name, noun, ranks = "macs", "MACs", True
 
-    def counts(self, anatomy: Anatomy, steps: Sequence[Step]) -> Counts:
+    def counts(self, anatomy: Anatomy, steps: Sequence[Action]) -> Counts:
         """(steps + 1,) MACs."""
         return _sizes(anatomy, steps, 2)
 
@@ -242,7 +242,7 @@ class Bytes(Resource):
     accepts = "a fraction between 0 and 1 or an amount with its unit (B, kB, MB, GB, KiB, MiB, GiB)"
     examples = (0.6, "10MB")
 
-    def counts(self, anatomy: Anatomy, steps: Sequence[Step]) -> Counts:
+    def counts(self, anatomy: Anatomy, steps: Sequence[Action]) -> Counts:
         """(steps + 1,) bytes."""
         from hope.structure.sizes import stored
 
@@ -260,11 +260,11 @@ class Seconds(Resource):
     accepts = "a fraction between 0 and 1 of the original's or a time with its unit (s, ms, us)"
     examples = (0.6, "12ms")
 
-    def counts(self, anatomy: Anatomy, steps: Sequence[Step]) -> None:
+    def counts(self, anatomy: Anatomy, steps: Sequence[Action]) -> None:
         """Nothing: time is measured, and a run that was made for it has its predictions."""
 
 
-def _sizes(anatomy: Anatomy, steps: Sequence[Step], column: int) -> Counts:
+def _sizes(anatomy: Anatomy, steps: Sequence[Action], column: int) -> Counts:
     from hope.structure.sizes import sizes
 
     return sizes(anatomy, steps)[:, column]

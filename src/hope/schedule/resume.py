@@ -13,8 +13,9 @@ import msgspec
 from hope._util.digest import is_sealed, parsed, sealed
 from hope._util.files import make_folder, write_file
 from hope._util.notes import note
+from hope.actions import Action
+from hope.actions.registry import from_stored
 from hope.structure.anatomy import Anatomy
-from hope.structure.steps import AnyStep, Evict, Step
 
 FORMAT, VERSION = "hope-partial", 4
 EVERY = 2.0  # seconds between two writes
@@ -42,7 +43,7 @@ class Resume:
         deciding: how far that has come; None if there is nothing to decide, or all is decided.
     """
 
-    steps: tuple[Step, ...] = ()
+    steps: tuple[Action, ...] = ()
     deciding: EvictionProgress | None = None
 
 
@@ -75,8 +76,9 @@ class RunCheckpoint:
                 return self._anew("was altered after it was written")
             if data["settings"] != self.settings:
                 return self._anew("is of another model, or of other options")
-            steps: tuple[Step, ...] = tuple(msgspec.convert(data["steps"], list[AnyStep]))
-            begun = Resume(steps, msgspec.convert(data["deciding"], EvictionProgress | None))
+            begun = Resume(
+                tuple(from_stored(data["steps"])), msgspec.convert(data["deciding"], EvictionProgress | None)
+            )
             _check(begun, anatomy, blocks)
         except FileNotFoundError:
             return Resume()
@@ -89,7 +91,7 @@ class RunCheckpoint:
         return Resume()
 
     def write(
-        self, steps: Sequence[Step], deciding: EvictionProgress | None = None, *, now: bool = False
+        self, steps: Sequence[Action], deciding: EvictionProgress | None = None, *, now: bool = False
     ) -> None:
         """Note what was done, every few seconds, all or nothing."""
         if not now and time.monotonic() - self._written < EVERY:
@@ -119,13 +121,13 @@ def _check(begun: Resume, anatomy: Anatomy, blocks: int) -> None:
     """
     removed: dict[str, set[int]] = {}
     for step in begun.steps:
-        if isinstance(step, Evict):
-            anatomy.block(step.name)
+        if step.evicts is not None:
+            anatomy.block(step.evicts)
             continue
-        known, gone = range(anatomy.unit(step.name).neurons), removed.setdefault(step.name, set())
-        if not all(neuron in known for neuron in step.neurons) or not gone.isdisjoint(step.neurons):
+        known, before = range(anatomy.unit(step.name).neurons), removed.setdefault(step.name, set())
+        if not all(neuron in known for neuron in step.neurons) or not before.isdisjoint(step.neurons):
             raise ValueError(f"{step} cannot be done")
-        gone.update(step.gone)
+        before.update(step.removed)
     for position, number in begun.deciding.evicted if begun.deciding is not None else ():
         if not (0 <= position <= len(begun.steps) and 0 <= number < blocks):
             raise ValueError(f"there is no block {number}, or no step {position}")

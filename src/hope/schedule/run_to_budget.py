@@ -8,13 +8,13 @@ from dataclasses import dataclass
 from itertools import islice
 
 from hope._util.progress import bar
+from hope.actions import Action
 from hope.schedule.budget import Budget
 from hope.schedule.cost_model import CostModel
 from hope.schedule.resume import RunCheckpoint
 from hope.schedule.trajectory import Trajectory
-from hope.schedule.width_constraints import Groups
+from hope.schedule.width_constraints import Group, Groups
 from hope.structure.anatomy import Anatomy
-from hope.structure.steps import Step
 
 CHUNK = 256  # steps between two looks at the budget, at least
 PART = 16  # of the steps that are there, in a long run: a look goes through all of them
@@ -32,14 +32,14 @@ class Collected:
 
     trajectory: Trajectory
     multiple_of: int
-    steps: tuple[Step, ...]
+    steps: tuple[Action, ...]
 
 
 def run_to_budget(
     anatomy: Anatomy,
-    more: Iterator[Step],
+    more: Iterator[Action],
     budget: Budget,
-    done: Sequence[Step],
+    done: Sequence[Action],
     multiples: Sequence[int] = (1,),
     file: RunCheckpoint | None = None,
     *,
@@ -83,7 +83,7 @@ def run_to_budget(
     if not groups or budget.resource is None:
         return Collected(found[best], multiples[best], tuple(begun))
 
-    def tried(steps: Sequence[Step]) -> Trajectory:
+    def tried(steps: Sequence[Action]) -> Trajectory:
         return Trajectory.of(anatomy, steps, multiples[best], cost, groups)
 
     nearer = _nearer(found[best], begun, more, budget, groups, tried)
@@ -92,11 +92,11 @@ def run_to_budget(
 
 def _nearer(
     found: Trajectory,
-    begun: list[Step],
-    more: Iterator[Step],
+    begun: list[Action],
+    more: Iterator[Action],
     budget: Budget,
     groups: Groups,
-    tried: Callable[[Sequence[Step]], Trajectory],
+    tried: Callable[[Sequence[Action]], Trajectory],
 ) -> Trajectory:
     """A run whose last steps are not larger than they need be: a head of every layer at once can go far
     beyond a budget that some neurons would meet. For the group that goes last there are two other ways:
@@ -108,14 +108,14 @@ def _nearer(
     left = set(groups)
     while found.meets(budget):
         end = found.steps_at(budget)
-        group = next((one for one in left if end and found[end - 1].name in one), None)
+        group = next((one for one in left if end and found[end - 1].name in one.names), None)
         if group is None:
             break
         left.discard(group)
         ways = [found, _earlier(found, end, group, begun, budget, tried)]
         before = max((stop for stop in found.stops if stop < end), default=0)
         kept = set(found.steps[:before])
-        while not (held := tried([s for s in begun if s.name not in group or s in kept])).meets(budget):
+        while not (held := tried([s for s in begun if s.name not in group.names or s in kept])).meets(budget):
             some = list(islice(more, CHUNK))
             begun += some
             if not some:
@@ -127,15 +127,15 @@ def _nearer(
 def _earlier(
     found: Trajectory,
     end: int,
-    group: tuple[str, ...],
-    begun: Sequence[Step],
+    group: Group,
+    begun: Sequence[Action],
     budget: Budget,
-    tried: Callable[[Sequence[Step]], Trajectory],
+    tried: Callable[[Sequence[Action]], Trajectory],
 ) -> Trajectory:
     """The run in which a group's steps up to the end go as early as the budget is met by them."""
 
-    def first(stop: int) -> list[Step]:
-        return [s for at, s in enumerate(found.steps[:end]) if at < stop or s.name in group]
+    def first(stop: int) -> list[Action]:
+        return [s for at, s in enumerate(found.steps[:end]) if at < stop or s.name in group.names]
 
     stops = [stop for stop in found.stops if stop < end]
     place = bisect_left(stops, True, key=lambda stop: tried(first(stop)).meets(budget))

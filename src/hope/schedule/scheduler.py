@@ -3,8 +3,8 @@
 Costs are intra-unit, so what a unit would do next depends on its own state alone. The global loop is a k-way
 merge of the units' paths (a heap). A block's eviction is priced anew after each step in one of its layers.
 Units that go together take their k-th steps at once, at the sum of their prices.
-Where a segment of a chain goes, the neurons in front of it that have lost their counterparts go with it: that
-unit's path goes on without them.
+Where a segment of a chain is evicted, the neurons in front of it that have lost their counterparts are
+removed with it: that unit's path continues without them.
 """
 
 from __future__ import annotations
@@ -17,18 +17,18 @@ from typing import Any, TypeAlias
 
 from msgspec.structs import replace
 
+from hope.actions import Action, Evict, Prune
 from hope.methods.base import Branch, Path, State
 from hope.schedule.cost_model import Savings
 from hope.structure.removed import Removed
 from hope.structure.sizes import ParameterSavings
-from hope.structure.steps import Evict, Merge, Prune, Step
 
 Walk: TypeAlias = Callable[[Any], Path]
 Rank: TypeAlias = Callable[[float, float], float]
 FIRST = 4  # of a path that is worked out at once: a quarter, and then the rest if it is asked for
 
 
-def _begun(walk: Walk, state: State, done: Sequence[Step]) -> Path:
+def _begun(walk: Walk, state: State, done: Sequence[Action]) -> Path:
     """A unit's path after what an interrupted run has done in it."""
     path = walk(state)
     for step in done:
@@ -36,13 +36,13 @@ def _begun(walk: Walk, state: State, done: Sequence[Step]) -> Path:
     return path
 
 
-def _whole(walk: Walk, state: State, done: Sequence[Step]) -> tuple[int, float, list[Step]]:
+def _whole(walk: Walk, state: State, done: Sequence[Action]) -> tuple[int, float, list[Action]]:
     """The rest of a unit's path at once, for a worker elsewhere."""
     path = _begun(walk, state, done)
     return path.neurons, path.left, list(path.steps())
 
 
-def _in_parts(walk: Walk, state: State, done: Sequence[Step]) -> Iterator[Step]:
+def _in_parts(walk: Walk, state: State, done: Sequence[Action]) -> Iterator[Action]:
     """A unit's path a part at a time: while others are worked out, nothing of it is held but its steps."""
     first = list(islice(_begun(walk, state, done).steps(), max(1, state.neurons // FIRST)))
     yield from first
@@ -53,12 +53,12 @@ class _Walker:
     """One unit's path, worked out as it is asked for, or elsewhere; `head` is the step it would take next."""
 
     def __init__(
-        self, state: State, walk: Walk, done: Sequence[Step], executor: Executor | None, in_turn: bool
+        self, state: State, walk: Walk, done: Sequence[Action], executor: Executor | None, in_turn: bool
     ) -> None:
         self.neurons, self.capacity = state.neurons, state.capacity
-        self.head: Step | None = None
-        self._future: Future[tuple[int, float, list[Step]]] | None = None
-        self._steps: Iterator[Step] | None = None
+        self.head: Action | None = None
+        self._future: Future[tuple[int, float, list[Action]]] | None = None
+        self._steps: Iterator[Action] | None = None
         if executor is not None:
             self._future = executor.submit(_whole, walk, state, done)
             if done:
@@ -79,11 +79,11 @@ class _Walker:
             self._steps = iter(self._future.result()[2])
         self.head = next(self._steps, None)
 
-    def take(self) -> Step:
+    def take(self) -> Action:
         """Take the step that was found."""
         step = self.head
         assert step is not None
-        self.neurons, self.capacity = self.neurons - len(step.gone), step.left
+        self.neurons, self.capacity = self.neurons - len(step.removed), step.left
         return step
 
 
@@ -93,7 +93,7 @@ class Scheduler:
     Args:
         states: of the units; they are not changed.
         branches: the blocks that may be evicted.
-        gone: an account of what is gone, where blocks without a skip are among them.
+        removed: an account of what is removed, where blocks without a skip are among them.
         walk: a state -> its path (`Method.path`).
         rank: (J, ΔP) -> what steps are sorted by (`Method.rank`).
         executor: where to work out the paths; in this process, as needed, without one. The result is the
@@ -101,7 +101,7 @@ class Scheduler:
         live: rank by what a step would release now instead of in the original network.
         saves: rank by the time that a step would save now instead of what it releases.
         done: what an interrupted run has already done, in order; the rest is as if it had not been stopped.
-        groups: names of units that go together; every other one goes by itself.
+        groups: names of units that take their steps together.
         in_turn: work out one path after another, a part at a time, where memory does not hold all of them.
     """
 
@@ -109,18 +109,18 @@ class Scheduler:
         self,
         states: Sequence[State],
         branches: Sequence[Branch] = (),
-        gone: Removed | None = None,
+        removed: Removed | None = None,
         *,
         walk: Walk,
         rank: Rank,
         executor: Executor | None = None,
         live: ParameterSavings | None = None,
         saves: Savings | None = None,
-        done: Sequence[Step] = (),
+        done: Sequence[Action] = (),
         groups: Sequence[Sequence[str]] = (),
         in_turn: bool = False,
     ) -> None:
-        self._branches, self._rank, self._live, self._gone = branches, rank, live, gone
+        self._branches, self._rank, self._live, self._removed = branches, rank, live, removed
         self._saves, self._resaved = saves, set[str]()  # units that save something else since the last step
         self._states, self._walk, self._executor = states, walk, executor
         self._in_turn = in_turn
@@ -133,11 +133,12 @@ class Scheduler:
         for number, branch in enumerate(branches):
             for layer in branch.layers:
                 self._inside.setdefault(layer, []).append(number)
-        self._heap: list[tuple[float, int, int, tuple[int, ...], int]] = []
-        self._versions = {Evict: [0] * len(branches), Prune: [0] * len(states)}
-        self._gone_units: set[str] = set()
-        self._gone_branches: set[int] = set()
-        self._done: list[list[Step]] = [[] for _ in states]
+        # price, whether of a block, order of its kind, number, neurons, version: of equal price, blocks last
+        self._heap: list[tuple[float, bool, int, int, tuple[int, ...], int]] = []
+        self._versions = {True: [0] * len(branches), False: [0] * len(states)}  # of blocks, and of units
+        self._evicted_units: set[str] = set()
+        self._evicted_branches: set[int] = set()
+        self._done: list[list[Action]] = [[] for _ in states]
         for step in done:
             self._note(step)
         self._walkers = [self._walker(number) for number in range(len(states))]
@@ -147,21 +148,20 @@ class Scheduler:
         done = list(self._done[number])  # as it is now: a path that comes in parts begins from it later
         return _Walker(self._states[number], self._walk, done, self._executor, self._in_turn)
 
-    def __iter__(self) -> Iterator[Step]:
+    def __iter__(self) -> Iterator[Action]:
         for walker in self._walkers:
             walker.look()
         yield from self._belated()
         self._queue_units()
         self._queue_branches()
         while self._heap:
-            _, order, number, _, version = heapq.heappop(self._heap)
-            evicts = order == _ORDER[Evict]
-            if version != self._versions[Evict if evicts else Prune][number]:
+            _, evicts, _, number, _, version = heapq.heappop(self._heap)
+            if version != self._versions[evicts][number]:
                 continue
             if evicts:
-                if number in self._gone_branches or self._refused(number):
+                if number in self._evicted_branches or self._refused(number):
                     continue
-                steps: list[Step] = [self._eviction(number)]
+                steps: list[Action] = [self._eviction(number)]
                 changed = self._note(steps[0])
                 for each in changed:
                     self._walkers[each] = self._walker(each)
@@ -189,26 +189,26 @@ class Scheduler:
                 self._queue_branches()
                 self._resaved.clear()
 
-    def _belated(self) -> Iterator[Step]:
+    def _belated(self) -> Iterator[Action]:
         """What an interrupted run has left undone of a group's last step."""
         for number, members in self._together.items():
             if len(self._done[number]) < max(len(self._done[one]) for one in members):
                 yield self._advance(number)
 
-    def _advance(self, number: int) -> Step:
+    def _advance(self, number: int) -> Action:
         """Take a unit's next step."""
         step = self._priced(self._walkers[number].take())
         self._walkers[number].look()
         self._note(step)
         return step
 
-    def _heads(self, number: int) -> list[Step]:
+    def _heads(self, number: int) -> list[Action]:
         """The next steps of a unit and of those that go with it; none if one of them is at its end."""
         heads = [self._walkers[one].head for one in self._together[number]]
-        there = [head for head in heads if head is not None and head.name not in self._gone_units]
+        there = [head for head in heads if head is not None and head.name not in self._evicted_units]
         return there if len(there) == len(heads) else []
 
-    def _priced(self, step: Step) -> Step:
+    def _priced(self, step: Action) -> Action:
         """A step with the ΔP that it has now."""
         return step if self._live is None else replace(step, release=max(1, self._live.unit(step.name)))
 
@@ -216,7 +216,7 @@ class Scheduler:
         """The eviction of a branch, priced from what is left in its layers."""
         branch = self._branches[number]
         left = [self._walkers[self._number[name]] for name in branch.layers]
-        there = [name not in self._gone_units for name in branch.layers]
+        there = [name not in self._evicted_units for name in branch.layers]
         neurons = [w.neurons if some else 0 for w, some in zip(left, there, strict=True)]
         capacities = [w.capacity if some else 0.0 for w, some in zip(left, there, strict=True)]
         price = branch.cost(neurons, capacities)
@@ -226,15 +226,15 @@ class Scheduler:
     def _queue_unit(self, number: int) -> None:
         steps = [self._priced(head) for head in self._heads(number)]
         if steps:
-            order = _ORDER[Merge] if isinstance(steps[0], Merge) else 0
             ratio = self._rank(sum(step.cost for step in steps), sum(map(self._saved, steps)))
-            self._versions[Prune][number] += 1
-            entry = (ratio, order, number, steps[0].neurons, self._versions[Prune][number])
+            self._versions[False][number] += 1
+            version = self._versions[False][number]
+            entry = (ratio, False, steps[0].order, number, steps[0].neurons, version)
             heapq.heappush(self._heap, entry)
 
-    def _saved(self, step: Step) -> float:
+    def _saved(self, step: Action) -> float:
         """What a unit's step counts by."""
-        return step.release if self._saves is None else self._saves.unit(step.name) * len(step.gone)
+        return step.release if self._saves is None else self._saves.unit(step.name) * len(step.removed)
 
     def _queue_units(self) -> None:
         for number, members in self._together.items():
@@ -242,35 +242,35 @@ class Scheduler:
                 self._queue_unit(number)
 
     def _queue_branch(self, number: int) -> None:
-        if number not in self._gone_branches and not self._refused(number):
+        if number not in self._evicted_branches and not self._refused(number):
             step = self._eviction(number)
-            self._versions[Evict][number] += 1
+            self._versions[True][number] += 1
             saved = step.release if self._saves is None else self._saves.block(step.name)
             ratio = self._rank(step.cost, saved)
-            entry = (ratio, _ORDER[Evict], number, (), self._versions[Evict][number])
+            entry = (ratio, True, step.order, number, (), self._versions[True][number])
             heapq.heappush(self._heap, entry)
 
     def _refused(self, number: int) -> bool:
         """Whether a block must stay, by now and for good."""
-        return self._gone is not None and bool(self._gone.refuses(self._branches[number].name))
+        return self._removed is not None and bool(self._removed.refuses(self._branches[number].name))
 
     def _queue_branches(self) -> None:
         for number in range(len(self._branches)):
             self._queue_branch(number)
 
-    def _note(self, step: Step) -> list[int]:
-        """What is gone from now on; returns the units that have lost neurons beside those of the step."""
+    def _note(self, step: Action) -> list[int]:
+        """Note a step; returns the other units that have lost neurons by it."""
         changed = []
-        going = self._gone.take(step) if self._gone is not None else {}
-        if isinstance(step, Evict):
-            number = next(k for k, branch in enumerate(self._branches) if branch.name == step.name)
-            self._gone_branches.add(number)
-            self._gone_units.update(self._branches[number].layers)
-            self._gone_branches.update(
-                k for k, branch in enumerate(self._branches) if set(branch.layers) <= self._gone_units
+        lost = self._removed.take(step) if self._removed is not None else {}
+        if step.evicts is not None:
+            number = next(k for k, branch in enumerate(self._branches) if branch.name == step.evicts)
+            self._evicted_branches.add(number)
+            self._evicted_units.update(self._branches[number].layers)
+            self._evicted_branches.update(
+                k for k, branch in enumerate(self._branches) if set(branch.layers) <= self._evicted_units
             )
-            for name, neurons in going.items():
-                if neurons and name in self._number and name not in self._gone_units:
+            for name, neurons in lost.items():
+                if neurons and name in self._number and name not in self._evicted_units:
                     self._done[self._number[name]] += [Prune(name, neuron) for neuron in sorted(neurons)]
                     changed.append(self._number[name])
         else:
@@ -280,6 +280,3 @@ class Scheduler:
         if self._saves is not None:
             self._resaved |= self._saves.take(step)
         return changed
-
-
-_ORDER: dict[type[Step], int] = {Merge: 1, Evict: 2}  # of equal price: prunes first, then these

@@ -10,6 +10,7 @@ from fnmatch import fnmatchcase
 from torch import nn
 
 from hope._util.calls import Example
+from hope.actions import Action, Evict, Prune
 from hope.errors import InfeasibleBudget, UnknownMethod
 from hope.methods.base import Branch, Method, NetworkStatistics, State
 from hope.reasons import Cause, Reason
@@ -22,7 +23,6 @@ from hope.structure.analyse import made_of
 from hope.structure.anatomy import Anatomy
 from hope.structure.removed import Removed
 from hope.structure.sizes import USUAL, Counts, ParameterSavings, sizes
-from hope.structure.steps import Evict, Prune, Step
 from hope.structure.units import Unit
 from hope.trace.blocks import Block
 
@@ -78,7 +78,7 @@ class SearchSpace:
         """Whether the judge has to decide about evictions."""
         return bool(self.branches) and self.method.evictions == "judged"
 
-    def steps(self, *, executor: Executor | None = None, done: Sequence[Step] = ()) -> Iterator[Step]:
+    def steps(self, *, executor: Executor | None = None, done: Sequence[Action] = ()) -> Iterator[Action]:
         """The method's steps, one at a time; evictions that the judge decides about are not among them.
 
         Args:
@@ -95,18 +95,18 @@ class SearchSpace:
                 live=ParameterSavings(self.anatomy) if self.method.live else None,
                 saves=self.cost.savings() if self.cost is not None else None,
                 done=done,
-                groups=self.groups,
+                groups=[group.names for group in self.groups],
                 in_turn=self.statistics.many,
             )
         )
 
-    def _floor(self, *, biased: bool = True) -> list[Step]:
+    def _floor(self, *, biased: bool = True) -> list[Action]:
         """What is removed and evicted there; without the biases that stay behind on request."""
         gone = [Prune(state.name, tuple(range(1, state.neurons))) for state in self.states]
         residual = [branch for branch in self.branches if self.anatomy.block(branch.name).residual]
         return [*gone, *(Evict(branch.name, branch.bias if biased else None) for branch in residual)]
 
-    def amounts(self, steps: Sequence[Step]) -> Counts:
+    def amounts(self, steps: Sequence[Action]) -> Counts:
         """(steps + 1,) what the run is ranked by: parameters, MACs, or time."""
         return sizes(self.anatomy, steps)[:, 1] if self.cost is None else self.cost.counts(steps)
 
@@ -216,14 +216,14 @@ def _complete(
 ) -> tuple[Groups, dict[str, Reason]]:
     """The groups of which every layer is prunable, and a reason for each prunable layer outside of them."""
     names = set(prunable)
-    complete = [group for group in groups if names.issuperset(group)]
+    complete = [group for group in groups if names.issuperset(group.names)]
     reasons = {name: Cause.NO_FIELD.at() for name in names}
     for group in groups:
-        for other in group:
+        for other in group.names:
             if other not in names:
                 why = left_alone.get(other) or anatomy.unit(other).fixed
-                reasons |= dict.fromkeys(group, Cause.ALIKE.at(other, str(why)))
-    held = names.difference(*complete)
+                reasons |= dict.fromkeys(group.names, Cause.ALIKE.at(other, str(why)))
+    held = names.difference(*(group.names for group in complete))
     return complete, {name: reasons[name] for name in prunable if name in held}
 
 

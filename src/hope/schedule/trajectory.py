@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from hope.actions import Action, kinds
 from hope.errors import InfeasibleBudget
 from hope.schedule.budget import Budget
 from hope.schedule.width_constraints import Groups, aligned
 from hope.structure.anatomy import Anatomy
 from hope.structure.sizes import Counts, Size, sizes
-from hope.structure.steps import Step
 
 if TYPE_CHECKING:
     from hope.schedule.cost_model import CostModel
@@ -35,7 +35,7 @@ class Trajectory:
             known from there only.
     """
 
-    steps: tuple[Step, ...]
+    steps: tuple[Action, ...]
     anatomy: Anatomy
     stops: tuple[int, ...] = ()
     predicted: Mapping[str, Counts] = field(default_factory=dict)
@@ -45,7 +45,7 @@ class Trajectory:
     def of(
         cls,
         anatomy: Anatomy,
-        steps: Sequence[Step],
+        steps: Sequence[Action],
         multiple_of: int = 1,
         cost: CostModel | None = None,
         groups: Groups = (),
@@ -63,15 +63,14 @@ class Trajectory:
     def __len__(self) -> int:
         return len(self.steps)
 
-    def __iter__(self) -> Iterator[Step]:
+    def __iter__(self) -> Iterator[Action]:
         return iter(self.steps)
 
-    def __getitem__(self, position: int) -> Step:
+    def __getitem__(self, position: int) -> Action:
         return self.steps[position]
 
     def __repr__(self) -> str:
-        mix = ", ".join(f"{count} {kind}s" for kind, count in self.mix().items() if count)
-        return f"<Trajectory: {len(self)} steps ({mix or 'none'})>"
+        return f"<Trajectory: {len(self)} steps ({self.counted()})>"
 
     @cached_property
     def sizes(self) -> Counts:
@@ -106,16 +105,21 @@ class Trajectory:
         return self._counted[resource]
 
     def mix(self, steps: int | None = None) -> dict[str, int]:
-        """How many prunes, merges and evictions there are among the first steps.
+        """How many actions of each kind there are among the first steps.
 
         >>> import torch, hope
         >>> net = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.ReLU(), torch.nn.Linear(8, 2))
         >>> Trajectory((hope.Prune("0", 1),), hope.inspect(net, torch.zeros(1, 4))).mix()
-        {'prune': 1, 'merge': 0, 'evict': 0}
+        {'prune': 1, 'merge': 0, 'absorb': 0, 'evict': 0}
         """
         counts = Counter(step.kind for step in self.steps[:steps])
-        kinds = ("absorb", "evict") if counts["absorb"] else ("prune", "merge", "evict")
-        return {kind: counts[kind] for kind in kinds}
+        return {one.kind: counts[one.kind] for one in kinds()}
+
+    def counted(self, steps: int | None = None) -> str:
+        """The same in words: "3 prunes, 1 evictions"."""
+        mix = self.mix(steps)
+        words = [f"{mix[one.kind]} {one.plural}" for one in kinds() if mix[one.kind]]
+        return ", ".join(words) or "none"
 
     def steps_to(self, unit: str, value: float) -> int:
         """How many steps it takes to come down to a budget (see `steps_at`)."""

@@ -5,24 +5,29 @@ for all layers that are alike.
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
+from dataclasses import dataclass
 from typing import Any, TypeAlias
 
+from hope.actions import Action
 from hope.errors import UnknownMethod
 from hope.structure.anatomy import Anatomy
 from hope.structure.removed import Removed
-from hope.structure.steps import Evict, Step
-
-Groups: TypeAlias = "Sequence[tuple[str, ...]]"  # layers that keep one width, by their names
 
 
-class Group(tuple[str, ...]):
+@dataclass(frozen=True)
+class Group:
     """Layers that keep one width.
 
     Attributes:
-        counts: how many neurons of each may be gone, where not any number may.
+        names: of the layers.
+        counts: how many neurons of each may be removed; None if any number may.
     """
 
+    names: tuple[str, ...]
     counts: frozenset[int] | None = None
+
+
+Groups: TypeAlias = Sequence[Group]
 
 
 def check_multiple(multiple_of: Any) -> None:
@@ -48,25 +53,25 @@ def widest(anatomy: Anatomy, names: Collection[str]) -> int:
     return max((one.neurons * one.channels for one in anatomy.layers if one.name in names), default=0)
 
 
-def alike(anatomy: Anatomy) -> list[tuple[str, ...]]:
+def alike(anatomy: Anatomy) -> list[Group]:
     """Layers that differ in the numbers on their way only, and have as many neurons: the same layer of every
     block. Those whose width is fixed are among them.
 
     >>> import torch, hope
     >>> net = torch.nn.Sequential(*[torch.nn.Linear(4, 4) for _ in range(3)])
     >>> alike(hope.inspect(net, torch.zeros(1, 4)))
-    [('0', '1')]
+    [Group(names=('0', '1'), counts=None)]
     """
     found: dict[tuple[str, int, int], list[str]] = {}
     for unit in anatomy.units:
         if unit.kind == "layer":
             way = ".".join("*" if part.isdigit() else part for part in unit.name.split("."))
             found.setdefault((way, unit.neurons, unit.channels), []).append(unit.name)
-    return [tuple(names) for names in found.values()]
+    return [Group(tuple(names)) for names in found.values()]
 
 
 def aligned(
-    anatomy: Anatomy, steps: Sequence[Step], multiple_of: int, groups: Groups = ()
+    anatomy: Anatomy, steps: Sequence[Action], multiple_of: int, groups: Groups = ()
 ) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """Order steps so that surviving widths are multiples, leaving out those that would only break it.
 
@@ -89,50 +94,49 @@ def aligned(
         ((0, 1), (0, 2))
     """
     layers = {layer.name: layer for layer in anatomy.layers}
-    together = {name: group for group in groups for name in group}
-    gone = Removed(anatomy)
-    waiting: dict[tuple[str, ...], list[int]] = {}
+    together = {name: group for group in groups for name in group.names}
+    removed = Removed(anatomy)
+    waiting: dict[Group, list[int]] = {}
     going: dict[str, set[int]] = {name: set() for name in layers}  # neurons that wait, of what is still there
     odd: set[str] = set()  # layers that an eviction has left with some other width
     order: list[int] = []
     stops = [0]
 
-    def take(step: Step) -> dict[str, set[int]]:
-        went = gone.take(step)
+    def take(step: Action) -> dict[str, set[int]]:
+        went = removed.take(step)
         for name in going.keys() & went.keys():
             going[name] -= went[name]
         return went
 
-    def uneven(names: tuple[str, ...], *, waited: bool = False) -> bool:
-        """Whether widths are no multiples, or not the same, without what is gone, and what waits."""
-        lost = [len(gone.of(name)) + (len(going[name]) if waited else 0) for name in names]
+    def uneven(group: Group, *, waited: bool = False) -> bool:
+        """Whether widths are no multiples, or not the same, without what is removed, and what waits."""
+        lost = [len(removed.of(name)) + (len(going[name]) if waited else 0) for name in group.names]
         left = {
             (layers[name].neurons - count) * layers[name].channels
-            for name, count in zip(names, lost, strict=True)
+            for name, count in zip(group.names, lost, strict=True)
         }
-        counts = names.counts if isinstance(names, Group) else None
-        barred = counts is not None and lost[0] not in counts
+        barred = group.counts is not None and lost[0] not in group.counts
         return barred or len(left) > 1 or any(width % multiple_of for width in left)
 
     for position, step in enumerate(steps):
-        if isinstance(step, Evict):
-            block = anatomy.block(step.name)
+        if step.evicts is not None:
+            block = anatomy.block(step.evicts)
             for name in block.layers:
-                if waiting.pop((name,), None) is not None:
+                if waiting.pop(Group((name,)), None) is not None:
                     going[name].clear()
             order.append(position)
             moved = [name for name, neurons in take(step).items() if neurons]
-            odd = {name for name in (*odd, *moved) if name not in block.layers and uneven((name,))}
+            odd = {name for name in (*odd, *moved) if name not in block.layers and uneven(Group((name,)))}
         else:
-            names = together.get(step.name, (step.name,))
-            waiting.setdefault(names, []).append(position)
-            going[step.name].update(set(step.gone) - gone.of(step.name))
-            if uneven(names, waited=True):
+            group = together.get(step.name, Group((step.name,)))
+            waiting.setdefault(group, []).append(position)
+            going[step.name].update(set(step.removed) - removed.of(step.name))
+            if uneven(group, waited=True):
                 continue
-            for k in waiting.pop(names):
+            for k in waiting.pop(group):
                 order.append(k)
                 take(steps[k])
-            odd.difference_update(names)
+            odd.difference_update(group.names)
         if not odd:
             stops.append(len(order))
     return tuple(order), tuple(stops)

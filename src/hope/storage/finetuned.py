@@ -9,13 +9,13 @@ from pathlib import Path
 from torch import Tensor, nn
 
 from hope._util.locks import locked
+from hope.actions import Action
 from hope.errors import CannotWrite, CheckpointMismatch
 from hope.rewrite.apply import outcome, shapes_after
 from hope.storage.arrays import state
 from hope.storage.record import PLAN
 from hope.storage.run import Run, read_run, write_run
 from hope.structure.anatomy import Anatomy
-from hope.structure.steps import Step
 from hope.trace.blocks import Block, Replace
 
 WRAPPERS = ("module.", "_orig_mod.")  # prefixes of DataParallel and torch.compile
@@ -47,7 +47,9 @@ def _unwrapped(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return dict(weights)
 
 
-def _check_shapes(anatomy: Anatomy, steps: Sequence[Step], weights: Mapping[str, Tensor], kind: str) -> None:
+def _check_shapes(
+    anatomy: Anatomy, steps: Sequence[Action], weights: Mapping[str, Tensor], kind: str
+) -> None:
     """Refuse weights whose shapes differ from the run's."""
     wanted = shapes_after(anatomy, steps)
     evicted = outcome(anatomy, steps).evicted

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from functools import cache
+from typing import Any, cast
 
 import msgspec
 
+from hope.actions.base import Action
+from hope.actions.registry import AnyAction, kinds, stored_type
 from hope.latency.timing import Timing
 from hope.reasons import Reason
 from hope.storage.arrays import Arrays
 from hope.storage.codec import Format, Plain, extent
 from hope.storage.migrations import run_to_3
 from hope.structure.anatomy import Anatomy
-from hope.structure.steps import AnyStep
 from hope.structure.units import Skipped, Unit
 from hope.trace.blocks import Block
 
@@ -107,7 +109,7 @@ class RunRecord(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     weights: Arrays  # the compressed weights
     method: dict[str, Any]  # how the steps were chosen: its name, and its options
     steps: int  # how many of the trajectory's steps the budget took
-    trajectory: tuple[AnyStep, ...]  # all steps
+    trajectory: tuple[AnyAction, ...]  # all steps
     anatomy: StoredAnatomy  # the network that they refer to
     stops: tuple[int, ...] = ()  # after how many steps the run may be ended; empty if after any
     moments: Moments | None = None  # what absorptions need
@@ -186,3 +188,15 @@ def check_places(plan: Plain) -> None:
 
 
 RUN = Format("hope-run", "run", RunRecord, 3, run_to_3, check_places)
+
+
+def run_format() -> Format[RunRecord]:
+    """The format of runs with all kinds of actions that are registered by now."""
+    return replace(RUN, record=_record(kinds()))
+
+
+@cache
+def _record(_: tuple[type[Action], ...]) -> type[RunRecord]:
+    fields = [("trajectory", tuple[stored_type(), ...])]  # type: ignore[misc]
+    how: dict[str, Any] = {"frozen": True, "kw_only": True, "forbid_unknown_fields": True}
+    return cast("type[RunRecord]", msgspec.defstruct("RunRecord", fields, bases=(RunRecord,), **how))

@@ -21,10 +21,10 @@ from hope._util.calls import duplicate, unlabelled
 from hope._util.digest import digest_of
 from hope._util.locks import locked
 from hope._util.notes import note
+from hope.actions import Action, Rewrite
 from hope.errors import CheckpointMismatch, DamagedFolder, InfeasibleBudget, InvalidAction, first_line
 from hope.latency.timing import Timing
 from hope.methods import method_from_dict
-from hope.methods.base import Rewrite
 from hope.rewrite.apply import cut, operate
 from hope.rewrite.config import rewrite
 from hope.rewrite.refit import compressed
@@ -44,9 +44,17 @@ from hope.storage.arrays import (
 from hope.storage.codec import SENSELESS, Plain, not_as_it_should, read_record, stored_files, write_record
 from hope.storage.inputs import read_inputs, write_inputs
 from hope.storage.moments import read_moments, write_moments
-from hope.storage.record import PLAN, RUN, AnatomyShapes, Details, Moments, RunRecord, StoredAnatomy
+from hope.storage.record import (
+    PLAN,
+    RUN,
+    AnatomyShapes,
+    Details,
+    Moments,
+    RunRecord,
+    StoredAnatomy,
+    run_format,
+)
 from hope.structure.anatomy import Anatomy
-from hope.structure.steps import AnyStep, Step
 
 __all__ = [
     "BY_HAND", "PLAN", "RUN", "Details", "Run", "digest_of", "fingerprint", "load", "read_run", "save_run",
@@ -57,7 +65,7 @@ UNSAVED = Arrays(file="", sha256="")
 
 
 def save_run(
-    folder: str | os.PathLike[str], model: nn.Module, anatomy: Anatomy, steps: Sequence[Step]
+    folder: str | os.PathLike[str], model: nn.Module, anatomy: Anatomy, steps: Sequence[Action]
 ) -> Path:
     """Apply actions to a copy of a model and save the result.
 
@@ -146,7 +154,7 @@ def write_run(folder: Path, run: Run, weights: Mapping[str, Tensor], inputs: Seq
             weights=write_arrays(folder, "weights", weights),
             method=dict(run.told),
             steps=run.steps,
-            trajectory=cast("tuple[AnyStep, ...]", run.trajectory.steps),
+            trajectory=cast("Any", run.trajectory.steps),
             anatomy=StoredAnatomy.of(run.anatomy),
             stops=run.trajectory.stops,
             moments=write_moments(folder, run.held),
@@ -180,7 +188,7 @@ def read_run(folder: str | os.PathLike[str], model: nn.Module | None = None) -> 
             bare = Anatomy(told.model, (), (), (), told.shapes, frozenset(), {}, {}, {})
             check_architecture(bare, model, folder)
 
-    record = read_record(folder / PLAN, RUN, before)
+    record = read_record(folder / PLAN, run_format(), before)
     anatomy = record.anatomy.read()
     try:
         predicted = {"latency": np.array(record.times, dtype=np.int64)} if record.times else {}

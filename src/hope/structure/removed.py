@@ -1,28 +1,50 @@
-"""What is no longer there after some steps, neuron by neuron: the only account of what an eviction takes
-along.
+"""What is no longer there after some actions, neuron by neuron: the only account of what an eviction removes
+with it.
 
-A residual branch takes nothing along: what it adds into stays. Without a skip it does. A part of a
-concatenation takes all neurons of its layers along, wherever they are read; of each concatenation one part
-stays. A segment of a chain leaves an identity: neuron k of the unit in front of it then goes where neuron k
-of the segment went, so from then on the two are one neuron, and it is gone if either was.
+A residual branch removes no neuron: the stream that it adds into is kept. A part of a concatenation removes
+all neurons of its layers, wherever they are read; of each concatenation one part is kept. A segment of a
+chain leaves an identity: neuron k of the unit in front of it is then read where neuron k of the segment was,
+so from then on the two are one neuron, removed if either was.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
-from hope.structure.steps import Evict, Step
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
     from hope.structure.anatomy import Anatomy
     from hope.trace.blocks import Block
 
 
+class Removal(Protocol):
+    """An action as far as sizes go (see `actions.base.Action`)."""
+
+    @property
+    def name(self) -> str:
+        """The unit, or the block that is evicted."""
+
+    @property
+    def removed(self) -> tuple[int, ...]:
+        """The neurons of the unit that are removed."""
+
+    @property
+    def evicts(self) -> str | None:
+        """The block that is evicted, if one is."""
+
+    @property
+    def bias(self) -> Sequence[float] | None:
+        """The bias that replaces an evicted block."""
+
+    def entry_bits(self, anatomy: Anatomy) -> Mapping[str, float]:
+        """Tensor -> how many bits one of its entries is stored in from now on, where that changes."""
+
+
 class Removed:
-    """What steps have removed so far.
+    """What actions have removed so far.
 
     Attributes:
-        neurons: unit -> its neurons that are gone; units that have become one share a set.
+        neurons: unit -> its removed neurons; units that have become one share a set.
         evicted: names of evicted blocks, in order.
     """
 
@@ -33,7 +55,7 @@ class Removed:
         self._tied: dict[str, tuple[str, ...]] = {}
 
     def of(self, name: str) -> set[int]:
-        """The neurons of a unit that are gone."""
+        """The removed neurons of a unit."""
         return self.neurons.setdefault(name, set())
 
     def tied(self, name: str) -> tuple[str, ...]:
@@ -52,15 +74,21 @@ class Removed:
         return ""
 
     def _union(self, block: Block) -> set[int]:
-        """The neurons that are gone once a segment of a chain is."""
+        """The neurons that are removed once a segment of a chain is evicted."""
         assert block.before is not None
         return self.of(block.before) | self.of(block.layers[0])
 
-    def going(self, step: Step) -> dict[str, set[int]]:
-        """Unit -> the neurons that would go by a step and are still there."""
-        if not isinstance(step, Evict):
-            return dict.fromkeys(self.tied(step.name), set(step.gone) - self.of(step.name))
-        block = self._anatomy.block(step.name)
+    def removed_by(self, action: Removal) -> dict[str, set[int]]:
+        """Unit -> the neurons that an action would remove, of those still there."""
+        if action.evicts is not None:
+            return self.removed_with(action.evicts)
+        if not action.removed:
+            return {}
+        return dict.fromkeys(self.tied(action.name), set(action.removed) - self.of(action.name))
+
+    def removed_with(self, name: str) -> dict[str, set[int]]:
+        """Unit -> the neurons that evicting a block would remove, of those still there."""
+        block = self._anatomy.block(name)
         if block.skip == "concatenation":
             units = (self._anatomy.unit(name) for name in block.layers)
             return {unit.name: set(range(unit.neurons)) - self.of(unit.name) for unit in units}
@@ -70,15 +98,21 @@ class Removed:
         """The units that are one without a segment of a chain."""
         return (*self.tied(block.before), *self.tied(block.layers[0])) if block.before is not None else ()
 
-    def take(self, step: Step) -> dict[str, set[int]]:
-        """Note a step; returns unit -> the neurons that went by it and were still there."""
-        going = self.going(step)
-        if isinstance(step, Evict):
-            self.evicted.append(step.name)
-            one = self._one(self._anatomy.block(step.name))
-            self._tied.update(dict.fromkeys(one, one))
-        for name, neurons in going.items():
+    def take(self, action: Removal) -> dict[str, set[int]]:
+        """Note an action; returns unit -> the neurons that it removed."""
+        return self.evict(action.evicts) if action.evicts is not None else self._note(self.removed_by(action))
+
+    def evict(self, name: str) -> dict[str, set[int]]:
+        """Note that a block is evicted; returns unit -> the neurons that it removed."""
+        lost = self.removed_with(name)
+        self.evicted.append(name)
+        one = self._one(self._anatomy.block(name))
+        self._tied.update(dict.fromkeys(one, one))
+        return self._note(lost)
+
+    def _note(self, lost: dict[str, set[int]]) -> dict[str, set[int]]:
+        for name, neurons in lost.items():
             self.of(name).update(neurons)
-        for name in going:
+        for name in lost:
             self.neurons[name] = self.neurons[self.tied(name)[0]]
-        return going
+        return lost

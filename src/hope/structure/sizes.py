@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from hope.structure.removed import Removed
-from hope.structure.steps import Evict, Step
+from hope.structure.removed import Removal, Removed
 
 if TYPE_CHECKING:
     from hope.structure.anatomy import Anatomy
@@ -30,23 +29,38 @@ class Size:
     macs: int  # multiply-accumulates of convolutions and linear layers on the example
 
 
-def sizes(anatomy: Anatomy, steps: Sequence[Step]) -> Counts:
+def sizes(anatomy: Anatomy, steps: Sequence[Removal]) -> Counts:
     """(steps + 1, 3) neurons, parameters and MACs before the first and after each step, all at once."""
     return _tally(anatomy, *_account(anatomy, steps), len(steps) + 1)
 
 
-def stored(anatomy: Anatomy, steps: Sequence[Step]) -> Counts:
+def stored(anatomy: Anatomy, steps: Sequence[Removal]) -> Counts:
     """(steps + 1,) bytes of all parameters and buffers, each in its own type."""
     lost, gone, biased = _account(anatomy, steps)
     total = np.zeros(len(steps) + 1, dtype=np.int64)
+    bits = _entry_bits(anatomy, steps)
     for tensor, now in _dimensions(anatomy, lost, gone, len(total)):
-        total += now.prod(axis=-1) * anatomy.itemsize.get(tensor, USUAL)
+        if tensor in bits:
+            total += np.ceil(now.prod(axis=-1) * bits[tensor] / 8).astype(np.int64)
+        else:
+            total += now.prod(axis=-1) * anatomy.itemsize.get(tensor, USUAL)
     for name, entries in _biases(anatomy, lost, gone, biased, len(total)):
         total += entries * anatomy.itemsize.get(anatomy.block(name).tensors[0], USUAL)
     return total
 
 
-def widths(anatomy: Anatomy, steps: Sequence[Step]) -> Iterator[tuple[str, Counts]]:
+def _entry_bits(anatomy: Anatomy, steps: Sequence[Removal]) -> dict[str, NDArray[np.float64]]:
+    """Tensor -> (steps + 1,) bits of an entry, of those that actions store in another number of bits."""
+    found: dict[str, NDArray[np.float64]] = {}
+    for t, step in enumerate(steps, start=1):
+        for tensor, bits in step.entry_bits(anatomy).items():
+            if tensor not in found:
+                found[tensor] = np.full(len(steps) + 1, 8.0 * anatomy.itemsize.get(tensor, USUAL))
+            found[tensor][t:] = bits
+    return found
+
+
+def widths(anatomy: Anatomy, steps: Sequence[Removal]) -> Iterator[tuple[str, Counts]]:
     """Tensors, and (steps + 1, dimensions) their shape before the first and after each step, zeros once they
     are gone. Of a tensor that stays as it is: (1, dimensions).
     """
@@ -54,7 +68,9 @@ def widths(anatomy: Anatomy, steps: Sequence[Step]) -> Iterator[tuple[str, Count
     return _dimensions(anatomy, lost, gone, len(steps) + 1)
 
 
-def _account(anatomy: Anatomy, steps: Sequence[Step]) -> tuple[dict[str, Counts], dict[str, int], list[str]]:
+def _account(
+    anatomy: Anatomy, steps: Sequence[Removal]
+) -> tuple[dict[str, Counts], dict[str, int], list[str]]:
     """What `_tally` wants to know of steps."""
     length = len(steps) + 1
     lost: dict[str, Counts] = {}
@@ -62,9 +78,9 @@ def _account(anatomy: Anatomy, steps: Sequence[Step]) -> tuple[dict[str, Counts]
     biased: list[str] = []
     account = Removed(anatomy)
     for t, step in enumerate(steps, start=1):
-        if isinstance(step, Evict):
-            gone[step.name] = t
-            biased += [step.name] if step.bias is not None else []
+        if step.evicts is not None:
+            gone[step.evicts] = t
+            biased += [step.evicts] if step.bias is not None else []
         for name, neurons in account.take(step).items():
             lost.setdefault(name, np.zeros(length, dtype=np.int64))[t] += len(neurons)
     return {name: counts.cumsum() for name, counts in lost.items()}, gone, biased
@@ -92,7 +108,7 @@ def _lost(anatomy: Anatomy, removed: Mapping[str, int], evicted: Collection[str]
     for name, count in removed.items():
         account.of(name).update(range(count))
     for name in evicted:
-        account.take(Evict(name))
+        account.evict(name)
     return {name: np.array([len(neurons)]) for name, neurons in account.neurons.items()}
 
 
@@ -192,19 +208,19 @@ class ParameterSavings:
     def __init__(self, anatomy: Anatomy) -> None:
         self._anatomy = anatomy
         self._shapes = {name: list(shape) for name, shape in anatomy.shapes.items()}
-        self._gone = Removed(anatomy)
+        self._removed = Removed(anatomy)
         self._inside: dict[str, list[str]] = {}
 
     def unit(self, name: str) -> int:
         """ΔP of removing one neuron of a unit."""
-        tied = self._gone.tied(name)
+        tied = self._removed.tied(name)
         return released(self._shapes, [part for one in tied for part in self._anatomy.unit(one).places])
 
     def block(self, name: str) -> int:
         """ΔP of evicting a block."""
         block = self._anatomy.block(name)
         if not block.residual:
-            after = self._after(Evict(name))
+            after = self._without(name)
             return sum(prod(self._shapes[tensor]) - prod(shape) for tensor, shape in after.items() if shape)
         internal = {
             part.tensor
@@ -217,21 +233,32 @@ class ParameterSavings:
         numbers = sum(4 * self._shapes[f"{norm}.running_var"][0] for norm in norms)
         return sum(prod(self._shapes[name]) for name in weights) + numbers
 
-    def take(self, step: Step) -> None:
-        """Shrink what a step shrinks."""
-        self._shapes.update(self._after(step))
-        self._gone.take(step)
+    def take(self, action: Removal) -> None:
+        """Shrink what an action shrinks."""
+        self._shapes.update(self._after(action))
+        self._removed.take(action)
 
-    def _after(self, step: Step) -> dict[str, list[int]]:
-        """The shapes that a step changes, as they are after it."""
+    def _after(self, action: Removal) -> dict[str, list[int]]:
+        """The shapes that an action changes, as they are after it."""
+        return (
+            self._cut(self._removed.removed_by(action))
+            if action.evicts is None
+            else self._without(action.evicts)
+        )
+
+    def _without(self, name: str) -> dict[str, list[int]]:
+        """The shapes that a block's eviction changes, as they are after it."""
+        after = self._cut(self._removed.removed_with(name))
+        after.update((tensor, [0] * len(self._shapes[tensor])) for tensor in self._held(name))
+        return after
+
+    def _cut(self, going: Mapping[str, Collection[int]]) -> dict[str, list[int]]:
         after: dict[str, list[int]] = {}
-        for name, neurons in self._gone.going(step).items():
+        for name, neurons in going.items():
             for part in self._anatomy.unit(name).places:
                 if self._shapes[part.tensor][part.dim]:
                     shape = after.setdefault(part.tensor, list(self._shapes[part.tensor]))
                     shape[part.dim] -= part.each * len(neurons)
-        if isinstance(step, Evict):
-            after.update((tensor, [0] * len(self._shapes[tensor])) for tensor in self._held(step.name))
         return after
 
     def _held(self, name: str) -> list[str]:

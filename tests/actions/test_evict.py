@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 import hope
-from hope.rewrite.evict import Silenced
+from hope.actions.evict import Silenced
 from tests.support import assert_same, randomise
 
 EXAMPLE = torch.randn(2, 3, 5, 5, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
@@ -56,7 +56,7 @@ def test_a_silenced_module_returns_as_many_things_as_it_did(returns: int, full: 
 
 def test_a_cache_that_holds_no_keys_of_a_layer_is_left_alone() -> None:
     """As of models that have attentions in some layers only."""
-    from hope.rewrite.evict import Silenced
+    from hope.actions.evict import Silenced
 
     class Cache:
         layers = (object(),)

@@ -1,20 +1,106 @@
-"""Take a block's branch out of the modules, leaving its skip and, on request, a bias per channel; without a
+"""Remove a block's branch from the modules, leaving its skip and, on request, a bias per channel; without a
 skip nothing, or an identity.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any, ClassVar
 
 import torch
+from msgspec.structs import force_setattr
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
+from hope.actions.base import Action, RewriteContext, listed
+from hope.errors import InvalidAction
+from hope.structure.anatomy import Anatomy
+from hope.structure.removed import Removed
 from hope.trace.blocks import Block, Replace, ReplaceByZero
 
 
+class Evict(Action, frozen=True, array_like=True, tag="evict"):
+    """Remove the branch of a block, leaving its skip and, if given, a bias per channel; of a concatenation
+    the other parts, of a chain an identity.
+
+    Attributes:
+        name: the block's name.
+        bias: what replaces the branch, one number per channel.
+
+    >>> Evict("layer1.0", [0, 0.5]).bias
+    (0.0, 0.5)
+    """
+
+    kind: ClassVar[str] = "evict"
+    letter: ClassVar[str] = "e"
+    done: ClassVar[str] = "evicted"
+    plural: ClassVar[str] = "evictions"
+    sentence: ClassVar[str] = "evict block {name}"
+    colours: ClassVar[tuple[str, str]] = ("#8c6700", "#e0bb55")
+    order: ClassVar[int] = 2
+
+    name: str
+    bias: Sequence[float] | None = None
+
+    def __post_init__(self) -> None:
+        if self.bias is not None:
+            force_setattr(self, "bias", tuple(float(number) for number in self.bias))
+
+    @property
+    def evicts(self) -> str | None:
+        """The block."""
+        return self.name
+
+    def check(self, anatomy: Anatomy, removed: Removed, evicted: Collection[str]) -> None:
+        """Refuse what cannot be done."""
+        blocks = {block.name: block for block in anatomy.blocks}
+        block = blocks.get(self.name)
+        if block is None:
+            raise InvalidAction(f"there is no block {self.name!r} to evict{listed(blocks)}")
+        if self.name in evicted:
+            raise InvalidAction(f"block {self.name} is evicted twice")
+        if self.bias is not None and not block.bias:
+            raise InvalidAction(f"block {self.name} cannot leave a bias behind (block.bias is False)")
+        if self.bias is not None and len(self.bias) != block.channels:
+            raise InvalidAction(
+                f"block {self.name} has {block.channels} channels, its bias {len(self.bias)} numbers"
+            )
+        within = any(blocks[other].contains(block) for other in evicted)
+        why = "" if within else removed.refuses(self.name)
+        if why:
+            raise InvalidAction(f"block {self.name} cannot be evicted: {why}")
+
+    def replace_modules(self, model: nn.Module, context: RewriteContext) -> None:
+        """Remove the branch, unless a block around it is evicted."""
+        if self.name in context.evicted:
+            block = context.anatomy.block(self.name)
+            bias = context.evicted[self.name]
+            remove_branch(model, block, bias_left(context.anatomy, block, bias, context.removed))
+
+
+def bias_left(
+    anatomy: Anatomy,
+    block: Block,
+    bias: Sequence[float] | None,
+    removed: Mapping[str, Collection[int]],
+) -> tuple[float, ...] | None:
+    """What is left of the bias of an evicted block once channels of its stream are removed."""
+    if bias is None:
+        return None
+    lost = lost_places(anatomy, block, removed)
+    return tuple(number for place, number in enumerate(bias) if place not in lost)
+
+
+def lost_places(anatomy: Anatomy, block: Block, removed: Mapping[str, Collection[int]]) -> set[int]:
+    """The places of what a block's branch writes that are removed with channels of its stream."""
+    lost: set[int] = set()
+    for stream, part in anatomy.ends(block).items():
+        lost.update(part.index[list(removed.get(stream, ()))].ravel().tolist())
+    return lost
+
+
 class Skip(nn.Module):
-    """What is left of an evicted block: its skip, a bias if asked for, and the activation behind the add.
+    """What is left of an evicted block: its skip, a bias if asked for, and the activation after the add.
 
     The children keep the names they had in the block, so that their weights keep their names in the
     `state_dict`.
@@ -50,7 +136,7 @@ class Silenced(nn.Module):
     Args:
         full: keep the input's shape, for code that adds to it in place.
         returns: 0 to return a tensor, n to return a tuple of n things, the first of them the tensor.
-        bias: what the branch leaves behind, shaped to broadcast; only on the last module of a branch.
+        bias: the bias that replaces the branch, shaped to broadcast; only on the last module of a branch.
         layer: of an attention, its place in a model's cache: how many tokens are past is asked of the first.
     """
 
@@ -104,7 +190,7 @@ class Empty(nn.Module):
         return "evicted"
 
 
-def take_out(model: nn.Module, block: Block, bias: tuple[float, ...] | None) -> None:
+def remove_branch(model: nn.Module, block: Block, bias: tuple[float, ...] | None) -> None:
     """Evict a block in place."""
     way = block.way
     shaped = None

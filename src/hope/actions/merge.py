@@ -2,13 +2,94 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
+from dataclasses import replace
+from typing import ClassVar
+
 import torch
 from torch import Tensor, nn
 
+from hope._util.tensors import get, owner
+from hope.actions.base import Action, RewriteContext
 from hope.errors import InvalidAction
-from hope.rewrite.resize import get, owner
-from hope.structure.steps import Merge
+from hope.structure.anatomy import Anatomy
+from hope.structure.removed import Removed
 from hope.structure.units import Unit
+
+
+class Merge(Action, frozen=True, array_like=True, tag="merge"):
+    """Replace two neurons of a unit by one parent, a linear recipe over both as they are at that moment.
+
+    In effective coordinates (BN folded into the filter, `y = w·x + b`) the parent's input side is
+    `rows[0]·(w, b)_keep + rows[1]·(w, b)_drop`, and its outgoing weights are `outs[0]·out_keep +
+    outs[1]·out_drop`. With a BN, the mean of the parent's signal follows by the same recipe, and `spread` is
+    its deviation; the parent's BN numbers are then σ² = spread², γ = √(spread² + ε), so that any spread ≥ 0
+    gives exactly the signal asked for.
+
+    Attributes:
+        name: the unit's name.
+        keep: the neuron whose place the parent takes.
+        drop: the neuron that is removed.
+        rows: how the parent's input side is made of both.
+        outs: how the parent's outgoing weights are made of both.
+        spread: deviation of the parent's signal before the activation; needed with a BN, ignored without.
+        distortion: δ, how far the parent is from what it stands for.
+
+    >>> Merge("layer1.0.conv1", keep=1, drop=3, rows=(0.5, 0.5), outs=(1.0, 1.0), spread=0.9).removed
+    (3,)
+    """
+
+    kind: ClassVar[str] = "merge"
+    letter: ClassVar[str] = "m"
+    done: ClassVar[str] = "merged"
+    plural: ClassVar[str] = "merges"
+    sentence: ClassVar[str] = "merge {neurons} into {parent} in {name}"
+    colours: ClassVar[tuple[str, str]] = ("#2f6fc4", "#74aaf2")
+    order: ClassVar[int] = 1
+
+    name: str
+    keep: int
+    drop: int
+    rows: tuple[float, float]
+    outs: tuple[float, float]
+    spread: float | None = None
+    distortion: float = 0.0
+
+    @property
+    def removed(self) -> tuple[int, ...]:
+        """The neuron that is removed."""
+        return (self.drop,)
+
+    @property
+    def neurons(self) -> tuple[int, ...]:
+        """The neuron that is kept as the parent, and the one that is removed."""
+        return (self.keep, self.drop)
+
+    @property
+    def parent(self) -> int | None:
+        """The neuron whose place the parent takes."""
+        return self.keep
+
+    def check(self, anatomy: Anatomy, removed: Removed, evicted: Collection[str]) -> None:
+        """Refuse what cannot be done."""
+        if self.keep == self.drop and any(layer.name == self.name for layer in anatomy.layers):
+            raise InvalidAction(f"layer {self.name}: neuron {self.keep} cannot be merged with itself")
+        super().check(anatomy, removed, evicted)
+
+    def rewrite(self, model: nn.Module, context: RewriteContext, before: Removed) -> None:
+        """Write the parent, of the two as they are now."""
+        layer = _now(context.anatomy, before, self.name)
+        write_parent(model, layer, self, clamp=context.rewrite.clamp)
+
+
+def _now(anatomy: Anatomy, removed: Removed, name: str) -> Unit:
+    """A unit with the readers that it has by now: those of an evicted segment that read it."""
+    unit, tied = anatomy.unit(name), removed.tied(name)
+    if len(tied) == 1:
+        return unit
+    own = [part for part in unit.places if part.role != "in"]
+    read = [part for part in anatomy.unit(tied[-1]).places if part.role == "in"]
+    return replace(unit, places=(*own, *read))
 
 
 def check(action: Merge, layer: Unit, model: nn.Module) -> None:

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 import hope
-from hope.rewrite.merge import write_parent
+from hope.actions.merge import write_parent
 from tests.support import assert_same, randomise, run
 
 EXAMPLE = torch.linspace(-1, 1, 2 * 3 * 5 * 5, dtype=torch.float64).reshape(2, 3, 5, 5)

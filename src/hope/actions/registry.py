@@ -1,0 +1,72 @@
+"""The kinds of actions there are, and stored actions by their tags."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from functools import reduce
+from operator import or_
+from typing import Any, TypeVar
+
+import msgspec
+
+from hope.actions.absorb import Absorption
+from hope.actions.base import Action
+from hope.actions.evict import Evict
+from hope.actions.merge import Merge
+from hope.actions.prune import Prune
+
+A = TypeVar("A", bound=type[Action])
+AnyAction = Prune | Absorption | Merge | Evict
+_KINDS: dict[str, type[Action]] = {}
+
+
+def register(action: A) -> A:
+    """Make a kind of action known to `encode`, `save`, `load` and reports. Usable as a decorator.
+
+    Raises:
+        ValueError: its tag is not its kind, or the kind or letter of another one.
+    """
+    if action.__struct_config__.tag != action.kind:
+        raise ValueError(
+            f"the tag of {action.__name__} must be its kind, {action.kind!r}, got "
+            f"{action.__struct_config__.tag!r}: write class {action.__name__}(…, tag={action.kind!r})"
+        )
+    if len(action.letter) != 1 or not action.letter.isalpha():
+        raise ValueError(f"the letter of {action.__name__} must be one letter, got {action.letter!r}")
+    for other in (one for one in _KINDS.values() if one is not action):
+        for word in ("kind", "letter"):
+            if getattr(action, word) == getattr(other, word):
+                raise ValueError(
+                    f"the {word} of {action.__name__} must be its own, got {getattr(action, word)!r}, "
+                    f"which is {other.__name__}'s: choose another, or unregister({other.__name__}) first"
+                )
+    _KINDS[action.kind] = action
+    return action
+
+
+def unregister(action: type[Action]) -> None:
+    """Forget a kind of action."""
+    del _KINDS[action.kind]
+
+
+def kinds() -> tuple[type[Action], ...]:
+    """All kinds of actions, in the order in which they were registered."""
+    return tuple(_KINDS.values())
+
+
+def stored_type() -> Any:
+    """The type of a stored action: one of those that are registered by now, told apart by their tags."""
+    return reduce(or_, kinds())
+
+
+def from_stored(data: Iterable[Any]) -> list[Action]:
+    """Actions from their stored form.
+
+    Raises:
+        msgspec.ValidationError: the data is of no registered kind; the message says where.
+    """
+    return list(msgspec.convert(list(data), list[stored_type()]))  # type: ignore[misc]
+
+
+for _one in (Prune, Merge, Absorption, Evict):
+    register(_one)
