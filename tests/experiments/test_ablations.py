@@ -20,8 +20,8 @@ from tests.evaluate.test_absorb_networks import EXAMPLE, network
     ("options", "words"),
     [
         ({"decay": -3.0}, "decay must be a correlation from 0 to below 1, got -3.0"),
-        ({"cost": "square"}, "absorb has no cost='square': choose from log, linear"),
-        ({"surrogate": "x"}, "absorb has no surrogate='x': choose from propagated, pairwise"),
+        ({"cost": "square"}, "cost of absorb must be one of log, linear, got 'square'"),
+        ({"surrogate": "x"}, "surrogate of absorb must be one of propagated, pairwise, got 'x'"),
     ],
 )
 def test_unknown_options_are_refused(options: dict[str, Any], words: str) -> None:

@@ -338,7 +338,7 @@ def test_blocks_beside_a_projection_or_without_capacities_have_no_price() -> Non
     known = hope.Paper().collect(net, IMAGES, plan.anatomy)
     found = [hope.Paper().branch(block, known, plan.states) for block in (projected, bare)]
     assert [getattr(one, "cause", None) for one in found] == [Cause.PROJECTION, Cause.NO_CAPACITY]
-    assert plan.branches == []
+    assert not plan.branches
 
 
 class Parts(nn.Module):

@@ -103,23 +103,11 @@ def test_a_models_shapes_are_compared_before_anything_is_made_of_a_run(tmp_path:
         hope.load(folder, net)
 
 
-def shapes_v1(plan: Plan) -> None:
-    part = plan["anatomy"]["layers"][0]["slices"][0]
-    plan["anatomy"]["shapes"][part["tensor"]][part["dim"]] = LARGE
-    part["index"] = [[0]]
+def test_a_migration_takes_no_memory_for_sizes_either(tmp_path: Path) -> None:
+    def forge(plan: Plan) -> None:
+        plan["anatomy"]["units"][0]["places"][0]["owner"] = [LARGE, 1, 1, 0, 0, 0]
 
-
-def index_v1(plan: Plan) -> None:
-    for stream in plan["anatomy"]["streams"]:
-        for part in stream["slices"]:
-            part["index"] = [LARGE, 1, 0, 1, 0]
-
-
-@pytest.mark.parametrize("change", [shapes_v1, index_v1])
-def test_a_migration_takes_no_memory_for_sizes_either(
-    tmp_path: Path, change: Callable[[Plan], object]
-) -> None:
-    folder = forged(tmp_path, "run-v1-hope", change)
+    folder = forged(tmp_path, "run-v2-hope", forge)
     with little_memory(), pytest.raises(hope.DamagedFolder):
         read_run(folder)
 
