@@ -59,7 +59,7 @@ def inspect(
         'it is an output of the model'
     """
     anatomy, candidates = read_model(model, example, streams=streams, progress=progress)
-    with busy(f"trying {anatomy.model} without data", progress):
+    with busy(f"checking cuts of {anatomy.model} on shapes", progress):
         return verify(model, example, anatomy, candidates)
 
 

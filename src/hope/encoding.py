@@ -153,7 +153,7 @@ class Encoding:
         """(steps, predicted fidelity) at evenly spaced steps of the run, and at the budget."""
         steps = sorted({round(len(self.trajectory) * k / points) for k in range(points + 1)} | {self.steps})
         found = []
-        with bar("looking at its fidelity along the way", len(steps), progress) as show:
+        with bar("predicting fidelity along the run", len(steps), progress) as show:
             for done, k in enumerate(steps):
                 show(done)
                 found.append((k, self.fidelity_after(k)))
@@ -187,7 +187,7 @@ class Encoding:
                 do.
         """
         if budget.unit == "fidelity":
-            with bar("looking for the fidelity", LOOKS, progress) as show:
+            with bar("searching the steps that keep the fidelity", LOOKS, progress) as show:
                 longest = longest_above(budget.value, len(self.trajectory), self.fidelity_after, show)
                 return replace(self, steps=self.trajectory.steps_to("steps", longest))
         try:

@@ -11,6 +11,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from hope._util import progress
 from hope.bench.images import opened
 from hope.cli.main import main
 from hope.cli.models import make
@@ -18,7 +19,7 @@ from hope.demo import DigitsNet as Network
 from hope.errors import MissingData
 from hope.methods import Absorb
 from hope.schedule.resume import RunCheckpoint
-from hope.storage.run import fingerprint
+from hope.storage.run import fingerprint, read_run
 
 ROOT = Path(__file__).resolve().parents[2]
 MODEL = """
@@ -46,6 +47,49 @@ def test_inspect_prints_the_table_of_a_model_in_a_file(
     out = capsys.readouterr().out
     assert "Sequential: 8 compressible neurons in 1 layers" in out
     assert "fan-out" in out
+
+
+def test_a_file_may_import_its_neighbours_and_hold_a_model(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "neighbour_of_model.py").write_text(MODEL)
+    (tmp_path / "whole.py").write_text(
+        "from neighbour_of_model import build\nmodel = build()\n"
+        "def late():\n    import neighbour_of_model\n    return neighbour_of_model.build()\n"
+    )
+    for name in ("build", "model", "late"):
+        assert main(["inspect", f"{tmp_path / 'whole.py'}:{name}", "--input", "1x3x8x8"]) == 0
+        assert "8 compressible neurons" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("quiet", [0.0, 1e6])
+def test_a_long_command_writes_a_line_per_phase_where_there_is_no_terminal(
+    quiet: float,
+    file: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(progress, "QUIET", quiet)
+    call = ["encode", f"{file}:build", "--input", "1x3x8x8", "--density", "0.5"]
+    assert main([*call, "--out", str(tmp_path / "run")]) == 0
+    lines = [line for line in capsys.readouterr().err.splitlines() if line.startswith("hope: [0:")]
+    phases = [line.partition("] ")[2] for line in lines]
+    if quiet:
+        assert not phases
+    else:
+        assert phases.index("reading Sequential") < phases.index("measuring statistics")
+        assert phases.index("measuring statistics") < phases.index("scheduling actions")
+
+
+def test_the_curve_is_drawn_on_request(file: Path, tmp_path: Path) -> None:
+    call = ["encode", f"{file}:build", "--input", "1x3x8x8", "--density", "0.5", "--method", "l1-in"]
+    points = {}
+    for more in ((), ("--curve",), ("--report",)):
+        out = tmp_path / f"run{''.join(more)}"
+        assert main([*call, "--out", str(out), *more]) == 0
+        points[more] = len(read_run(out).details.fidelities)
+    assert points[()] <= 1 < points["--curve",] == points["--report",]
 
 
 def test_inspect_knows_torchvision_and_timm_by_name(capsys: pytest.CaptureFixture[str]) -> None:

@@ -46,7 +46,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def _call(folder: Path, method: str, out: Path) -> list[str]:
     model = ["encode", f"{folder / 'model.py'}:build", "--input", "1x1x8x8"]
-    return [*model, *BUDGETS[method], "--out", str(out)]
+    return [*model, *BUDGETS[method], "--curve", "--out", str(out)]
 
 
 def _listen() -> None:

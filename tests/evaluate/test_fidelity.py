@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+
 import pytest
 import torch
 from torch import nn
@@ -13,7 +15,7 @@ from hope.errors import InfeasibleBudget, InvalidExample
 from hope.evaluate import eviction_search
 from hope.evaluate.eviction_search import LEVELS, TRIED, _EvictionSearch, _EvictionTrials, decide
 from hope.evaluate.eviction_search import network as _network
-from hope.evaluate.fidelity import Fidelity
+from hope.evaluate.fidelity import Fidelity, float_outputs
 from hope.schedule.search_space import SearchSpace
 from hope.statistics.dreams import SIDE, _distance, _observing, probes, smaller
 from hope.statistics.patterns import coloured_noise
@@ -53,6 +55,38 @@ def test_fidelity_is_one_for_the_same_and_ignores_scale_and_constants() -> None:
     assert hope.fidelity(net, scaled, EXAMPLE) == pytest.approx(1, abs=1e-5)
 
 
+class TwoHeads(nn.Module):
+    """A body and two heads, whose outputs are nested."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        body = network(1)
+        width = body(EXAMPLE).shape[1]
+        self.body, self.boxes, self.classes = body, nn.Linear(width, 4), nn.Linear(width, 3)
+
+    def forward(self, x: torch.Tensor) -> dict[str, object]:
+        z = self.body(x)
+        return {"boxes": [self.boxes(z)], "classes": (self.classes(z), z.argmax(1)), "loss": z.sum()}
+
+
+@pytest.mark.parametrize("head", ["boxes", "classes"])
+def test_of_several_outputs_the_worst_counts(head: str) -> None:
+    net = TwoHeads().eval()
+    anatomy = hope.inspect(net, EXAMPLE)
+    judge, broken = Fidelity(net, EXAMPLE, anatomy.program), copy.deepcopy(net)
+    assert judge.by_output(net) == {"boxes.0": 1.0, "classes.0": 1.0}
+    for parameter in broken.get_submodule(head).parameters():
+        nn.init.zeros_(parameter)
+    assert sorted(judge.by_output(broken).values()) == [0.0, 1.0]
+    assert judge.by_output(broken)[f"{head}.0"] == 0.0
+    assert judge(broken) == hope.fidelity(net, broken, EXAMPLE) == 0.0
+
+
+def test_a_model_without_float_outputs_cannot_be_compared() -> None:
+    with pytest.raises(InvalidExample, match=r"must return a tensor of floats.*got int"):
+        float_outputs(3)
+
+
 def test_fidelity_falls_along_a_run_and_repeats() -> None:
     net = network(2)
     encoding = hope.encode(net, EXAMPLE, density=0.2, method="absorb", evict=False)
@@ -64,7 +98,7 @@ def test_fidelity_falls_along_a_run_and_repeats() -> None:
 
 def test_other_networks_are_refused() -> None:
     net = network(3)
-    with pytest.raises(InvalidExample, match="outputs of one shape"):
+    with pytest.raises(InvalidExample, match="must have the same shapes"):
         hope.fidelity(net, nn.Sequential(nn.Flatten(), nn.Linear(432, 7)), EXAMPLE)
 
 

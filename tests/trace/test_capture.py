@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import copy
+from collections import OrderedDict
 from contextlib import suppress
+from typing import Any
 
 import pytest
 import torch
@@ -157,3 +159,47 @@ class Inverting(nn.Module):
 def test_a_model_that_fails_on_its_example_is_refused() -> None:
     with pytest.raises(hope.InvalidExample, match=r"Inverting cannot run on this example .*not positive"):
         hope.encode(Inverting().eval(), torch.ones(4, 4), density=0.5, method="l1-in")
+
+
+class Wrapper(nn.Module):
+    """Has a `train` of its own, and a configuration that cannot be changed."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 3))
+        self.config = Frozen(width=8)
+
+    def train(self, mode: bool = True) -> Wrapper:
+        raise RuntimeError("a training run starts")
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.layers(x)
+        return out
+
+
+class Frozen(OrderedDict[str, int]):
+    """A dict that cannot be changed once it is made."""
+
+    def __init__(self, **values: int) -> None:
+        super().__init__(values)
+        self.made = True
+
+    def update(self, *args: Any, **values: Any) -> None:
+        raise TypeError("You cannot use update on a Frozen")
+
+    def clear(self) -> None:
+        raise TypeError("You cannot use clear on a Frozen")
+
+
+def test_neither_a_train_of_its_own_nor_a_frozen_dict_gets_in_the_way() -> None:
+    net = Wrapper()
+    net.layers.train()
+    encoding = hope.encode(net, torch.zeros(2, 4), density=0.5, method="l1-in", progress=False)
+    assert encoding.size.neurons == 4
+    assert all(module.training for module in net.modules())
+
+
+def test_ultralytics_wrapper_is_told_from_its_network() -> None:
+    kind = type("YOLO", (nn.Module,), {"__module__": "ultralytics.engine.model"})
+    with pytest.raises(hope.UnsupportedModel, match=r"got ultralytics' YOLO: pass its \.model"):
+        hope.inspect(kind(), torch.zeros(1, 3, 8, 8))

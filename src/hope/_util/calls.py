@@ -105,7 +105,11 @@ def mode(model: nn.Module, training: bool) -> Iterator[None]:
     before = [(module, module.training) for module in model.modules()]
     every = [config for module in model.modules() for config in configs(getattr(module, "config", None))]
     caching = {id(config): config for config in every if getattr(config, "use_cache", False) is True}
-    model.train(training)
+    if training:
+        model.train()
+    else:
+        for module, _ in before:
+            module.training = False  # a user's `train` may do anything: ultralytics' starts a training run
     for config in caching.values():
         config.use_cache = False
     try:

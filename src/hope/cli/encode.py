@@ -57,7 +57,14 @@ def register(commands: Any) -> None:
         metavar="FILE",
         nargs="?",
         const="",
-        help="also write a report of the run (without a FILE: report.html in the run's folder)",
+        help="also write a report of the run (without a FILE: report.html in the run's folder); implies "
+        "--curve",
+    )
+    parser.add_argument(
+        "--curve",
+        action="store_true",
+        help="also predict the fidelity at ten points along the run, for the report and for `hope plot`; "
+        "takes longer than the run itself on most networks",
     )
     parser.set_defaults(run=run)
 
@@ -152,8 +159,9 @@ def _run(options: argparse.Namespace, out: Path, budget: dict[str, Any]) -> None
         raise
     source = _source(options)
     encoding.save(out, source=source)
-    encoding.fidelities()
-    encoding.save(out, source=source)
+    if options.curve or options.report is not None:
+        encoding.fidelities()
+        encoding.save(out, source=source)
     partial.unlink(missing_ok=True)
     print(encoding)
     print(f"saved in {options.out}; for another budget of the same run: hope extract --help")

@@ -7,6 +7,7 @@ something to do: `hope --help` must answer at once.
 from __future__ import annotations
 
 import argparse
+import difflib
 import importlib
 import os
 import shlex
@@ -32,6 +33,22 @@ COMMANDS = {  # a module of hope.cli each
 
 class Parser(argparse.ArgumentParser):
     """A parser with one-line errors, like all others."""
+
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
+        """Parse; an option that there is not is named before one that is missing."""
+        if self._subparsers is None:
+            self._check_names([*args])
+        return super().parse_known_args(args, namespace)
+
+    def _check_names(self, words: Sequence[str]) -> None:
+        known = [name for name in self._option_string_actions if name.startswith("--")]
+        for word in words[: words.index("--") if "--" in words else None]:
+            name = word.partition("=")[0]
+            if not name.startswith("--") or any(one.startswith(name) for one in known):
+                continue
+            near = difflib.get_close_matches(name, known, 1)
+            way = f"did you mean {near[0]}?" if near else f"see `{self.prog} --help`"
+            raise Misused(f"there is no option {name}: {way}")
 
     def error(self, message: str) -> NoReturn:
         """Raise a one-line error that names the help."""
@@ -64,7 +81,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     with _stoppable() as stopped:
         try:
             options = parser(words).parse_args(words)
-            options.run(options)
+            from hope._util.progress import logged
+
+            with logged():
+                options.run(options)
             return 0
         except BrokenPipeError:  # whoever read the output has seen enough
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

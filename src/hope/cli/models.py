@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import difflib
 import importlib
 import importlib.util
 import sys
@@ -108,7 +109,7 @@ def make(spec: str, *, pretrained: bool = False) -> nn.Module:
         raise UnknownModel(f"MODEL must be {HELP}, got {spec!r}")
     if pretrained and source not in LIBRARIES:
         raise UnknownModel(f"--pretrained is for {' and '.join(LIBRARIES)}: give --weights FILE for {spec}")
-    missing = declare_missing_operators()
+    missing, known = declare_missing_operators(), "torchvision" in sys.modules
     try:
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(0)
@@ -121,7 +122,7 @@ def make(spec: str, *, pretrained: bool = False) -> nn.Module:
         raise
     except Exception as error:  # whatever the library or the user's function raises
         raise UnknownModel(_why(spec, pretrained, error)) from error
-    if missing and "torchvision" in sys.modules and NOTE not in _told:
+    if missing and not known and "torchvision" in sys.modules and NOTE not in _told:
         _told.add(NOTE)
         note(NOTE)
     if not isinstance(model, nn.Module):
@@ -130,6 +131,8 @@ def make(spec: str, *, pretrained: bool = False) -> nn.Module:
 
 
 def _made(source: str, name: str, pretrained: bool) -> Any:
+    from torch import nn
+
     if source == "torchvision":
         models = importlib.import_module("torchvision.models")
         return models.get_model(name, weights="DEFAULT" if pretrained else None)
@@ -144,7 +147,18 @@ def _made(source: str, name: str, pretrained: bool) -> Any:
         own = _class_of(config, library)
         model = own.from_pretrained(name, weights_only=True, **AS_DATA)
         return unstack_experts(model) if any(map(stacks, model.modules())) else model
-    return getattr(_file(Path(source)), name)()
+    found = _named(_file(Path(source)), name, source)
+    return found if isinstance(found, nn.Module) else found()
+
+
+def _named(module: Any, name: str, source: str) -> Any:
+    """What a file calls by a name: a function or class that makes a model, or a model."""
+    if not hasattr(module, name):
+        own = [key for key, value in vars(module).items() if callable(value) and not key.startswith("_")]
+        near = difflib.get_close_matches(name, own, 1)
+        way = f"did you mean {near[0]}?" if near else f"give {HELP}"
+        raise UnknownModel(f"there is no {name} in {source}: {way}")
+    return getattr(module, name)
 
 
 def _class_of(config: Any, library: Any) -> Any:
@@ -177,7 +191,18 @@ def _why(spec: str, pretrained: bool, error: Exception) -> str:
     source, _, name = spec.partition(":")
     if source == "hf" and not Path(name).is_dir():
         return f"there is no folder {name}: give hf:FOLDER with a model that transformers has saved"
+    near = difflib.get_close_matches(name, _library_names(source), 1)
+    if near and near[0] != name:
+        return f"there is no {spec}: did you mean {source}:{near[0]}?"
     return f"{spec} cannot be built: {first_line(error)}"
+
+
+def _library_names(source: str) -> list[str]:
+    """The models of a library."""
+    if source not in LIBRARIES:
+        return []
+    module = importlib.import_module({"torchvision": "torchvision.models"}.get(source, source))
+    return [str(name) for name in module.list_models()]
 
 
 def _file(path: Path) -> Any:
@@ -187,6 +212,9 @@ def _file(path: Path) -> Any:
     if spec is None or spec.loader is None:
         raise UnknownModel(f"{path} is not a Python file")
     module = importlib.util.module_from_spec(spec)
+    folder = str(path.resolve().parent)
+    if folder not in sys.path:  # a file imports its neighbours, as it does when Python runs it
+        sys.path.insert(0, folder)
     spec.loader.exec_module(module)
     return module
 

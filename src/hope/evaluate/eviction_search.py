@@ -92,7 +92,7 @@ def with_evictions(
     """The whole run, with the evictions of the search: one run covers every budget."""
     steps, deciding = list(begun.steps), begun.deciding or EvictionProgress()
     if deciding.levels is None:
-        with bar("encoding", space.longest, progress) as show:
+        with bar("scheduling actions", space.longest, progress) as show:
             for step in space.steps(executor=executor, done=tuple(steps)):
                 steps.append(step)
                 if len(steps) % NOTED == 0:

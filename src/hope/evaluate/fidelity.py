@@ -1,12 +1,13 @@
-"""Fidelity without data: how similar two networks' outputs are on noise inputs.
+"""Fidelity without data: how similar the outputs of a network and of its compressed form are on noise inputs.
 
-Both networks run on the same probes. The measure is the mean cosine of centred outputs: a scale does not
-matter, and a constant output has fidelity zero.
+The direction of outputs is compared, without their mean over all inputs: a factor does not matter, and a
+constant output has fidelity 0. Of several outputs the worst counts.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import is_dataclass
 from typing import Any
 
 import torch
@@ -63,27 +64,45 @@ class Fidelity:
             call = _joined(inputs, count)
         self._args, self._kwargs = call
         self._mask = mask_of(model, self._args or self._kwargs)
-        self._answers = _centred(self._run(model))
+        self._outputs = self._run(model)
 
-    def _run(self, model: nn.Module) -> Tensor:
+    def _run(self, model: nn.Module) -> dict[str, Tensor]:
+        """Centred outputs by name."""
         with evaluation(model), torch.no_grad():
-            answers = _first_tensor(model(*self._args, **self._kwargs)).double().cpu()
-        if self._mask is not None and answers.shape[:-1] == self._mask.shape:
-            return answers[self._mask.bool().cpu()]  # outputs for padding do not count
-        return answers
+            outputs = float_outputs(model(*self._args, **self._kwargs))
+        return {name: _centred(self._unpadded(output.double().cpu())) for name, output in outputs.items()}
+
+    def _unpadded(self, output: Tensor) -> Tensor:
+        """An output without that of padded tokens."""
+        if self._mask is not None and output.shape[:-1] == self._mask.shape:
+            return output[self._mask.bool().cpu()]
+        return output
+
+    def by_output(self, model: nn.Module) -> dict[str, float]:
+        """Mean cosine between each output of the original and of this network, at most 1."""
+        outputs = self._run(model)
+        shapes = [{name: tuple(one.shape) for name, one in some.items()} for some in (self._outputs, outputs)]
+        if shapes[0] != shapes[1]:
+            raise InvalidExample(
+                f"the outputs of both networks must have the same shapes, got {_listed(shapes[0])} and "
+                f"{_listed(shapes[1])}: compare a network with its own compressed version"
+            )
+        return {name: _cosine(outputs[name], known) for name, known in self._outputs.items()}
 
     def __call__(self, model: nn.Module) -> float:
-        """Mean cosine between the original's outputs and this network's, at most 1."""
-        answers, known = _centred(self._run(model)), self._answers
-        if answers.shape != known.shape:
-            raise InvalidExample(
-                f"both networks must have outputs of one shape, got {tuple(known.shape)} and "
-                f"{tuple(answers.shape)}: compare a network with its own compressed version"
-            )
-        bottom = answers.norm(dim=1) * known.norm(dim=1)
-        cosine = (answers * known).sum(dim=1) / bottom.clamp(min=1e-300)
-        cosine[(answers == known).all(dim=1)] = 1.0
-        return float(cosine.nan_to_num(0.0).mean())
+        """The least of `by_output`: a network is as good as its worst output."""
+        return min(self.by_output(model).values())
+
+
+def _cosine(output: Tensor, known: Tensor) -> float:
+    bottom = output.norm(dim=1) * known.norm(dim=1)
+    cosine = (output * known).sum(dim=1) / bottom.clamp(min=1e-300)
+    cosine[(output == known).all(dim=1)] = 1.0
+    return float(cosine.nan_to_num(0.0).mean())
+
+
+def _listed(shapes: Mapping[str, tuple[int, ...]]) -> str:
+    return ", ".join(f"{name} {shape}".strip() for name, shape in shapes.items())
 
 
 def _joined(batches: Sequence[Example], count: int) -> Any:
@@ -123,14 +142,38 @@ def _alike(a: Any, b: Any, size: int, rows: int) -> bool:
     return type(a) is type(b) and not isinstance(a, Tensor) and bool(a == b)
 
 
-def _first_tensor(answer: Any) -> Tensor:
-    if isinstance(answer, Tensor):
-        return answer
-    parts: Any = answer.values() if isinstance(answer, Mapping) else answer
-    for part in parts:
-        if isinstance(part, Tensor) and part.is_floating_point() and part.ndim:  # a loss has no batch
-            return part
-    raise InvalidExample("the model must return a tensor to compare, and returns none")
+def float_outputs(answer: Any) -> dict[str, Tensor]:
+    """Every tensor of floats that a model returns, by its place in what it returns, but for scalars (a loss).
+
+    >>> [*float_outputs({"boxes": [torch.ones(2, 4), torch.ones(3, 4)], "labels": torch.ones(2).int()})]
+    ['boxes.0', 'boxes.1']
+    """
+    found = {
+        name: tensor
+        for name, tensor in _tensors("", answer)
+        if tensor.is_floating_point() and (tensor.ndim or not name)
+    }
+    if not found:
+        raise InvalidExample(
+            "a model must return a tensor of floats, or several in lists and dicts, got "
+            f"{type(answer).__name__}: pass the module whose output is a tensor"
+        )
+    return found
+
+
+def _tensors(name: str, value: Any) -> Iterator[tuple[str, Tensor]]:
+    if isinstance(value, Tensor):
+        yield name, value
+        return
+    parts: Iterable[tuple[Any, Any]] = ()
+    if isinstance(value, Mapping):
+        parts = value.items()
+    elif isinstance(value, (list, tuple)):
+        parts = enumerate(value)
+    elif is_dataclass(value):
+        parts = vars(value).items()
+    for key, part in parts:
+        yield from _tensors(f"{name}.{key}".lstrip("."), part)
 
 
 def _centred(answers: Tensor) -> Tensor:

@@ -79,7 +79,7 @@ class Absorb(Method):
     ) -> NetworkStatistics:
         """Moments at the weights' inputs: propagated, or measured if there are inputs."""
         numbers = Checkpoint.of(model, anatomy)
-        with busy("propagating moments", progress):
+        with busy("propagating statistics", progress):
             intakes, surrogate = propagated_intakes(anatomy, numbers, **self.propagation)
         inputs: list[Any] = []
         notes: tuple[str, ...] = ()
@@ -118,7 +118,7 @@ class Absorb(Method):
         inputs = taken(source, MOST)
         stand, made_up = model, self.rewrite.made_up
         if anatomy.eps and inputs:
-            with busy("settling", progress):
+            with busy("recalibrating batch norm", progress):
                 stand = stand_in(model, inputs, made_up, anatomy.trace)
         total = len(batches) if isinstance(batches, Sized) else None
         heard = chain(inputs, source)

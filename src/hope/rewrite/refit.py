@@ -220,7 +220,7 @@ def close_loop(
     file = None
     if checkpoint is not None:
         file = Fitted.of(checkpoint, (original, small), batches, (sorted(fixed), drift, made_up))
-    with busy("closing the loop", progress):
+    with busy("preparing the refit", progress):
         stand = stand_in(original, batches, made_up, trace)
     loop = LayerwiseRefit(stand, small, batches, rows, fixed, drift, trace)
     _fit(original, small, loop, file, progress)
@@ -236,7 +236,7 @@ def _fit(
     rows = {**norms, **loop.rows}
     with mode(stand, training=False), mode(small, training=False), torch.no_grad():
         carry(small, original, stand, rows)
-        with bar("closing the loop", len(loop.here), progress) as show:
+        with bar("refitting layers", len(loop.here), progress) as show:
             loop.run(show)
         carry(small, stand, original, rows)
     if file is not None:
@@ -329,7 +329,7 @@ def refit(
         check_batch(batch, number, "refit")
     fitted = duplicate(small)
     given = given_rows(original, kept or {})
-    with busy("closing the loop", progress):
+    with busy("preparing the refit", progress):
         stand = stand_in(original, batches, made_up, trace)
     loop = LayerwiseRefit(stand, fitted, batches, {}, exclude, trace=trace)
     loop.rows = every_row(original, small, loop.there.values(), given)

@@ -65,7 +65,7 @@ def run_to_budget(
         return [Trajectory.of(anatomy, begun, multiple, cost, groups) for multiple in multiples]
 
     found = made()
-    with bar("encoding", 1.0, progress) as show:
+    with bar("scheduling actions", 1.0, progress) as show:
         while not any(one.meets(budget) for one in found):
             chunk = max(CHUNK, len(begun) // PART)
             most = int(budget.value) - len(found[0]) if budget.unit == "steps" else chunk

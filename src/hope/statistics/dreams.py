@@ -75,7 +75,7 @@ def probes(
             some = _fitted(model, [*made[:k], x, *made[k + 1 :]])
             return dict(zip(names, some, strict=True)) if names else tuple(some)
 
-        with bar("dreaming up inputs", steps, progress) as show:
+        with bar("making synthetic inputs", steps, progress) as show:
             trace = trace or Trace()
             made[k] = _settled(model, example, made[k], batch, trace) if program else made[k]
             made[k] = _dreamed(model, made[k], batch, steps, show, near, trace)

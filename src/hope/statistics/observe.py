@@ -44,7 +44,7 @@ def observe(
     """
     batches, count = unlabelled(model, inputs), 0
     total = len(inputs) if isinstance(inputs, Sized) else total
-    with evaluation(model), torch.no_grad(), bar("measuring", total, progress) as show:
+    with evaluation(model), torch.no_grad(), bar("measuring statistics", total, progress) as show:
         for batch in batches:
             check_batch(batch, count)
             check_tokens(model, batch, f"calibration: batch {count}")

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import copy
 import warnings
+from collections import OrderedDict
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -51,6 +52,10 @@ def check_readable(model: nn.Module) -> None:
     ):
         if type(model).__name__ == wrapper:
             raise UnsupportedModel(f"the model is wrapped in {wrapper}: pass model.{inner} instead")
+    if any(kind.__module__ == "ultralytics.engine.model" for kind in type(model).__mro__):
+        raise UnsupportedModel(
+            f"the model must be the network itself, got ultralytics' {type(model).__name__}: pass its .model"
+        )
     if isinstance(model, torch.jit.ScriptModule):
         raise UnsupportedModel("the model is a TorchScript module: pass the nn.Module it was made from")
     for name, tensor in [*model.named_parameters(), *model.named_buffers()]:
@@ -118,7 +123,10 @@ def unchanged(model: nn.Module) -> Iterator[None]:
     """
     before = [(module, dict(vars(module))) for module in model.modules()]
     inside = [
-        (one, copy.copy(one)) for _, held in before for one in held.values() if isinstance(one, (dict, list))
+        (one, copy.copy(one))
+        for _, held in before
+        for one in held.values()
+        if type(one) in (dict, OrderedDict, list)
     ]
     try:
         yield
