@@ -153,7 +153,7 @@ def test_a_fidelity_as_budget_is_the_longest_run_that_holds() -> None:
     assert 0 < encoding.steps < len(encoding.trajectory)
     assert encoding.fidelity >= 0.8
     assert hope.encode(net, EXAMPLE, fidelity=1.0, method="absorb", evict=False).fidelity == 1.0
-    with pytest.raises(InfeasibleBudget, match="1 is the original"):
+    with pytest.raises(InfeasibleBudget, match="which is the original"):
         hope.encode(net, EXAMPLE, fidelity=1.5)
 
 
