@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
@@ -13,13 +12,10 @@ from hope.errors import UnknownMethod
 from hope.geometry.gaussian import Cuts
 from hope.geometry.hermite import KinkedFunction, bend, bend_with, covariance
 from hope.ops.elementwise import Elementwise, per_channel
+from hope.ops.protocols import ChannelTracer, Propagation
 from hope.ops.registry import TABLE, Form, Inputs, Reads, Signal
 from hope.trace.program import Operation, Shape, numbers
 from hope.trace.values import Link, Value
-
-if TYPE_CHECKING:
-    from hope.statistics.propagated import Propagated
-    from hope.structure.channel_tracer import ChannelTracer
 
 Function = Callable[..., Tensor]
 SAME = 20.0  # from there on a softplus is its argument to all digits that count
@@ -76,7 +72,7 @@ class Activation(Elementwise):
         """Channels stay in their dimension."""
         return Form(operation, self, tuple(read.position for read in reads), reads[0].channel)
 
-    def moments(self, at: Propagated, form: Form, inputs: Inputs) -> Signal | None:
+    def moments(self, at: Propagation, form: Form, inputs: Inputs) -> Signal | None:
         """The moments of a Gaussian signal after it."""
         x = inputs[0]
         if x is None or x.repeat != 1:
@@ -89,7 +85,7 @@ class Activation(Elementwise):
         rho = (x.covariance / torch.outer(safe, safe)).clamp(-1, 1)
         return Signal(bent.mean, covariance(bent, bent, rho), gain=bent.slope)
 
-    def _bend(self, link: Link, at: Propagated, mean: Tensor, spread: Tensor) -> KinkedFunction | None:
+    def _bend(self, link: Link, at: Propagation, mean: Tensor, spread: Tensor) -> KinkedFunction | None:
         below, smooth = slopes(link, at.tensors), function(link)
         if below is not None:
             return bend(mean, spread, below.expand(len(mean)))

@@ -5,21 +5,17 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from fractions import Fraction
-from typing import TYPE_CHECKING
 
 import numpy as np
 from torch import nn
 
+from hope.ops.protocols import ChannelTracer
 from hope.ops.registry import TABLE, Operator
 from hope.ops.weight import Transposing
 from hope.reasons import Cause
 from hope.trace.labels import dims
 from hope.trace.program import Operation, Shape
 from hope.trace.values import Value
-
-if TYPE_CHECKING:
-    from hope.structure.channel_tracer import ChannelTracer
-
 
 HEADS = (
     "num_heads", "num_attention_heads", "num_key_value_heads", "num_kv_heads", "n_head", "n_heads", "nhead",

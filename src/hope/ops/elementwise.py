@@ -6,19 +6,15 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 from math import prod
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
+from hope.ops.protocols import ChannelTracer, Propagation
 from hope.ops.registry import POINTWISE, TABLE, Form, Inputs, MomentPreserving, Operator, Parts, Reads, Signal
 from hope.trace.labels import along
 from hope.trace.program import Operation, Ref, module_of, numbers
 from hope.trace.values import Value
-
-if TYPE_CHECKING:
-    from hope.statistics.propagated import Propagated
-    from hope.structure.channel_tracer import ChannelTracer
 
 
 class Elementwise(Operator):
@@ -65,7 +61,7 @@ class Add(Elementwise):
             return None
         return Form(operation, self, (reads[0].position, reads[1].position), reads[0].channel)
 
-    def moments(self, at: Propagated, form: Form, inputs: Inputs) -> Signal | None:
+    def moments(self, at: Propagation, form: Form, inputs: Inputs) -> Signal | None:
         """Means and covariances add up, and so does what the two have in common, as far as it is known."""
         a, b = (signal for signal in inputs if signal is not None)
         if len(a.mean) != len(b.mean) or a.repeat != b.repeat:
@@ -76,7 +72,7 @@ class Add(Elementwise):
             total = total + between + between.T
         return Signal(a.mean + b.mean, total, a.repeat)
 
-    def covariance(self, at: Propagated, form: Form, parts: Parts, other: Signal) -> Tensor | None:
+    def covariance(self, at: Propagation, form: Form, parts: Parts, other: Signal) -> Tensor | None:
         """The sum of what is known."""
         there = [part for part in parts if part is not None]
         return torch.stack(there).sum(dim=0) if there else None
@@ -96,7 +92,7 @@ class ElementwiseProduct(Elementwise):
         same = wide.channel == narrow.channel
         return Form(operation, self, (wide.position, narrow.position), wide.channel) if same else None
 
-    def moments(self, at: Propagated, form: Form, inputs: Inputs) -> Signal | None:
+    def moments(self, at: Propagation, form: Form, inputs: Inputs) -> Signal | None:
         """Each channel is multiplied by its gate's mean."""
         wide, gate = (signal for signal in inputs if signal is not None)
         if len(gate.mean) != len(wide.mean) or wide.repeat != 1:

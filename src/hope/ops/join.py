@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 from torch.nn import functional
 
+from hope.ops.protocols import ChannelTracer, Propagation
 from hope.ops.registry import TABLE, Form, Inputs, MomentPreserving, Operator, Parts, Reads, Signal
 from hope.reasons import Cause
 from hope.trace.labels import FIXED, along, dims
 from hope.trace.program import Operation, Ref, Shape, references
 from hope.trace.values import Value
-
-if TYPE_CHECKING:
-    from hope.statistics.propagated import Propagated
-    from hope.structure.channel_tracer import ChannelTracer
 
 
 class Split(Operator):
@@ -113,7 +110,7 @@ class Concatenation(Operator):
         same = all(read.channel == dim for read in reads) and known.issuperset(order)
         return Form(operation, self, order, dim) if same else None
 
-    def moments(self, at: Propagated, form: Form, inputs: Inputs) -> Signal | None:
+    def moments(self, at: Propagation, form: Form, inputs: Inputs) -> Signal | None:
         """Blocks of one covariance: each signal's own, and between them what is known."""
         parts = [signal for signal in inputs if signal is not None]
         if any(part.repeat != 1 for part in parts):
@@ -127,7 +124,7 @@ class Concatenation(Operator):
             rows.append(torch.cat(row, dim=1))
         return Signal(torch.cat([part.mean for part in parts]), torch.cat(rows))
 
-    def covariance(self, at: Propagated, form: Form, parts: Parts, other: Signal) -> Tensor | None:
+    def covariance(self, at: Propagation, form: Form, parts: Parts, other: Signal) -> Tensor | None:
         """One above the other, zero where nothing is known."""
         found = []
         for position, part in zip(form.inputs, parts, strict=True):
@@ -181,7 +178,7 @@ class Pad(MomentPreserving):
         around = (float(pads[last]), float(pads[last + 1]))
         return Form(operation, self, (x.position,), x.channel, around)
 
-    def moments(self, at: Propagated, form: Form, inputs: Inputs) -> Signal | None:
+    def moments(self, at: Propagation, form: Form, inputs: Inputs) -> Signal | None:
         """Channels that do not move, before and after the others."""
         x = inputs[0]
         if not form.values or x is None:
@@ -191,7 +188,7 @@ class Pad(MomentPreserving):
         pads = tuple(int(value) for value in form.values)
         return Signal(functional.pad(x.mean, pads), functional.pad(x.covariance, pads + pads))
 
-    def covariance(self, at: Propagated, form: Form, parts: Parts, other: Signal) -> Tensor | None:
+    def covariance(self, at: Propagation, form: Form, parts: Parts, other: Signal) -> Tensor | None:
         """Zero for the new channels."""
         first = parts[0]
         pads = (0, 0, *(int(value) for value in form.values))

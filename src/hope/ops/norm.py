@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TypeGuard
+from typing import Any, TypeGuard
 
 import torch
 from torch import Tensor, nn
@@ -13,15 +13,12 @@ from torch import Tensor, nn
 from hope.geometry.matrices import semidefinite
 from hope.geometry.pairwise import warped_correlation
 from hope.ops.elementwise import Identity, per_channel
+from hope.ops.protocols import ChannelTracer, Propagation
 from hope.ops.registry import TABLE, Form, Inputs, Operator, Reads, Signal, find, forms
 from hope.reasons import Cause
 from hope.trace.labels import dims
 from hope.trace.program import Operation, Program, Ref, Shape, module_of
 from hope.trace.values import Value
-
-if TYPE_CHECKING:
-    from hope.statistics.propagated import Propagated
-    from hope.structure.channel_tracer import ChannelTracer
 
 
 @dataclass(frozen=True)
@@ -101,7 +98,7 @@ class BatchNorm(PerChannel):
             operation, self, tuple(r.position for r in reads), 1, (float(operation.arguments["eps"]),)
         )
 
-    def moments(self, at: Propagated, form: Form, inputs: Inputs) -> Signal | None:
+    def moments(self, at: Propagation, form: Form, inputs: Inputs) -> Signal | None:
         """Mean and deviation are the BN's own, correlations those of what it reads, if known."""
         x, name = inputs[0], bn_of(form.operation)
         bn = read_bn(at.tensors, name, form.values[0])

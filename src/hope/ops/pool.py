@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from hope.ops.protocols import ChannelTracer
 from hope.ops.registry import POINTWISE, TABLE, Form, MomentPreserving, Operator, Reads
 from hope.reasons import Cause
 from hope.trace.labels import dims
 from hope.trace.program import Operation, Ref
 from hope.trace.values import Value
-
-if TYPE_CHECKING:
-    from hope.structure.channel_tracer import ChannelTracer
 
 
 class Pool(MomentPreserving):

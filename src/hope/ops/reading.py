@@ -10,17 +10,14 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from hope.geometry.matrices import product, symmetric_product, tap_distances
 from hope.ops.norm import Bn
+from hope.ops.protocols import Propagation
 from hope.ops.registry import Form, Signal
-
-if TYPE_CHECKING:
-    from hope.statistics.propagated import Propagated
 
 DECAYS = tuple(k / 20 for k in range(20))
 DEFAULT_DECAY = 0.5
@@ -70,7 +67,7 @@ def isotropic(raw: Tensor) -> Signal:
     return Signal(torch.zeros(len(filters), dtype=torch.float64), filters @ filters.T, guess=True)
 
 
-def weigh(at: Propagated, form: Form, x: Signal, weight: Tensor, kernel: tuple[int, ...]) -> Signal:
+def weigh(at: Propagation, form: Form, x: Signal, weight: Tensor, kernel: tuple[int, ...]) -> Signal:
     """Moments of what a dense weight computes; the reading is noted.
 
     Args:
@@ -94,7 +91,7 @@ def weigh(at: Propagated, form: Form, x: Signal, weight: Tensor, kernel: tuple[i
     return Signal(weight.sum(dim=1) @ x.mean + _shift(at, form), found)
 
 
-def depthwise(at: Propagated, form: Form, x: Signal, raw: Tensor) -> Signal | None:
+def depthwise(at: Propagation, form: Form, x: Signal, raw: Tensor) -> Signal | None:
     """One channel in, some out: no dense weight is needed, and no neuron is read here."""
     kernel = raw.double().flatten(1)  # (O, T)
     if len(kernel) % len(x.mean):
@@ -113,7 +110,7 @@ def sources(inputs: int, outputs: int) -> Tensor:
     return torch.arange(inputs).repeat_interleave(outputs // inputs)
 
 
-def _shift(at: Propagated, form: Form) -> Tensor:
+def _shift(at: Propagation, form: Form) -> Tensor:
     name = form.operation.tensors.get("bias", "")
     return at.tensors[name].double() if name in at.tensors else torch.zeros((), dtype=torch.float64)
 

@@ -7,17 +7,14 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import Any, TypeAlias
 
 from torch import Tensor, nn
 
+from hope.ops.protocols import ChannelTracer, Propagation
 from hope.reasons import Cause
 from hope.trace.program import Operation, Program, Shape
 from hope.trace.values import Value, origins_of
-
-if TYPE_CHECKING:
-    from hope.statistics.propagated import Propagated
-    from hope.structure.channel_tracer import ChannelTracer
 
 
 @dataclass(frozen=True)
@@ -79,7 +76,7 @@ class Operator:
         """The operation as one on whole signals; None means "not this case"."""
         return None
 
-    def moments(self, at: Propagated, form: Form, inputs: Inputs) -> Signal | None:
+    def moments(self, at: Propagation, form: Form, inputs: Inputs) -> Signal | None:
         """How moments pass: the signal it returns, None if that is not known.
 
         Args:
@@ -88,7 +85,7 @@ class Operator:
         """
         return None
 
-    def covariance(self, at: Propagated, form: Form, parts: Parts, other: Signal) -> Tensor | None:
+    def covariance(self, at: Propagation, form: Form, parts: Parts, other: Signal) -> Tensor | None:
         """How the covariance with another signal passes: (own channels, the other's).
 
         Args:
@@ -122,11 +119,11 @@ class MomentPreserving(Operator):
         """Channels stay in their dimension."""
         return Form(operation, self, tuple(read.position for read in reads), reads[0].channel)
 
-    def moments(self, at: Propagated, form: Form, inputs: Inputs) -> Signal | None:
+    def moments(self, at: Propagation, form: Form, inputs: Inputs) -> Signal | None:
         """Those of what it reads."""
         return inputs[0]
 
-    def covariance(self, at: Propagated, form: Form, parts: Parts, other: Signal) -> Tensor | None:
+    def covariance(self, at: Propagation, form: Form, parts: Parts, other: Signal) -> Tensor | None:
         """That of what it reads."""
         return parts[0]
 

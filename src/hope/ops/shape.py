@@ -3,21 +3,17 @@
 from __future__ import annotations
 
 from math import prod
-from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from hope.ops.protocols import ChannelTracer, Propagation
 from hope.ops.registry import TABLE, Form, Inputs, MomentPreserving, Operator, Parts, Reads, Signal
 from hope.reasons import Cause
 from hope.trace.labels import Ids, dims, pad_left, reshape
 from hope.trace.program import Operation
 from hope.trace.values import Value
-
-if TYPE_CHECKING:
-    from hope.statistics.propagated import Propagated
-    from hope.structure.channel_tracer import ChannelTracer
 
 
 class View(MomentPreserving):
@@ -49,14 +45,14 @@ class View(MomentPreserving):
             return Form(operation, self, (x.position,), len(shape) - 1, (float(behind),))
         return None
 
-    def moments(self, at: Propagated, form: Form, inputs: Inputs) -> Signal | None:
+    def moments(self, at: Propagation, form: Form, inputs: Inputs) -> Signal | None:
         """Those of what it reads, at several places after a flatten."""
         x = inputs[0]
         if not form.values or x is None:
             return x
         return Signal(x.mean, x.covariance, int(form.values[0])) if x.repeat == 1 else None
 
-    def covariance(self, at: Propagated, form: Form, parts: Parts, other: Signal) -> Tensor | None:
+    def covariance(self, at: Propagation, form: Form, parts: Parts, other: Signal) -> Tensor | None:
         """That of its input, except after a flatten."""
         return None if form.values else parts[0]
 
@@ -145,7 +141,7 @@ class Cut(MomentPreserving):
             operation, self, (x.position,), x.channel, (float(start), float(step), float(shape[x.channel]))
         )
 
-    def moments(self, at: Propagated, form: Form, inputs: Inputs) -> Signal | None:
+    def moments(self, at: Propagation, form: Form, inputs: Inputs) -> Signal | None:
         """Those of the channels that are left."""
         x = inputs[0]
         if not form.values or x is None:
@@ -153,7 +149,7 @@ class Cut(MomentPreserving):
         part = _part(form)
         return Signal(x.mean[part], x.covariance[part][:, part]) if x.repeat == 1 else None
 
-    def covariance(self, at: Propagated, form: Form, parts: Parts, other: Signal) -> Tensor | None:
+    def covariance(self, at: Propagation, form: Form, parts: Parts, other: Signal) -> Tensor | None:
         """That of the channels that are left."""
         first = parts[0]
         return first[_part(form)] if form.values and first is not None else first

@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import torch
 
+from hope.ops.protocols import ChannelTracer, Propagation
 from hope.ops.registry import TABLE, Form, Inputs, Operator, Reads, Signal
 from hope.trace.program import Operation
 from hope.trace.values import Value
-
-if TYPE_CHECKING:
-    from hope.statistics.propagated import Propagated
-    from hope.structure.channel_tracer import ChannelTracer
 
 COLOURS = 0.95  # correlation between the channels of natural images
 
@@ -24,7 +19,7 @@ class Input(Operator):
         """Channels are in dimension 1."""
         return Form(operation, self, (), 1)
 
-    def moments(self, at: Propagated, form: Form, inputs: Inputs) -> Signal | None:
+    def moments(self, at: Propagation, form: Form, inputs: Inputs) -> Signal | None:
         """Mean 0 and variance 1."""
         if len(form.operation.output) < 2:
             return None

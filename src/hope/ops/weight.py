@@ -4,21 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from math import prod
-from typing import TYPE_CHECKING, TypeGuard
+from typing import TypeGuard
 
 import numpy as np
 from torch import Tensor, nn
 
+from hope.ops.protocols import ChannelTracer, Propagation
 from hope.ops.reading import dense, depthwise, isotropic, sources, weigh
 from hope.ops.registry import TABLE, Form, Inputs, Operator, Parts, Reads, Signal
 from hope.reasons import Cause
 from hope.trace.labels import FIXED, Ids, along, dims
 from hope.trace.program import Operation, Shape, module_of
 from hope.trace.values import Value, origins_of
-
-if TYPE_CHECKING:
-    from hope.statistics.propagated import Propagated
-    from hope.structure.channel_tracer import ChannelTracer
 
 
 class Weighted(Operator):
@@ -87,11 +84,11 @@ class Weighted(Operator):
         """What it computes from inputs that are not known."""
         return isotropic(raw)
 
-    def weigh(self, at: Propagated, form: Form, x: Signal, raw: Tensor) -> Signal | None:
+    def weigh(self, at: Propagation, form: Form, x: Signal, raw: Tensor) -> Signal | None:
         """What it computes from a known signal."""
         return None
 
-    def moments(self, at: Propagated, form: Form, inputs: Inputs) -> Signal | None:
+    def moments(self, at: Propagation, form: Form, inputs: Inputs) -> Signal | None:
         """Those of weighted sums."""
         x, name = inputs[0], form.operation.tensors["weight"]
         if name not in at.tensors:
@@ -103,7 +100,7 @@ class Weighted(Operator):
             return None  # only a BN makes something of a guess, and a vocabulary's would be very wide
         return self.guess(form, raw) if guessed else found
 
-    def covariance(self, at: Propagated, form: Form, parts: Parts, other: Signal) -> Tensor | None:
+    def covariance(self, at: Propagation, form: Form, parts: Parts, other: Signal) -> Tensor | None:
         """Through the weights, as they stand at the middle of the kernel."""
         first, signal = parts[0], at.signals[form.operation.position]
         reading = at.by_operation.get(form.operation.position)
@@ -171,7 +168,7 @@ class Convolution(Weighted):
         """Of a dense one."""
         return super().guess(form, raw) if form.values == (1.0,) else None
 
-    def weigh(self, at: Propagated, form: Form, x: Signal, raw: Tensor) -> Signal | None:
+    def weigh(self, at: Propagation, form: Form, x: Signal, raw: Tensor) -> Signal | None:
         """A sum over the places that the kernel covers."""
         groups, width = int(form.values[0]), len(x.mean)
         if groups == width > 1 and x.repeat == 1:
@@ -255,7 +252,7 @@ class Linear(Weighted):
         known = len(reads) == 1 and "weight" in operation.tensors
         return Form(operation, self, (reads[0].position,), len(operation.output) - 1) if known else None
 
-    def weigh(self, at: Propagated, form: Form, x: Signal, raw: Tensor) -> Signal | None:
+    def weigh(self, at: Propagation, form: Form, x: Signal, raw: Tensor) -> Signal | None:
         """A sum over all places of a flattened signal."""
         width = len(x.mean)
         if raw.ndim != 2 or raw.shape[1] != width * x.repeat:
@@ -288,7 +285,7 @@ class Transposing(Linear):
         """Of its columns."""
         return super().guess(form, raw.T)
 
-    def weigh(self, at: Propagated, form: Form, x: Signal, raw: Tensor) -> Signal | None:
+    def weigh(self, at: Propagation, form: Form, x: Signal, raw: Tensor) -> Signal | None:
         """A sum over its rows."""
         return super().weigh(at, form, x, raw.T)
 
