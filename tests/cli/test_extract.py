@@ -59,7 +59,7 @@ def test_the_original_weights_are_needed_for_another_budget_only(
     assert main([*TRUSTED, "--density", "0.75"]) == 2
     err = told(capsys)
     assert "there is no checkpoint w.safetensors" in err
-    assert "this is what run was made from: give --weights FILE if it has moved" in err
+    assert "run was made from it: give --weights FILE if it has moved" in err
     assert main([*TRUSTED, "--density", "0.75", "--weights", "elsewhere.safetensors"]) == 0
 
 

@@ -314,7 +314,7 @@ def test_a_model_that_onnxruntime_cannot_run_is_told_in_a_line(network: nn.Modul
             return torch.special.bessel_j0(self.net(x))
 
     with pytest.raises(
-        CannotExport, match=r"onnxruntime cannot run this model .*: take runtime='torch'"
+        CannotExport, match=r"onnxruntime cannot run this model .*: use runtime='torch'"
     ) as error:
         Stopwatch(Runtime("onnxruntime", batch=1, threads=1)).networks([Strange()], EXAMPLE)
     assert "\n" not in str(error.value)

@@ -125,7 +125,7 @@ def test_effective_filters_of_a_plain_layer_are_its_weights() -> None:
     ("norm", "words"),
     [
         (nn.InstanceNorm2d(6, affine=True), "normalised by its own numbers"),
-        (nn.BatchNorm2d(6), "behind the activation"),
+        (nn.BatchNorm2d(6), "follows the activation"),
     ],
 )
 def test_layers_that_are_pruned_only_are_named(norm: nn.Module, words: str) -> None:

@@ -222,7 +222,7 @@ def test_several_widths_leave_the_configuration_alone_and_say_so() -> None:
     assert encoding.model.config.to_dict() == model.config.to_dict()  # type: ignore[operator, union-attr]
     assert not loadable(encoding.model)
     (words,) = encoding.notes
-    assert "save_pretrained" in words
+    assert "from_pretrained" in words
     assert "uniform=True" in words
     assert "\n" not in words
 
