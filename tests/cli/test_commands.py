@@ -293,7 +293,7 @@ def test_a_run_with_other_options_is_made_anew_and_they_are_named(
         assert "already has this run" in capsys.readouterr().out
     save_file({name: tensor + 1 for name, tensor in load_file(checkpoint).items()}, checkpoint)
     assert main([*given, *more]) == 0
-    assert "(it has other weights): it is made anew" in capsys.readouterr().out
+    assert "(it has other weights): it is made again" in capsys.readouterr().out
 
 
 def test_resume_does_not_replace_a_run_of_other_options(

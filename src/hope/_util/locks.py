@@ -65,7 +65,7 @@ def locked(folder: Path) -> Iterator[None]:
 
 def _acquire(folder: Path, place: Path) -> int | None:
     """Lock the folder's file and write in it whose it is; its descriptor, None if there are no file locks."""
-    path, begun = place / LOCK, time.monotonic()
+    path, started = place / LOCK, time.monotonic()
     while True:
         make_folder(folder)
         if fcntl is None:
@@ -83,7 +83,7 @@ def _acquire(folder: Path, place: Path) -> int | None:
         except BlockingIOError:
             assert file is not None
             owner = _read_owner(file)
-            if owner or time.monotonic() - begun > PATIENCE:
+            if owner or time.monotonic() - started > PATIENCE:
                 raise _refusal(folder, owner) from None
             time.sleep(PATIENCE / 100)
         except FileNotFoundError:  # the previous owner has removed the empty folder

@@ -27,19 +27,19 @@ QUIET = 10.0  # seconds before the first line of a log
 class _Log:
     """Lines about the phases of a command whose output is no terminal."""
 
-    begun: float = field(default_factory=time.monotonic)
+    started: float = field(default_factory=time.monotonic)
     phase: str = ""
 
     def enter(self, text: str) -> None:
         """A phase begins."""
         self.phase = text
-        if time.monotonic() - self.begun >= QUIET:
+        if time.monotonic() - self.started >= QUIET:
             self.write()
 
     def write(self) -> None:
         """Write the phase and how long the command has run."""
         if self.phase:
-            minutes, seconds = divmod(round(time.monotonic() - self.begun), 60)
+            minutes, seconds = divmod(round(time.monotonic() - self.started), 60)
             print(f"hope: [{minutes}:{seconds:02}] {self.phase}", file=sys.stderr, flush=True)
 
 

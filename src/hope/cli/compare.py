@@ -57,7 +57,7 @@ def differing(
     return found if same else [*found, "another budget"]
 
 
-def begun_otherwise(
+def started_otherwise(
     partial: Path, model: Any, example: Any, budget: dict[str, Any], given: dict[str, Any]
 ) -> list[str]:
     """What sets an interrupted run apart from the one that is asked for; nothing if there is none. Budgets of

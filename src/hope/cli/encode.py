@@ -11,7 +11,7 @@ from hope._util.locks import locked
 from hope._util.notes import note
 from hope.cli import models
 from hope.cli.budgets import add_budgets, budget_of
-from hope.cli.compare import begun_otherwise, differing
+from hope.cli.compare import differing, started_otherwise
 from hope.cli.targets import path
 from hope.cli.text import windows
 from hope.errors import (
@@ -145,11 +145,11 @@ def _run(options: argparse.Namespace, out: Path, budget: dict[str, Any]) -> None
         _report(options)
         return
     if options.resume and not options.force:
-        begun = begun_otherwise(partial, model, example, budget, given)
+        interrupted = started_otherwise(partial, model, example, budget, given)
         _check_same(options.out, "a run", differs)
-        _check_same(options.out, "an interrupted run", begun)
+        _check_same(options.out, "an interrupted run", interrupted)
     if differs:
-        print(f"{options.out} has another run ({'; '.join(differs)}): it is made anew")
+        print(f"{options.out} has another run ({'; '.join(differs)}): it is made again")
     if not options.resume:
         partial.unlink(missing_ok=True)
     try:
