@@ -91,7 +91,7 @@ def test_a_budget_that_there_is_not_is_told_with_the_range(budget: dict[str, Any
         ("3.bias", float("inf"), "3.bias has entries"),
         ("1.running_mean", float("nan"), "1.running_mean has entries"),
         ("1.running_var", float("inf"), "1.running_var has entries"),
-        ("1.running_var", -1.0, "1.running_var has negative entries"),
+        ("1.running_var", -1.0, "1.running_var must not be negative"),
     ],
 )
 def test_numbers_that_nothing_follows_from_are_named_by_all(where: str, value: float, words: str) -> None:
@@ -130,8 +130,8 @@ CALIBRATED: dict[str, Callable[[Any], object]] = {
         ([torch.randn(4, 3, 2, 2)], "cannot run on batch 0"),
         ([], "there were no inputs; give an iterable of batches"),
         (DataLoader(TensorDataset(torch.zeros(0, 3))), "there were no inputs"),
-        (torch.randn(4, 3), "is one tensor"),
-        (3, "is a int"),
+        (torch.randn(4, 3), "calibration must be a list of batches, got one tensor"),
+        (3, "calibration must be a list of batches, got a int"),
     ],
     ids=["nan", "inf", "narrow", "images", "none", "empty loader", "one tensor", "a number"],
 )

@@ -55,8 +55,14 @@ def kinds() -> tuple[type[Action], ...]:
 
 
 def stored_type() -> Any:
-    """The type of a stored action: one of those that are registered by now, told apart by their tags."""
+    """The type of a stored action: one of those that are registered by now, distinguished by their tags."""
     return reduce(or_, kinds())
+
+
+def unknown_kind(data: Any) -> str | None:
+    """The first kind in stored actions that is not registered; None if there is none."""
+    tags = (one[0] for one in data if isinstance(one, list) and one) if isinstance(data, list) else ()
+    return next((tag for tag in tags if isinstance(tag, str) and tag not in _KINDS), None)
 
 
 def from_stored(data: Iterable[Any]) -> list[Action]:

@@ -179,15 +179,15 @@ class _EvictionSearch:
     def weave(self, evicted: Sequence[tuple[int, int]]) -> list[Action]:
         """The sequence with blocks evicted at given positions; their contents are not removed again later."""
         woven: list[Action] = []
-        gone: set[str] = set()
+        inside: set[str] = set()
         waiting = sorted(evicted, key=lambda one: one[0])  # stable: in the order of decision
         for position, step in enumerate(self.sequence):
             while waiting and waiting[0][0] <= position:
-                gone |= self._evict(waiting.pop(0)[1], woven)
-            if step.name not in gone:
+                inside |= self._evict(waiting.pop(0)[1], woven)
+            if step.name not in inside:
                 woven.append(step)
         for _, branch in waiting:
-            gone |= self._evict(branch, woven)
+            inside |= self._evict(branch, woven)
         return woven
 
     def _evict(self, number: int, woven: list[Action]) -> set[str]:
@@ -253,16 +253,16 @@ class _EvictionSearch:
 
     def _candidates(self, woven: Sequence[Action]) -> list[int]:
         """Branches that are not evicted, by their value per parameter."""
-        gone = {branch for _, branch in self.evicted}
+        evicted = {branch for _, branch in self.evicted}
         removed: dict[str, int] = {}
         for step in woven:
             if step.evicts is None:
                 removed[step.name] = removed.get(step.name, 0) + len(step.removed)
-        names = [self.space.branches[number].name for number in gone]
+        names = [self.space.branches[number].name for number in evicted]
         now = self.space.amount(removed, names)
         ranked = []
         for number, branch in enumerate(self.space.branches):
-            if number not in gone:
+            if number not in evicted:
                 freed = now - self.space.amount(removed, [*names, branch.name])
                 if freed > 0:
                     ranked.append((branch.worth / freed, number))

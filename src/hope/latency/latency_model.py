@@ -44,8 +44,8 @@ class LatencyModel:
 
     def counts(self, steps: Sequence[Action]) -> Counts:
         """(steps + 1,) nanoseconds before the first and after each step."""
-        gone = {step.evicts: t for t, step in enumerate(steps, start=1) if step.evicts is not None}
-        return self._told(self._terms(widths(self.anatomy, steps), gone, len(steps) + 1))
+        evicted_at = {step.evicts: t for t, step in enumerate(steps, start=1) if step.evicts is not None}
+        return self._told(self._terms(widths(self.anatomy, steps), evicted_at, len(steps) + 1))
 
     def after(self, removed: Mapping[str, int], evicted: Collection[str] = ()) -> int:
         """Nanoseconds after a cut."""
@@ -71,7 +71,9 @@ class LatencyModel:
     def _told(self, terms: Floats) -> Counts:
         return np.rint(terms @ self.factors).astype(np.int64)
 
-    def _terms(self, shapes: Iterable[tuple[str, Counts]], gone: Mapping[str, int], length: int) -> Floats:
+    def _terms(
+        self, shapes: Iterable[tuple[str, Counts]], evicted_at: Mapping[str, int], length: int
+    ) -> Floats:
         """(moments, 5) what the factors stand before."""
         now = {tensor: some.astype(np.float64) for tensor, some in shapes if tensor in self._needed}
         terms = np.zeros((length, 5))
@@ -83,7 +85,7 @@ class LatencyModel:
             terms[:, 3] += _reordered(curve, now)
         for rest in self.layout.rests:
             share = np.broadcast_to(_share(rest, now, self.anatomy), (length,)).copy()
-            share[min((gone[name] for name in rest.blocks if name in gone), default=length) :] = 0
+            share[min((evicted_at[name] for name in rest.blocks if name in evicted_at), default=length) :] = 0
             terms[:, 1] += rest.count * (share > 0)
             terms[:, 2] += rest.entries * share
         return terms
@@ -187,10 +189,10 @@ class LatencySavings(ParameterSavings):
             now = self._share(rest, self._shapes)
             lost = now - self._share(rest, {**self._shapes, **after})
             saved += self._clock.factors[2] * rest.entries * lost
-        gone = sum(
+        evicted = sum(
             len(self._at.get(t, ())) for t, shape in after.items() if not all(shape) and all(self._shapes[t])
         )
-        return float(saved + self._clock.factors[1] * gone)
+        return float(saved + self._clock.factors[1] * evicted)
 
     def _time(self, tensor: str, shapes: Mapping[str, Sequence[int]]) -> float:
         shape = shapes[tensor]

@@ -180,7 +180,7 @@ class PairPath:
         if step.parent is not None:
             self._merge(0.0, step.parent, *step.removed)
         else:
-            self._gone(*step.removed)
+            self._remove(*step.removed)
 
     def _best_merge(self, limit: float) -> tuple[float, int, int] | None:
         """The cheapest merge, if it is cheaper than `limit`."""
@@ -210,10 +210,10 @@ class PairPath:
         return best
 
     def _prune(self, i: int, cost: float) -> Action:
-        self._gone(i)
+        self._remove(i)
         return Prune(self.state.name, (i,), cost=cost, release=self.state.release, left=self.left)
 
-    def _gone(self, i: int) -> None:
+    def _remove(self, i: int) -> None:
         self.alive[i] = False
         self._keyed[i] = np.inf
         self.neurons -= 1
@@ -225,7 +225,7 @@ class PairPath:
             self._table.settle(np.array([i]), np.array([j]))
         made, capacity = self._parent(i, j)
         delta = self._distortion(i, j, capacity)
-        self._gone(j)
+        self._remove(j)
         self._replace(i, j, made, capacity)
         release = self.state.release
         return Merge(self.state.name, i, j, *made, delta, cost=cost, release=release, left=self.left)

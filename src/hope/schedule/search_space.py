@@ -102,9 +102,9 @@ class SearchSpace:
 
     def _floor(self, *, biased: bool = True) -> list[Action]:
         """What is removed and evicted there; without the biases that stay behind on request."""
-        gone = [Prune(state.name, tuple(range(1, state.neurons))) for state in self.states]
+        prunes = [Prune(state.name, tuple(range(1, state.neurons))) for state in self.states]
         residual = [branch for branch in self.branches if self.anatomy.block(branch.name).residual]
-        return [*gone, *(Evict(branch.name, branch.bias if biased else None) for branch in residual)]
+        return [*prunes, *(Evict(branch.name, branch.bias if biased else None) for branch in residual)]
 
     def amounts(self, steps: Sequence[Action]) -> Counts:
         """(steps + 1,) what the run is ranked by: parameters, MACs, or time."""

@@ -79,8 +79,8 @@ def aligned(
     never comes to a multiple is not done. Within a layer the order stays. The layers of a group wait for one
     another as well, until they have one width.
 
-    A segment of a chain that goes can leave the layer in front of it with a width that is none; then the run
-    may not be ended before that layer's next steps make it one.
+    The eviction of a segment of a chain can leave the layer before it with a width that is no multiple; then
+    the run may not be ended before that layer's next steps make it one.
 
     Returns:
         Positions of the steps that are done, in order; and after how many of them every width is a multiple
@@ -97,20 +97,20 @@ def aligned(
     together = {name: group for group in groups for name in group.names}
     removed = Removed(anatomy)
     waiting: dict[Group, list[int]] = {}
-    going: dict[str, set[int]] = {name: set() for name in layers}  # neurons that wait, of what is still there
+    pending: dict[str, set[int]] = {name: set() for name in layers}  # neurons that wait to be removed
     odd: set[str] = set()  # layers that an eviction has left with some other width
     order: list[int] = []
     stops = [0]
 
     def take(step: Action) -> dict[str, set[int]]:
-        went = removed.take(step)
-        for name in going.keys() & went.keys():
-            going[name] -= went[name]
-        return went
+        lost_now = removed.take(step)
+        for name in pending.keys() & lost_now.keys():
+            pending[name] -= lost_now[name]
+        return lost_now
 
     def uneven(group: Group, *, waited: bool = False) -> bool:
         """Whether widths are no multiples, or not the same, without what is removed, and what waits."""
-        lost = [len(removed.of(name)) + (len(going[name]) if waited else 0) for name in group.names]
+        lost = [len(removed.of(name)) + (len(pending[name]) if waited else 0) for name in group.names]
         left = {
             (layers[name].neurons - count) * layers[name].channels
             for name, count in zip(group.names, lost, strict=True)
@@ -123,14 +123,14 @@ def aligned(
             block = anatomy.block(step.evicts)
             for name in block.layers:
                 if waiting.pop(Group((name,)), None) is not None:
-                    going[name].clear()
+                    pending[name].clear()
             order.append(position)
             moved = [name for name, neurons in take(step).items() if neurons]
             odd = {name for name in (*odd, *moved) if name not in block.layers and uneven(Group((name,)))}
         else:
             group = together.get(step.name, Group((step.name,)))
             waiting.setdefault(group, []).append(position)
-            going[step.name].update(set(step.removed) - removed.of(step.name))
+            pending[step.name].update(set(step.removed) - removed.of(step.name))
             if uneven(group, waited=True):
                 continue
             for k in waiting.pop(group):

@@ -21,7 +21,8 @@ from hope._util.calls import duplicate, unlabelled
 from hope._util.digest import digest_of
 from hope._util.locks import locked
 from hope._util.notes import note
-from hope.actions import Action, Rewrite
+from hope.actions import Action, Rewrite, kinds
+from hope.actions.registry import unknown_kind
 from hope.errors import CheckpointMismatch, DamagedFolder, InfeasibleBudget, InvalidAction, first_line
 from hope.latency.timing import Timing
 from hope.methods import method_from_dict
@@ -183,6 +184,13 @@ def read_run(folder: str | os.PathLike[str], model: nn.Module | None = None) -> 
     folder = Path(folder)
 
     def before(plan: Plain) -> None:
+        kind = unknown_kind(plan.get("trajectory"))
+        if kind is not None:
+            known = ", ".join(one.kind for one in kinds())
+            raise DamagedFolder(
+                f"{folder / PLAN} has invalid content (Invalid value {kind!r}: "
+                f"actions must be one of {known}): import the module that registers it, or save the run again"
+            )
         if model is not None:
             told = msgspec.convert(plan, AnatomyShapes).anatomy
             bare = Anatomy(told.model, (), (), (), told.shapes, frozenset(), {}, {}, {})

@@ -36,15 +36,15 @@ def sizes(anatomy: Anatomy, steps: Sequence[Removal]) -> Counts:
 
 def stored(anatomy: Anatomy, steps: Sequence[Removal]) -> Counts:
     """(steps + 1,) bytes of all parameters and buffers, each in its own type."""
-    lost, gone, biased = _account(anatomy, steps)
+    lost, evicted_at, biased = _account(anatomy, steps)
     total = np.zeros(len(steps) + 1, dtype=np.int64)
     bits = _entry_bits(anatomy, steps)
-    for tensor, now in _dimensions(anatomy, lost, gone, len(total)):
+    for tensor, now in _dimensions(anatomy, lost, evicted_at, len(total)):
         if tensor in bits:
             total += np.ceil(now.prod(axis=-1) * bits[tensor] / 8).astype(np.int64)
         else:
             total += now.prod(axis=-1) * anatomy.itemsize.get(tensor, USUAL)
-    for name, entries in _biases(anatomy, lost, gone, biased, len(total)):
+    for name, entries in _biases(anatomy, lost, evicted_at, biased, len(total)):
         total += entries * anatomy.itemsize.get(anatomy.block(name).tensors[0], USUAL)
     return total
 
@@ -62,10 +62,10 @@ def _entry_bits(anatomy: Anatomy, steps: Sequence[Removal]) -> dict[str, NDArray
 
 def widths(anatomy: Anatomy, steps: Sequence[Removal]) -> Iterator[tuple[str, Counts]]:
     """Tensors, and (steps + 1, dimensions) their shape before the first and after each step, zeros once they
-    are gone. Of a tensor that stays as it is: (1, dimensions).
+    are removed. Of a tensor that is never cut: (1, dimensions).
     """
-    lost, gone, _ = _account(anatomy, steps)
-    return _dimensions(anatomy, lost, gone, len(steps) + 1)
+    lost, evicted_at, _ = _account(anatomy, steps)
+    return _dimensions(anatomy, lost, evicted_at, len(steps) + 1)
 
 
 def _account(
@@ -74,16 +74,16 @@ def _account(
     """What `_tally` wants to know of steps."""
     length = len(steps) + 1
     lost: dict[str, Counts] = {}
-    gone: dict[str, int] = {}
+    evicted_at: dict[str, int] = {}
     biased: list[str] = []
     account = Removed(anatomy)
     for t, step in enumerate(steps, start=1):
         if step.evicts is not None:
-            gone[step.evicts] = t
+            evicted_at[step.evicts] = t
             biased += [step.evicts] if step.bias is not None else []
         for name, neurons in account.take(step).items():
             lost.setdefault(name, np.zeros(length, dtype=np.int64))[t] += len(neurons)
-    return {name: counts.cumsum() for name, counts in lost.items()}, gone, biased
+    return {name: counts.cumsum() for name, counts in lost.items()}, evicted_at, biased
 
 
 def size_after(
@@ -113,41 +113,45 @@ def _lost(anatomy: Anatomy, removed: Mapping[str, int], evicted: Collection[str]
 
 
 def _tally(
-    anatomy: Anatomy, lost: Mapping[str, Counts], gone: Mapping[str, int], biased: Sequence[str], length: int
+    anatomy: Anatomy,
+    lost: Mapping[str, Counts],
+    evicted_at: Mapping[str, int],
+    biased: Sequence[str],
+    length: int,
 ) -> Counts:
     """Neurons, parameters and MACs at so many moments.
 
     A tensor's size is the product of its dimensions, each shrunk by what its units have lost by then.
 
     Args:
-        lost: unit -> how many of its neurons are gone at each moment.
-        gone: block -> the moment from which on it is evicted.
+        lost: unit -> how many of its neurons are removed at each moment.
+        evicted_at: block -> the moment from which on it is evicted.
         biased: those of the evicted blocks that leave a bias behind; it goes with a block around them.
     """
     table = np.zeros((length, 3), dtype=np.int64)
-    alive_until = _ends(anatomy, gone, length)
+    alive_until = _ends(anatomy, evicted_at, length)
     for layer in anatomy.layers:
         left = layer.neurons - lost.get(layer.name, np.zeros(length, dtype=np.int64))
         left[max(alive_until.get(weight, length) for weight in layer.written) :] = 0
         table[:, 0] += left
-    for tensor, now in _dimensions(anatomy, lost, gone, length):
+    for tensor, now in _dimensions(anatomy, lost, evicted_at, length):
         counted, positions = tensor in anatomy.parameters, anatomy.positions.get(tensor, 0)
         if counted or positions:
             size = now.prod(axis=-1)
             table[:, 1] += size if counted else 0
             table[:, 2] += size * positions
-    for _, entries in _biases(anatomy, lost, gone, biased, length):
+    for _, entries in _biases(anatomy, lost, evicted_at, biased, length):
         table[:, 1] += entries
     return table
 
 
 def _dimensions(
-    anatomy: Anatomy, lost: Mapping[str, Counts], gone: Mapping[str, int], length: int
+    anatomy: Anatomy, lost: Mapping[str, Counts], evicted_at: Mapping[str, int], length: int
 ) -> Iterator[tuple[str, Counts]]:
-    """Tensors, and (moments, dimensions) their shape at so many moments, zeros once they are gone; of one
-    that stays as it is (1, dimensions). The arguments are those of `_tally`.
+    """Tensors, and (moments, dimensions) their shape at so many moments, zeros once they are removed; of one
+    that is never cut (1, dimensions). The arguments are those of `_tally`.
     """
-    alive_until = _ends(anatomy, gone, length)
+    alive_until = _ends(anatomy, evicted_at, length)
     shrink: dict[tuple[str, int], Counts] = {}
     for layer in anatomy.layers:
         if layer.name in lost:
@@ -166,9 +170,9 @@ def _dimensions(
         yield tensor, now
 
 
-def _ends(anatomy: Anatomy, gone: Mapping[str, int], length: int) -> dict[str, int]:
-    """Tensor -> the moment from which on it is gone with a block: it goes with the last of its names."""
-    blocks = [(anatomy.block(name), t) for name, t in gone.items()]
+def _ends(anatomy: Anatomy, evicted_at: Mapping[str, int], length: int) -> dict[str, int]:
+    """Tensor -> the moment from which on it is removed with a block: with the last of its names."""
+    blocks = [(anatomy.block(name), t) for name, t in evicted_at.items()]
     found: dict[str, int] = {}
     for tensor in anatomy.shapes if blocks else ():
         times = [min((t for b, t in blocks if b.removes(n)), default=length) for n in anatomy.names(tensor)]
@@ -178,17 +182,21 @@ def _ends(anatomy: Anatomy, gone: Mapping[str, int], length: int) -> dict[str, i
 
 
 def _biases(
-    anatomy: Anatomy, lost: Mapping[str, Counts], gone: Mapping[str, int], biased: Sequence[str], length: int
+    anatomy: Anatomy,
+    lost: Mapping[str, Counts],
+    evicted_at: Mapping[str, int],
+    biased: Sequence[str],
+    length: int,
 ) -> Iterator[tuple[str, Counts]]:
     """Evicted blocks that leave a bias behind, and its entries at so many moments: it goes with a block
     around it, and channels of its stream take theirs along. The arguments are those of `_tally`.
     """
     for name in biased:
         block = anatomy.block(name)
-        others = ((anatomy.block(other), t) for other, t in gone.items() if other != name)
+        others = ((anatomy.block(other), t) for other, t in evicted_at.items() if other != name)
         around = (t for other, t in others if other.removes(block.place))
         entries = np.zeros(length, dtype=np.int64)
-        here = slice(gone[name], min(around, default=length))
+        here = slice(evicted_at[name], min(around, default=length))
         entries[here] = block.channels
         for stream, part in anatomy.ends(block).items():
             if stream in lost:
@@ -252,9 +260,9 @@ class ParameterSavings:
         after.update((tensor, [0] * len(self._shapes[tensor])) for tensor in self._held(name))
         return after
 
-    def _cut(self, going: Mapping[str, Collection[int]]) -> dict[str, list[int]]:
+    def _cut(self, removed: Mapping[str, Collection[int]]) -> dict[str, list[int]]:
         after: dict[str, list[int]] = {}
-        for name, neurons in going.items():
+        for name, neurons in removed.items():
             for part in self._anatomy.unit(name).places:
                 if self._shapes[part.tensor][part.dim]:
                     shape = after.setdefault(part.tensor, list(self._shapes[part.tensor]))
@@ -262,7 +270,7 @@ class ParameterSavings:
         return after
 
     def _held(self, name: str) -> list[str]:
-        """What goes with a block's modules."""
+        """The tensors of a block's modules."""
         if name not in self._inside:
             block = self._anatomy.block(name)
             self._inside[name] = [tensor for tensor in self._shapes if block.removes(tensor)]
@@ -279,7 +287,7 @@ def released(
     """
     kept: dict[str, list[int]] = {}
     for part in places:
-        if shapes[part.tensor][part.dim]:  # what has gone with a block is not released again
+        if shapes[part.tensor][part.dim]:  # what was removed with a block is not released again
             kept.setdefault(part.tensor, list(shapes[part.tensor]))[part.dim] -= part.each
     often = dict.fromkeys(kept, 1) if uses is None else uses
     return sum(often.get(name, 0) * (prod(shapes[name]) - prod(shape)) for name, shape in kept.items())
