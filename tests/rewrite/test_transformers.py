@@ -200,15 +200,15 @@ def test_extract_writes_what_transformers_loads(
     Path("net.py").write_text(MODULE.format(given=SHARED))
     model, _, encoding = made("llama")
     encoding.save("run", source={"model": "net.py:build"})
-    assert main(["extract", "run", "--save-pretrained", "small"]) == 0
-    assert main(["extract", "run", "--params", "0.95", "--save-pretrained", "other"]) == 0
+    assert main(["extract", "run", "--trust-source", "--save-pretrained", "small"]) == 0
+    assert main(["extract", "run", "net.py:build", "--params", "0.95", "--save-pretrained", "other"]) == 0
     assert "other: the model, for from_pretrained" in capsys.readouterr().out
     small, other = (transformers.AutoModelForCausalLM.from_pretrained(one) for one in ("small", "other"))
     assert torch.allclose(logits(small), logits(encoding.model), atol=1e-6)
     assert small.config.intermediate_size < other.config.intermediate_size < 48
     encode(model, params=0.9, uniform=False).save("several", source={"model": "net.py:build"})
     capsys.readouterr()
-    assert main(["extract", "several", "--save-pretrained", "none"]) == 2
+    assert main(["extract", "several", "net.py:build", "--save-pretrained", "none"]) == 2
     err = capsys.readouterr().err
     assert "would fail: encode with --uniform, or give --out FILE" in err
     assert err.count("\n") == 1
