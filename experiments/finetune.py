@@ -110,7 +110,7 @@ def trained(
     return model
 
 
-def run(
+def run(  # noqa: PLR0913
     data: Path,
     out: Path,
     *,

@@ -64,7 +64,7 @@ def inspect(
 
 
 @lists_budgets(RunBudget)
-def encode(
+def encode(  # noqa: PLR0913
     model: nn.Module,
     example: Example | None = None,
     *,

@@ -17,7 +17,8 @@ from hope.evaluate.eviction_search import LEVELS, TRIED, _EvictionSearch, _Evict
 from hope.evaluate.eviction_search import network as _network
 from hope.evaluate.fidelity import Fidelity, float_outputs
 from hope.schedule.search_space import SearchSpace
-from hope.statistics.dreams import SIDE, _distance, _observing, probes, smaller
+from hope.statistics.bn_inputs import distance, observing
+from hope.statistics.dreams import SIDE, probes, smaller
 from hope.statistics.patterns import coloured_noise
 from tests.evaluate.test_absorb_networks import EXAMPLE, network
 
@@ -38,9 +39,9 @@ def test_probes_come_closer_to_what_the_bns_remember() -> None:
 
     def far(steps: int) -> float:
         (x,), _ = probes(net, EXAMPLE, program, count=16, steps=steps)
-        with torch.no_grad(), _observing(net) as heard:
+        with torch.no_grad(), observing(net) as heard:
             net(x)
-        return float(torch.stack([_distance(bn, z) for bn, z in heard]).mean())
+        return float(torch.stack([distance(bn, z) for bn, z in heard]).mean())
 
     assert far(10) < 0.5 * far(0)
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from dataclasses import replace
+from functools import partial
 from typing import ClassVar
 
 import torch
@@ -156,9 +157,7 @@ def write_parent(model: nn.Module, layer: Unit, action: Merge, *, clamp: bool = 
             rows,
             shifts,
             [int(_bn_places(layer)[n]) for n in (i, j)],
-            weight,
-            own.dim,
-            at[0],
+            partial(_write, weight, own.dim, at[0]),
             clamp,
         )
         if isinstance(bias, Tensor):
@@ -188,9 +187,7 @@ def _through_bn(
     rows: list[Tensor],
     shifts: list[Tensor],
     places: list[int],
-    weight: Tensor,
-    dim: int,
-    at: int,
+    write: Callable[[Tensor], None],
     clamp: bool,
 ) -> None:
     """The parent's filter and BN numbers, so that its signal has the mean β and the deviation s asked for.
@@ -212,7 +209,7 @@ def _through_bn(
     square = float(action.spread or 0.0) ** 2
     still = clamp and square < bn.eps
     filters = _mix(action.rows, effective)
-    _write(weight, dim, at, torch.zeros_like(filters) if still else filters)
+    write(torch.zeros_like(filters) if still else filters)
     p = places[0]
     bn.running_var[p] = max(0.0, square - bn.eps) if clamp else square
     bn.weight[p] = square**0.5 if clamp else (square + bn.eps) ** 0.5

@@ -183,7 +183,7 @@ class Partition:
         return html(*parts_of(self))
 
 
-def partition(
+def partition(  # noqa: PLR0913
     model: nn.Module,
     example: Example | None = None,
     *,

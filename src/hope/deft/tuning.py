@@ -79,7 +79,7 @@ class Tuning:
         True
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913
         self,
         model: nn.Module,
         *,

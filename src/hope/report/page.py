@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import html
 import json
-import math
 import shlex
 from collections.abc import Collection, Mapping, Sequence
 from importlib import resources
@@ -17,12 +16,10 @@ from typing import Any
 
 from hope._util.files import write_file
 from hope._version import __version__
-from hope.actions import Action, kinds
+from hope.actions import kinds
 from hope.methods.scores import SCORES
-from hope.report.absorbers import absorbers
+from hope.report.steps import evictions, numbers, short, steps_data
 from hope.storage.run import BY_HAND, Run
-from hope.structure.anatomy import Anatomy
-from hope.structure.removed import Removed
 
 SCRIPTS = ("run.js", "charts.js", "works.js", "page.js")  # in one scope, in this order
 NAMELESS = {"build", "create", "get", "load", "main", "make", "model", "net", "network"}
@@ -157,7 +154,7 @@ def run_data(
     return {
         **_about(run, source or {}),
         **_parts(run),
-        **_steps(run),
+        **steps_data(run),
         "accuracy": [list(point) for point in accuracy],
         "fidelity": [list(point) for point in run.details.fidelities],
         **_times(run),
@@ -196,7 +193,7 @@ def _about(run: Run, source: Mapping[str, str]) -> dict[str, Any]:
 def _parts(run: Run) -> dict[str, Any]:
     """The network's layers and blocks, and when they are removed."""
     anatomy, measures = run.anatomy, run.details.measures
-    layers, blocks = _numbers(anatomy)
+    layers, blocks = numbers(anatomy)
     outer_first = sorted(anatomy.blocks, key=lambda block: -len(block.layers))
     home = {name: block.name for block in outer_first for name in block.layers}
     layers_evicted, blocks_evicted = evictions(anatomy, run.trajectory.steps)
@@ -211,7 +208,7 @@ def _parts(run: Run) -> dict[str, Any]:
                 "activation": layer.activation,
                 "also": list(layer.along),
                 "evicted": layers_evicted[layer.name],
-                "capacities": [_short(c) for c in measures.get(layer.name, ())],
+                "capacities": [short(c) for c in measures.get(layer.name, ())],
             }
             for layer in anatomy.layers
         ],
@@ -225,118 +222,6 @@ def _parts(run: Run) -> dict[str, Any]:
             for block in anatomy.blocks
         ],
     }
-
-
-def _steps(run: Run) -> dict[str, Any]:
-    """Every step, and its differences of sizes."""
-    trajectory = run.trajectory
-    layers, blocks = _numbers(run.anatomy)
-    left = [_short(step.left) for step in trajectory]  # all 0 if not recorded
-    sizes = [[int(column[0]), *(int(d) for d in column[1:] - column[:-1])] for column in trajectory.sizes.T]
-    return {
-        "kinds": "".join(step.letter for step in trajectory),
-        "targets": [layers[step.name] if step.evicts is None else blocks[step.evicts] for step in trajectory],
-        "evictions": [t for t, step in enumerate(trajectory) if step.evicts is not None],
-        **_neurons(trajectory.steps),
-        "along": _along(run.anatomy, trajectory.steps),
-        "absorbers": _absorbers(run),
-        "costs": [_short(step.cost) for step in trajectory],
-        "releases": _changes(trajectory.steps),
-        "left": left if any(left) else [],
-        "neurons": sizes[0],
-        "parameters": sizes[1],
-        "macs": sizes[2],
-    }
-
-
-def _numbers(anatomy: Anatomy) -> tuple[dict[str, int], dict[str, int]]:
-    """Layers and blocks by index, as steps refer to them."""
-    layers = {layer.name: n for n, layer in enumerate(anatomy.layers)}
-    return layers, {block.name: n for n, block in enumerate(anatomy.blocks)}
-
-
-def evictions(
-    anatomy: Anatomy, steps: Sequence[Action]
-) -> tuple[dict[str, int | None], dict[str, int | None]]:
-    """After how many steps each layer and each block is evicted; None if it is kept."""
-    evicted = {step.evicts: t for t, step in enumerate(steps, start=1) if step.evicts is not None}
-    times = [(anatomy.block(name), t) for name, t in evicted.items()]
-
-    def first(name: str) -> float:
-        return min((t for block, t in times if block.removes(name)), default=math.inf)
-
-    def known(time: float) -> int | None:
-        return None if math.isinf(time) else int(time)
-
-    layers = {
-        layer.name: known(max(first(name) for weight in layer.written for name in anatomy.names(weight)))
-        for layer in anatomy.layers
-    }
-    inside = {block.name: block.inside for block in anatomy.blocks}
-    blocks: dict[str, int | None] = {}
-    for block in anatomy.blocks:
-        found, name = math.inf, block.name
-        while name in inside:
-            found = min(found, evicted.get(name, math.inf))
-            name = inside[name] or ""
-        blocks[block.name] = known(found)
-    return layers, blocks
-
-
-def _neurons(steps: Sequence[Action]) -> dict[str, Any]:
-    """Per step: the removed neuron, its parent (-1 for none), and the whole list if several are removed at
-    once.
-    """
-    who, into = [], []
-    several: dict[str, list[int]] = {}
-    for t, step in enumerate(steps):
-        who.append(step.removed[0] if step.removed else -1)
-        into.append(-1 if step.parent is None else step.parent)
-        if len(step.removed) != 1 and step.evicts is None:
-            several[str(t)] = list(step.removed)
-    return {"who": who, "into": into, "several": several}
-
-
-def _along(anatomy: Anatomy, steps: Sequence[Action]) -> dict[str, dict[int, list[int]]]:
-    """Eviction of a segment of a chain -> layer -> its neurons without a counterpart, which are also
-    removed.
-    """
-    layers, _ = _numbers(anatomy)
-    account = Removed(anatomy)
-    found: dict[str, dict[int, list[int]]] = {}
-    for t, step in enumerate(steps):
-        lost = account.take(step)
-        if step.evicts is not None and anatomy.block(step.evicts).before is not None:
-            some = {layers[name]: sorted(neurons) for name, neurons in lost.items() if neurons}
-            found |= {str(t): some} if some else {}
-    return found
-
-
-def _absorbers(run: Run) -> dict[str, list[list[float]]]:
-    """Absorbing step -> [absorber, share, absorber, share …], if moments are known."""
-    times: dict[str, list[int]] = {}
-    for t, step in enumerate(run.trajectory):
-        if step.compensates and len(step.removed) == 1:
-            times.setdefault(step.name, []).append(t)
-    found: dict[str, list[list[float]]] = {}
-    intakes = run.intakes() if times else {}
-    for name, some in times.items():
-        order = [run.trajectory[t].removed[0] for t in some]
-        shares = absorbers(run.anatomy.unit(name), intakes, order)
-        for t, taken in zip(some, shares or (), strict=False):
-            found[str(t)] = [[neuron, round(share, 3)] for neuron, share in taken]
-    return found
-
-
-def _changes(steps: Sequence[Action]) -> list[int]:
-    """ΔP of each step less that of the step before in the same unit or block: mostly zeros."""
-    last: dict[tuple[bool, str], int] = {}
-    found = []
-    for step in steps:
-        key = (step.evicts is not None, step.name)
-        found.append(step.release - last.get(key, 0))
-        last[key] = step.release
-    return found
 
 
 def _command(run: Run, source: Mapping[str, str]) -> dict[str, Any]:
@@ -360,8 +245,3 @@ def _command(run: Run, source: Mapping[str, str]) -> dict[str, Any]:
         "saved": f"{before} {more}--out small.safetensors",
         "complete": "model" in known and (not weights or "weights" in known),
     }
-
-
-def _short(value: float) -> float | None:
-    """Five digits; None if not finite."""
-    return float(f"{value:.5g}") if math.isfinite(value) else None

@@ -191,7 +191,7 @@ def _taken(values: Sequence[Any], rows: Tensor | None, channel: int) -> Iterator
     return (v if rows is None else v.index_select(channel, rows.to(v.device)) for v in values)
 
 
-def close_loop(
+def close_loop(  # noqa: PLR0913
     original: nn.Module,
     small: nn.Module,
     batches: Sequence[Example],
@@ -243,7 +243,7 @@ def _fit(
         file.remove()
 
 
-def compressed(
+def compressed(  # noqa: PLR0913
     model: nn.Module,
     anatomy: Anatomy,
     steps: Sequence[Action],

@@ -35,7 +35,7 @@ class Collected:
     steps: tuple[Action, ...]
 
 
-def run_to_budget(
+def run_to_budget(  # noqa: PLR0913
     anatomy: Anatomy,
     more: Iterator[Action],
     budget: Budget,

@@ -105,7 +105,7 @@ class Scheduler:
         in_turn: work out one path after another, a part at a time, where memory does not hold all of them.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913
         self,
         states: Sequence[State],
         branches: Sequence[Branch] = (),

@@ -6,8 +6,7 @@ steps, until what reaches the BNs has the means and deviations that they remembe
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from math import prod
 from typing import Any, TypeAlias
 
@@ -21,6 +20,7 @@ from hope._util.progress import bar
 from hope.errors import HopeError, UnknownMethod
 from hope.ops.norm import bn_of, is_bn
 from hope.ops.uses import first_convolution
+from hope.statistics.bn_inputs import distance, keeps_statistics, observing
 from hope.statistics.patterns import again, noise
 from hope.statistics.sample import sampled, speaks
 from hope.trace.interpreter import Interpreter
@@ -38,7 +38,7 @@ RATE = 0.1  # of the input's deviation, per step
 SIDE = 128  # of images: larger ones are halved where the network takes it; moments lose nothing by it
 
 
-def probes(
+def probes(  # noqa: PLR0913
     model: nn.Module,
     example: Example | None,
     program: Program,
@@ -222,30 +222,6 @@ def _fitted(model: nn.Module, values: Sequence[Any]) -> list[Any]:
     ]
 
 
-@contextmanager
-def _observing(model: nn.Module) -> Iterator[list[tuple[nn.Module, Tensor]]]:
-    """Collect what reaches the BNs that keep statistics."""
-    observed: list[tuple[nn.Module, Tensor]] = []
-
-    def observe(bn: nn.Module, args: tuple[Tensor, ...], kwargs: dict[str, Tensor]) -> None:
-        observed.append((bn, args[0] if args else kwargs["input"]))
-
-    handles = [
-        module.register_forward_pre_hook(observe, with_kwargs=True)
-        for module in model.modules()
-        if _keeps_statistics(module)
-    ]
-    try:
-        yield observed
-    finally:
-        for handle in handles:
-            handle.remove()
-
-
-def _keeps_statistics(module: nn.Module) -> bool:
-    return isinstance(module, nn.modules.batchnorm._BatchNorm) and module.running_var is not None
-
-
 def _run(model: nn.Module, batch: Example) -> Any:
     args, kwargs = as_call(batch)
     return model(*args, **kwargs)
@@ -260,7 +236,7 @@ def _settled(model: nn.Module, example: Example | None, x: Tensor, batch: Batch,
         return x
     bn = model.get_submodule(behind[first.position])
     weight = dict(model.named_parameters()).get(first.tensors["weight"])
-    if not _keeps_statistics(bn) or weight is None:
+    if not keeps_statistics(bn) or weight is None:
         return x
     mean, variance = bn.running_mean, bn.running_var
     assert isinstance(mean, Tensor)
@@ -313,9 +289,9 @@ def _dreamed(
                 terms = _first_half(model, x, batch, total, trace) if total and done < early else None
                 if terms is None:
                     early = min(early, done) if total else early  # all of them from here on
-                    with _observing(model) as observed:
+                    with observing(model) as observed:
                         _run(model, batch(x))
-                    terms = [_distance(bn, z) for bn, z in observed]
+                    terms = [distance(bn, z) for bn, z in observed]
                 if not terms:
                     break
                 distance = torch.stack(terms).mean()
@@ -345,26 +321,14 @@ def _first_half(model: nn.Module, x: Tensor, batch: Batch, total: int, trace: Tr
         return None
     norms = [(form.inputs[0], bn_of(form.operation)) for form in ops.forms(program) if is_bn(form)]
     found = [(reads, model.get_submodule(bn)) for reads, bn in norms]
-    found = [(reads, bn) for reads, bn in found if _keeps_statistics(bn)]
+    found = [(reads, bn) for reads, bn in found if keeps_statistics(bn)]
     if len(found) != total:
         return None
     first, terms = found[: max(1, total // 2)], list[Tensor]()
 
     def observe(position: int) -> None:
-        terms.extend(_distance(bn, run.look(reads)[0]) for reads, bn in first if reads == position)
+        terms.extend(distance(bn, run.look(reads)[0]) for reads, bn in first if reads == position)
 
     run = trace.interpreter(model, [batch(x)], after=observe, in_place=True)
     run.run_in_order(max(reads for reads, _ in first))
     return terms if any(term.requires_grad for term in terms) else None
-
-
-def _distance(bn: nn.Module, z: Tensor) -> Tensor:
-    """How far a batch is from what a BN remembers, in units of its deviations."""
-    assert isinstance(bn, nn.modules.batchnorm._BatchNorm)
-    assert bn.running_mean is not None
-    assert bn.running_var is not None
-    rows = z.transpose(0, 1).flatten(1)
-    mean, variance = rows.mean(dim=1), rows.var(dim=1)
-    wanted = bn.running_var + bn.eps
-    gaps = (mean - bn.running_mean) ** 2 + (torch.sqrt(variance + bn.eps) - torch.sqrt(wanted)) ** 2
-    return (gaps / wanted).mean()

@@ -18,7 +18,7 @@ from hope.trace.program import Program
 from hope.trace.trace import Observer, Trace
 
 
-def observe(
+def observe(  # noqa: PLR0913
     model: nn.Module,
     program: Program,
     inputs: Iterable[Any],

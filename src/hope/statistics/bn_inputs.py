@@ -1,0 +1,46 @@
+"""What reaches the BNs of a network, compared with the statistics that they keep."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor, nn
+
+
+@contextmanager
+def observing(model: nn.Module) -> Iterator[list[tuple[nn.Module, Tensor]]]:
+    """Collect what reaches the BNs that keep statistics."""
+    observed: list[tuple[nn.Module, Tensor]] = []
+
+    def observe(bn: nn.Module, args: tuple[Tensor, ...], kwargs: dict[str, Tensor]) -> None:
+        observed.append((bn, args[0] if args else kwargs["input"]))
+
+    handles = [
+        module.register_forward_pre_hook(observe, with_kwargs=True)
+        for module in model.modules()
+        if keeps_statistics(module)
+    ]
+    try:
+        yield observed
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def keeps_statistics(module: nn.Module) -> bool:
+    """Whether a module is a BN with running statistics."""
+    return isinstance(module, nn.modules.batchnorm._BatchNorm) and module.running_var is not None
+
+
+def distance(bn: nn.Module, z: Tensor) -> Tensor:
+    """How far a batch is from what a BN remembers, in units of its deviations."""
+    assert isinstance(bn, nn.modules.batchnorm._BatchNorm)
+    assert bn.running_mean is not None
+    assert bn.running_var is not None
+    rows = z.transpose(0, 1).flatten(1)
+    mean, variance = rows.mean(dim=1), rows.var(dim=1)
+    wanted = bn.running_var + bn.eps
+    gaps = (mean - bn.running_mean) ** 2 + (torch.sqrt(variance + bn.eps) - torch.sqrt(wanted)) ** 2
+    return (gaps / wanted).mean()
