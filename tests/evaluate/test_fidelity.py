@@ -17,7 +17,7 @@ from hope.evaluate.eviction_search import LEVELS, TRIED, _EvictionSearch, _Evict
 from hope.evaluate.eviction_search import network as _network
 from hope.evaluate.fidelity import Fidelity, float_outputs
 from hope.schedule.search_space import SearchSpace
-from hope.statistics.bn_inputs import distance, observing
+from hope.statistics.bn_inputs import bn_distance, observing
 from hope.statistics.dreams import SIDE, probes, smaller
 from hope.statistics.patterns import coloured_noise
 from tests.evaluate.test_absorb_networks import EXAMPLE, network
@@ -41,7 +41,7 @@ def test_probes_come_closer_to_what_the_bns_remember() -> None:
         (x,), _ = probes(net, EXAMPLE, program, count=16, steps=steps)
         with torch.no_grad(), observing(net) as heard:
             net(x)
-        return float(torch.stack([distance(bn, z) for bn, z in heard]).mean())
+        return float(torch.stack([bn_distance(bn, z) for bn, z in heard]).mean())
 
     assert far(10) < 0.5 * far(0)
 

@@ -34,7 +34,7 @@ def keeps_statistics(module: nn.Module) -> bool:
     return isinstance(module, nn.modules.batchnorm._BatchNorm) and module.running_var is not None
 
 
-def distance(bn: nn.Module, z: Tensor) -> Tensor:
+def bn_distance(bn: nn.Module, z: Tensor) -> Tensor:
     """How far a batch is from what a BN remembers, in units of its deviations."""
     assert isinstance(bn, nn.modules.batchnorm._BatchNorm)
     assert bn.running_mean is not None

@@ -20,7 +20,7 @@ from hope._util.progress import bar
 from hope.errors import HopeError, UnknownMethod
 from hope.ops.norm import bn_of, is_bn
 from hope.ops.uses import first_convolution
-from hope.statistics.bn_inputs import distance, keeps_statistics, observing
+from hope.statistics.bn_inputs import bn_distance, keeps_statistics, observing
 from hope.statistics.patterns import again, noise
 from hope.statistics.sample import sampled, speaks
 from hope.trace.interpreter import Interpreter
@@ -291,7 +291,7 @@ def _dreamed(
                     early = min(early, done) if total else early  # all of them from here on
                     with observing(model) as observed:
                         _run(model, batch(x))
-                    terms = [distance(bn, z) for bn, z in observed]
+                    terms = [bn_distance(bn, z) for bn, z in observed]
                 if not terms:
                     break
                 distance = torch.stack(terms).mean()
@@ -327,7 +327,7 @@ def _first_half(model: nn.Module, x: Tensor, batch: Batch, total: int, trace: Tr
     first, terms = found[: max(1, total // 2)], list[Tensor]()
 
     def observe(position: int) -> None:
-        terms.extend(distance(bn, run.look(reads)[0]) for reads, bn in first if reads == position)
+        terms.extend(bn_distance(bn, run.look(reads)[0]) for reads, bn in first if reads == position)
 
     run = trace.interpreter(model, [batch(x)], after=observe, in_place=True)
     run.run_in_order(max(reads for reads, _ in first))
