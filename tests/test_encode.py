@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -303,3 +304,16 @@ def test_summary_says_what_was_kept(model: nn.Module, anatomy: hope.Anatomy) -> 
     assert "DigitsNet by hope" in words
     assert "prunes" in words
     assert "parameters" in words
+
+
+def test_calibration_is_short_for_the_methods_own() -> None:
+    net = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3)).eval()
+    batches = [torch.randn(64, 4, generator=torch.Generator().manual_seed(0))]
+    given: dict[str, Any] = {"density": 0.5, "progress": False}
+    for method in (hope.Absorb, hope.Paper):
+        short = hope.encode(net, batches[0], method=method(), calibration=batches, **given)
+        whole = hope.encode(net, batches[0], method=method(calibration=batches), **given)
+        assert short.trajectory.steps == whole.trajectory.steps
+        assert short.steps > 0
+    with pytest.raises(hope.UnknownMethod, match=r"calibration must .*got method='l1-in': leave"):
+        hope.encode(net, batches[0], method="l1-in", calibration=batches, **given)

@@ -18,7 +18,7 @@ from hope.encoding import Encoding
 from hope.errors import InvalidExample, UnsupportedModel
 from hope.evaluate.dry_run import verify
 from hope.latency.runtime import Runtime
-from hope.methods import Method, Paper
+from hope.methods import Method, Paper, with_calibration
 from hope.methods.base import NetworkStatistics
 from hope.pipeline import Options, compress
 from hope.schedule.budget import Budget, RunBudget, lists_budgets, one_budget
@@ -69,6 +69,7 @@ def encode(  # noqa: PLR0913
     example: Example | None = None,
     *,
     method: Method | str = "absorb",
+    calibration: Iterable[Any] | str | None = None,
     evict: bool = True,
     streams: bool = False,
     exclude: Sequence[str] = (),
@@ -102,6 +103,8 @@ def encode(  # noqa: PLR0913
         method: `hope.Absorb()` (the remaining neurons compensate for removed ones), `hope.Paper()`, or a
             baseline, `hope.Score("l1-in")`. A name stands for a method with default options: "absorb",
             "hope", "l1-in", "l1-joint", "bn-scale", "random".
+        calibration: what the method collects statistics on: a few unlabelled batches, "patterns", or "dream";
+            short for `method=hope.Absorb(calibration=...)`.
         evict: whether blocks may be evicted: residual ones, and under `hope.Paper` those without a skip.
         streams: whether channels of residual streams are prunable. At a budget in parameters, MACs, bytes or
             time absorption prunes them only if that gives the higher fidelity; otherwise it adds a note.
@@ -150,7 +153,7 @@ def encode(  # noqa: PLR0913
         model,
         example,
         one_budget(**budget),
-        method=method,
+        method=with_calibration(method, calibration),
         evict=evict,
         streams=streams,
         exclude=exclude,

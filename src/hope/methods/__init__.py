@@ -37,6 +37,23 @@ def named(method: Method | str) -> Method:
     )
 
 
+def with_calibration(method: Method | str, calibration: Any) -> Method:
+    """A method that collects its statistics on these inputs.
+
+    >>> with_calibration("absorb", "dream").calibration
+    'dream'
+    """
+    found = named(method)
+    if calibration is None:
+        return found
+    if "calibration" not in {one.name for one in fields(found)}:
+        raise UnknownMethod(
+            f"calibration must go with a method that uses it, got method={found.name!r}: leave it out, "
+            "or give method='absorb' or method='hope'"
+        )
+    return replace(found, **{"calibration": calibration})
+
+
 def method_from_dict(told: Mapping[str, Any]) -> Method | None:
     """A method from `Method.to_dict`, without its inputs; None if the data describe no method.
 
@@ -53,4 +70,4 @@ def method_from_dict(told: Mapping[str, Any]) -> Method | None:
     return replace(method, **{name: value for name, value in once.items() if name in own})
 
 
-__all__ = ["METHODS", "Absorb", "Method", "Paper", "Score", "method_from_dict", "named"]
+__all__ = ["METHODS", "Absorb", "Method", "Paper", "Score", "method_from_dict", "named", "with_calibration"]
