@@ -10,10 +10,10 @@ demo: setup
 	$(BIN)/hope demo
 
 test: setup
-	$(BIN)/python -m pytest -n $(WORKERS)
+	$(BIN)/python -m pytest -n $(WORKERS) --durations=30
 
 test-zoo: setup
-	$(BIN)/python -m pytest -n $(WORKERS) -m zoo
+	$(BIN)/python -m pytest -n $(WORKERS) -m zoo --durations=30
 
 lint: setup
 	$(BIN)/ruff check .
