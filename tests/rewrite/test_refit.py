@@ -459,7 +459,7 @@ def test_measured_inputs_are_not_saved(tmp_path: Path, capsys: pytest.CaptureFix
     assert torch.equal(run(hope.load(tmp_path, net), batches[0])[0], run(encoding.model, batches[0])[0])
     capsys.readouterr()
     absorbed = hope.load(tmp_path, net, density=0.7)
-    assert "give calibration=" in capsys.readouterr().err
+    assert "pass the same batches with calibration=" in capsys.readouterr().err
     again = hope.load(tmp_path, net, density=0.7, calibration=batches)
     assert torch.equal(run(again, batches[0])[0], run(encoding.at(density=0.7), batches[0])[0])
     assert error(net, again, batches) < error(net, absorbed, batches)
