@@ -156,7 +156,7 @@ def test_a_core_of_unknown_capacity_is_left_out_and_told() -> None:
     assert part.bounds["3"].behind is None
     assert part.bounds["3"].severed > 0
     assert part.bounds.cumulative == part.bounds["0"].share > 0
-    assert "left out of it, since the capacity of what reads them is not known: 3" in " ".join(
+    assert "not included, because the capacity of their readers is unknown: 3" in " ".join(
         str(part).split()
     )
 

@@ -143,4 +143,4 @@ def test_a_table_names_five_of_what_is_core_as_a_whole() -> None:
     for count, words in ((5, "0, 12, 3, 6, 9"), (6, "0, 12, 15, 3, 6 and 1 more")):
         core = [str(3 * k) for k in range(count)]
         lines = str(hope.deft.partition(net, torch.zeros(2, 6), core=core)).splitlines()
-        assert lines[-1].rstrip() == f"core as a whole: {words}"
+        assert lines[-1].rstrip() == f"completely core: {words}"
