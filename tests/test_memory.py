@@ -117,7 +117,7 @@ def test_a_large_model_is_not_copied_and_a_change_of_it_is_noticed(
     assert all(torch.equal(small[name], again[name]) for name in small)
     next(encoding.original.parameters()).data.mul_(2)  # what no version counter tells
     for use in (lambda: encoding.at(steps=3), lambda: encoding.save(folder / "run"), encoding.as_run):
-        with pytest.raises(hope.errors.InvalidAction, match="changed since"):
+        with pytest.raises(hope.errors.InvalidAction, match="must not be changed"):
             use()
 
 

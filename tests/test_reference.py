@@ -5,6 +5,7 @@ from __future__ import annotations
 import doctest
 import importlib.util
 import inspect
+import re
 from pathlib import Path
 from typing import Any
 
@@ -41,6 +42,24 @@ def test_the_architecture_is_drawn_from_the_imports_as_they_are() -> None:
     picture = drawing.draw(drawing.short(drawing.imports()))
     assert drawing.TARGET.read_text() == picture, "docs/architecture.svg is out of date: run `make docs`"
     assert "#e74c3c" not in picture, "an import goes the wrong way round"
+
+
+def test_every_path_and_class_of_the_architecture_page_exists() -> None:
+    root = reference.PAGE.parents[1]
+    quoted = re.findall(r"`([^`\n]+)`", reference.PAGE.with_name("architecture.md").read_text())
+    paths = [name for name in quoted if re.fullmatch(r"[\w/.]+(\.py|/)", name)]
+    package = list((root / "src" / "hope").rglob("*.py"))
+    known = {str(path.relative_to(root / "src" / "hope")) for path in package} | {
+        path.name for path in package
+    }
+    lost = [name for name in paths if name not in known and not (root / name).exists()
+            and not (root / "src" / "hope" / name).exists()]  # fmt: skip
+    classes = [name for name in quoted if re.fullmatch(r"[A-Z]\w*[a-z]\w*", name)]
+    source = "\n".join(path.read_text() for path in package)
+    lost += [name for name in classes if not re.search(rf"^class {name}\b", source, re.M)]
+    assert paths
+    assert classes
+    assert not lost, f"docs/architecture.md names what does not exist: {lost}"
 
 
 def test_the_page_has_no_block_that_the_pages_test_would_run_again() -> None:

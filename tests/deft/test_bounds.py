@@ -156,9 +156,7 @@ def test_a_core_of_unknown_capacity_is_left_out_and_told() -> None:
     assert part.bounds["3"].behind is None
     assert part.bounds["3"].severed > 0
     assert part.bounds.cumulative == part.bounds["0"].share > 0
-    assert "not included, because the capacity of their readers is unknown: 3" in " ".join(
-        str(part).split()
-    )
+    assert "not included, because the capacity of their readers is unknown: 3" in " ".join(str(part).split())
 
 
 def test_what_only_the_head_reads_has_no_core_behind_it() -> None:

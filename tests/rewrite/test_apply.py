@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import copy
-import os
 import shutil
-import socket
 from pathlib import Path
 
 import pytest
@@ -108,9 +106,9 @@ def test_compiles_where_a_compiler_exists(small: nn.Module) -> None:
     assert_same(run(torch.compile(small), EXAMPLE), want, 1e-4)
 
 
-def _worker(rank: int, port: int, folder: str) -> None:
-    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
-    torch.distributed.init_process_group("gloo", rank=rank, world_size=2)
+def _worker(rank: int, meeting: str, folder: str) -> None:
+    store = torch.distributed.FileStore(meeting, 2)
+    torch.distributed.init_process_group("gloo", store=store, rank=rank, world_size=2)
     torch.manual_seed(0)
     small = nn.parallel.DistributedDataParallel(hope.load(folder, Network()).train())
     loss = small(EXAMPLE[2 * rank : 2 * rank + 2]).square().mean()
@@ -126,11 +124,8 @@ def _worker(rank: int, port: int, folder: str) -> None:
 @pytest.mark.filterwarnings("ignore::UserWarning", "ignore::FutureWarning", "ignore::DeprecationWarning")
 def test_runs_under_distributed_data_parallel(model: nn.Module, tmp_path: Path) -> None:
     anatomy = hope.inspect(model, EXAMPLE)
-    hope.save(tmp_path, model, anatomy, [*random_cut(anatomy), hope.Evict("blocks.2", [0.5] * 16)])
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    torch.multiprocessing.spawn(_worker, args=(port, str(tmp_path)), nprocs=2)
+    hope.save(tmp_path / "run", model, anatomy, [*random_cut(anatomy), hope.Evict("blocks.2", [0.5] * 16)])
+    torch.multiprocessing.spawn(_worker, args=(str(tmp_path / "meeting"), str(tmp_path / "run")), nprocs=2)
 
 
 class Flat(nn.Module):
