@@ -12,9 +12,9 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_flatten, tree_unflatten
 
-from hope._util.calls import Example, as_call, evaluation
+from hope._util.batching import Batching, batching_of, flatten, unflatten
+from hope._util.calls import Example, evaluation
 from hope.errors import InvalidExample
 from hope.statistics.dreams import probes
 from hope.statistics.token_weights import mask_of
@@ -61,7 +61,7 @@ class Fidelity:
         if not inputs:
             call = probes(model, example, program, count=count, trace=trace, progress=progress)
         else:
-            call = _joined(inputs, count)
+            call = _joined(inputs, count, batching_of(model, inputs[0]))
         self._args, self._kwargs = call
         self._mask = mask_of(model, self._args or self._kwargs)
         self._outputs = self._run(model)
@@ -105,14 +105,14 @@ def _listed(shapes: Mapping[str, tuple[int, ...]]) -> str:
     return ", ".join(f"{name} {shape}".strip() for name, shape in shapes.items())
 
 
-def _joined(batches: Sequence[Example], count: int) -> Any:
+def _joined(batches: Sequence[Example], count: int, batching: Batching = "rows") -> Any:
     """The first inputs as one call, from as many compatible batches as needed. Tensors that are not as long
     as the batch are not split.
     """
-    first, form = tree_flatten(as_call(batches[0]))
+    first, form = flatten(batches[0], batching)
     size = _rows(first)
     for batch in batches[1:]:
-        more, other = tree_flatten(as_call(batch))
+        more, other = flatten(batch, batching)
         rows = _rows(more)
         if other != form or not rows or not 0 < size < count:
             break
@@ -121,7 +121,7 @@ def _joined(batches: Sequence[Example], count: int) -> Any:
             break
         first = [torch.cat([a, b]) if _long(a, size) else a for a, b in pairs]
         size += rows
-    return tree_unflatten([v[:count] if _long(v, size) else v for v in first], form)
+    return unflatten([v[:count] if _long(v, size) else v for v in first], form)
 
 
 def _rows(leaves: Sequence[Any]) -> int:

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
+from hope._util.batching import batching_of
 from hope._util.calls import Example, unlabelled
 from hope._util.hashing import told_inputs
 from hope._util.progress import busy
@@ -84,6 +85,8 @@ class Absorb(Method):
         inputs: list[Any] = []
         notes: tuple[str, ...] = ()
         if self.calibration is not None and (self.calibration != "patterns" or anatomy.eps):
+            if self.calibration == "patterns":
+                batching_of(model, example)  # an error here is not one of a single forward
             try:
                 intakes, inputs, notes = self._measured(model, example, anatomy, intakes, progress)
             except Exception as error:  # synthetic inputs may not suit the model's forward

@@ -5,7 +5,7 @@ pins the channels it reads: cautious, never wrong.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any, TypeAlias
 
@@ -224,11 +224,19 @@ def forms(program: Program) -> tuple[Form | None, ...]:
             for position in operation.inputs
             if (form := found[position]) is not None
         ]
-        if operation.operator == "input" or (reads and operation.operator != "output"):
+        if joins_inputs(program, operation):
+            found.append(replace(_form(program[operation.inputs[0]], ()), operation=operation))
+        elif operation.operator == "input" or (reads and operation.operator != "output"):
             found.append(_form(operation, reads))
         else:
             found.append(None)
     return tuple(found)
+
+
+def joins_inputs(program: Program, operation: Operation) -> bool:
+    """Whether it puts the model's inputs into one batch: a list of images becomes a tensor."""
+    along = operation.arguments.get("dim") in (None, 0) and operation.operator in ("stack", "cat", "concat")
+    return along and all(program[position].operator == "input" for position in operation.inputs)
 
 
 def _form(operation: Operation, reads: Sequence[Read]) -> Form:

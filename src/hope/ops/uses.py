@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping
 
-from hope.ops.registry import forms
+from hope.ops.registry import forms, joins_inputs
 from hope.ops.weight import Convolution, is_weight
 from hope.trace.program import Operation, Program, readers_of
 
@@ -45,7 +45,11 @@ def _plain_add(
 
 
 def first_convolution(program: Program) -> Operation | None:
-    """The first convolution that reads the model's first input as it is."""
-    entrance = next((operation.position for operation in program if operation.operator == "input"), None)
+    """The first convolution that reads the model's first input as it is, or in a batch with others."""
+    first = next((operation.position for operation in program if operation.operator == "input"), None)
+    joined = {one.position for one in program if first in one.inputs and joins_inputs(program, one)}
     every = (form for form in forms(program) if form is not None and isinstance(form.operator, Convolution))
-    return next((form.operation for form in every if form.inputs == (entrance,)), None)
+    return next(
+        (form.operation for form in every if len(form.inputs) == 1 and form.inputs[0] in {first, *joined}),
+        None,
+    )

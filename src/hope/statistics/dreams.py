@@ -12,9 +12,10 @@ from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_leaves, tree_map_only
+from torch.utils._pytree import tree_leaves
 
 from hope import ops
+from hope._util.batching import Form, as_example, batching_of, flatten, unflatten
 from hope._util.calls import Example, as_call, evaluation
 from hope._util.progress import bar
 from hope.errors import HopeError, UnknownMethod
@@ -58,29 +59,45 @@ def probes(  # noqa: PLR0913
         near: stop when they are as near to what the BNs remember.
         trace: the network's captured graphs.
     """
-    args, kwargs = as_call(smaller(model, example))
-    names = sorted(kwargs)
-    values = [*args, *(kwargs[name] for name in names)]
+    return unflatten(*_probes(model, example, program, count, steps, seed, near, leaves, trace, progress))
+
+
+def _probes(  # noqa: PLR0913
+    model: nn.Module,
+    example: Example | None,
+    program: Program,
+    count: int,
+    steps: int,
+    seed: int,
+    near: float,
+    leaves: bool,
+    trace: Trace | None,
+    progress: bool | None,
+) -> tuple[list[Any], Form]:
+    """The same as values with one input per row, and how they are nested."""
+    batching = batching_of(model, example)
+    values, form = flatten(smaller(model, example), batching)
+    args, kwargs = as_call(example)
+    first = len(flatten(args, batching)[0])
     rows = _rows(model, program)
-    entries = [*[one.name for one in program if one.operator == "input"][: len(args)], *names]
+    entries = [one.name for one in program if one.operator == "input"][:first]
+    entries += [*sorted(kwargs), *[""] * len(values)]
     made = [
         noise(value, count, seed + 1000 * k, leaves, rows.get(entry, 0))
-        for k, (value, entry) in enumerate(zip(values, (*entries, *[""] * len(values)), strict=False))
+        for k, (value, entry) in enumerate(zip(values, entries, strict=False))
     ]
     images = [k for k, v in enumerate(made) if isinstance(v, Tensor) and v.is_floating_point() and v.ndim > 1]
     if len(images) == 1:
         (k,) = images
 
         def batch(x: Tensor) -> Example:
-            some = _fitted(model, [*made[:k], x, *made[k + 1 :]])
-            return dict(zip(names, some, strict=True)) if names else tuple(some)
+            return as_example(_fitted(model, [*made[:k], x, *made[k + 1 :]]), form)
 
         with bar("making synthetic inputs", steps, progress) as show:
             trace = trace or Trace()
             made[k] = _settled(model, example, made[k], batch, trace) if program else made[k]
             made[k] = _dreamed(model, made[k], batch, steps, show, near, trace)
-    made = _fitted(model, made)
-    return tuple(made[: len(args)]), dict(zip(names, made[len(args) :], strict=True))
+    return _fitted(model, made), form
 
 
 def dream(
@@ -130,43 +147,31 @@ def dreamed(
 ) -> list[tuple[Any, ...] | dict[str, Any]]:
     """What `dream` returns, with the network's captured graphs."""
     if count is None:
-        count = _enough(smaller(model, example), "dream" if steps else "patterns")
+        values, _ = flatten(smaller(model, example), batching_of(model, example))
+        count = _enough(values, "dream" if steps else "patterns")
     written = speaks(model, as_call(example)[1]) if steps else None
     if written is not None:
         given = as_call(example)[1]
         texts = sampled(model, count, given[written].shape[1], seed, progress=progress)
-        args, kwargs = (), {name: again(value, count) for name, value in given.items()} | {written: texts}
+        made, form = flatten({name: again(value, count) for name, value in given.items()} | {written: texts})
     else:
         program = trace.captured(model, example, progress=progress).program
-        args, kwargs = probes(
-            model,
-            example,
-            program,
-            count=count,
-            steps=steps,
-            seed=seed,
-            near=NEAR,
-            leaves=True,
-            trace=trace,
-            progress=progress,
+        made, form = _probes(
+            model, example, program, count, steps, seed, NEAR, leaves=True, trace=trace, progress=progress
         )
-    batches: list[tuple[Any, ...] | dict[str, Any]] = []
-    for start in range(0, count, 32):
-        some = slice(start, start + 32)
-        part = tree_map_only(Tensor, lambda v, some=some: v[some] if v.ndim else v, kwargs or args)
-        batches.append(part)
-    return batches
+    parts = (slice(start, start + 32) for start in range(0, count, 32))
+    return [
+        as_example([v[some] if isinstance(v, Tensor) and v.ndim else v for v in made], form) for some in parts
+    ]
 
 
-def _enough(example: Example | None, kind: str) -> int:
+def _enough(values: Sequence[Any], kind: str) -> int:
     """How many inputs are made up: as many as have so many places together.
 
-    >>> [_enough(torch.zeros(1, 3, side, side), "patterns") for side in (8, 112, 1000)]
+    >>> [_enough([torch.zeros(1, 3, side, side)], "patterns") for side in (8, 112, 1000)]
     [256, 128, 32]
     """
-    args, kwargs = as_call(example)
-    tensors = [v for v in (*args, *kwargs.values()) if isinstance(v, Tensor)]
-    places = max((prod(v.shape[2:]) for v in tensors), default=1)
+    places = max((prod(v.shape[2:]) for v in values if isinstance(v, Tensor)), default=1)
     least, most = INPUTS[kind]
     return int(min(most, max(least, -(-(PIXELS[kind] // max(1, places)) // 32) * 32)))
 
@@ -175,8 +180,7 @@ def smaller(model: nn.Module, example: Example | None) -> Example | None:
     """An example with images of at most `SIDE` a side, halved as often as it takes, if the network runs on
     it and answers in the same shape; else the example.
     """
-    args, kwargs = as_call(example)
-    values = [*args, *kwargs.values()]
+    values, form = flatten(example, batching_of(model, example))
     images = [v for v in values if isinstance(v, Tensor) and v.is_floating_point() and v.ndim == 4]
     if len(images) != 1 or min(images[0].shape[2:]) <= SIDE:
         return example
@@ -186,9 +190,9 @@ def smaller(model: nn.Module, example: Example | None) -> Example | None:
     little = images[0].new_zeros((*images[0].shape[:2], *size))
 
     def shapes(image: Tensor) -> list[tuple[int, ...]]:
-        call = [image if v is images[0] else v for v in values]
+        args, kwargs = unflatten([image if v is images[0] else v for v in values], form)
         with evaluation(model), torch.no_grad():
-            out = model(*call[: len(args)], **dict(zip(kwargs, call[len(args) :], strict=True)))
+            out = model(*args, **kwargs)
         return [tuple(leaf.shape) for leaf in tree_leaves(out) if isinstance(leaf, Tensor)]
 
     try:
@@ -196,9 +200,7 @@ def smaller(model: nn.Module, example: Example | None) -> Example | None:
             return example
     except Exception:  # whatever its forward raises: then it takes one size only
         return example
-    if kwargs:
-        return {name: little if v is images[0] else v for name, v in kwargs.items()}
-    return tuple(little if v is images[0] else v for v in args)
+    return as_example([little if v is images[0] else v for v in values], form)
 
 
 def _rows(model: nn.Module, program: Program) -> dict[str, int]:
@@ -229,7 +231,10 @@ def _run(model: nn.Module, batch: Example) -> Any:
 
 def _settled(model: nn.Module, example: Example | None, x: Tensor, batch: Batch, trace: Trace) -> Tensor:
     """Give images the deviation and mean that the first BN's statistics imply."""
-    captured = trace.captured(model, example)
+    args, kwargs = as_call(batch(x))
+    call = tree_leaves((args, {name: kwargs[name] for name in as_call(example)[1]}))
+    same = len(call) == len(tree_leaves(as_call(example)))  # not so where inputs are entries of a list
+    captured = trace.captured(model, example if same else batch(x))
     first, forms = first_convolution(captured.program), ops.forms(captured.program)
     behind = {form.inputs[0]: bn_of(form.operation) for form in reversed(forms) if is_bn(form)}
     if first is None or first.position not in behind:
@@ -241,8 +246,6 @@ def _settled(model: nn.Module, example: Example | None, x: Tensor, batch: Batch,
     mean, variance = bn.running_mean, bn.running_var
     assert isinstance(mean, Tensor)
     assert isinstance(variance, Tensor)
-    args, kwargs = as_call(batch(x))
-    call = tree_leaves((args, {name: kwargs[name] for name in as_call(example)[1]}))
     run = Interpreter(model, [captured], [call])  # a convolution of an input takes any number, of any size
     run.keep([first.position])
     reached = run.get(first.position)[0].double().cpu()

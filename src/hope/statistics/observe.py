@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils import _pytree as pytree
 
 from hope._util.calls import as_call, evaluation, unlabelled
 from hope._util.notes import note
@@ -61,8 +62,7 @@ def observe(  # noqa: PLR0913
 
 def check_batch(batch: Any, number: int, what: str = "calibration") -> None:
     """Refuse a batch with entries that are not finite."""
-    args, kwargs = as_call(batch)
-    for value in (*args, *kwargs.values()):
+    for value in pytree.tree_leaves(as_call(batch)):
         if isinstance(value, Tensor) and not bool(value.isfinite().all()):
             raise InvalidExample(
                 f"{what}: batch {number} has entries that are NaN or infinite: leave such inputs out"

@@ -165,13 +165,27 @@ def _failure(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) ->
         with evaluation(model), unchanged(model), torch.no_grad():
             model(*args, **kwargs)
     except Exception as failure:  # whatever the user's forward raises
+        way = "pass an example of the shape, dtype and device that the model takes"
+        one: Any = kwargs if kwargs else list(args)
+        if not (args and kwargs) and _runs(model, one):
+            way = f"its forward takes one {type(one).__name__}: pass the tuple (example,)"
         error = InvalidExample(
             f"{type(model).__name__} cannot run on this example ({_shapes(args, kwargs)}): "
-            f"{first_line(failure)}; pass an example of the shape, dtype and device that the model takes"
+            f"{first_line(failure)}; {way}"
         )
         error.__cause__ = failure
         return error
     return None
+
+
+def _runs(model: nn.Module, value: Any) -> bool:
+    """Whether a model runs on one value."""
+    try:
+        with evaluation(model), unchanged(model), torch.no_grad():
+            model(value)
+    except Exception:  # whatever its forward raises
+        return False
+    return True
 
 
 def _shapes(args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
