@@ -231,10 +231,12 @@ def _run(model: nn.Module, batch: Example) -> Any:
 
 def _settled(model: nn.Module, example: Example | None, x: Tensor, batch: Batch, trace: Trace) -> Tensor:
     """Give images the deviation and mean that the first BN's statistics imply."""
-    args, kwargs = as_call(batch(x))
-    call = tree_leaves((args, {name: kwargs[name] for name in as_call(example)[1]}))
-    same = len(call) == len(tree_leaves(as_call(example)))  # not so where inputs are entries of a list
-    captured = trace.captured(model, example if same else batch(x))
+    names, count = as_call(example)[1], len(tree_leaves(as_call(example)))
+    calls = [as_call(batch(x))]
+    if len(tree_leaves(calls[0])) != count:  # inputs are entries of lists: few at a time are captured sooner
+        calls = [as_call(batch(x[k : k + 32])) for k in range(0, max(1, len(x) - 31), 32)]
+        example = calls[0][1] or calls[0][0]
+    captured = trace.captured(model, example)
     first, forms = first_convolution(captured.program), ops.forms(captured.program)
     behind = {form.inputs[0]: bn_of(form.operation) for form in reversed(forms) if is_bn(form)}
     if first is None or first.position not in behind:
@@ -246,10 +248,13 @@ def _settled(model: nn.Module, example: Example | None, x: Tensor, batch: Batch,
     mean, variance = bn.running_mean, bn.running_var
     assert isinstance(mean, Tensor)
     assert isinstance(variance, Tensor)
-    run = Interpreter(model, [captured], [call])  # a convolution of an input takes any number, of any size
-    run.keep([first.position])
-    reached = run.get(first.position)[0].double().cpu()
-    found = reached.transpose(0, 1).flatten(1).var(dim=1)
+    reached = []
+    for args, kwargs in calls:  # a convolution of an input takes any number, of any size
+        call = tree_leaves((args, {name: kwargs[name] for name in names}))
+        run = Interpreter(model, [captured], [call])
+        run.keep([first.position])
+        reached.append(run.get(first.position)[0].double().cpu())
+    found = torch.cat(reached).transpose(0, 1).flatten(1).var(dim=1)
     wanted = variance.double().cpu()
     moving = (wanted > 1e-6 * wanted.mean()) & (found > 0)
     if not moving.any():
