@@ -10,6 +10,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
+from hope._util.frozen_bn import NUMBERS, eps_of
 from hope._util.tensors import get, owner
 from hope.actions.base import Action, RewriteContext
 from hope.errors import InvalidAction
@@ -195,26 +196,22 @@ def _through_bn(
     w_raw = w_eff, σ² = s², γ = √(s² + ε), μ = β − b. As the paper prints them (`clamp`): γ = s,
     σ² = max(0, s² − ε), and below the clamp no filter at all: the signal is then the constant β.
     """
-    assert isinstance(bn, nn.modules.batchnorm._BatchNorm)
-    assert bn.running_mean is not None
-    assert bn.running_var is not None
-    gain = [bn.weight[p].double() / torch.sqrt(bn.running_var[p].double() + bn.eps) for p in places]
-    means = [bn.bias[p].double() for p in places]
+    eps, numbers = eps_of(bn), [getattr(bn, name) for name in NUMBERS]
+    weight, bias, mean, variance = (one for one in numbers if isinstance(one, Tensor))
+    gain = [weight[p].double() / torch.sqrt(variance[p].double() + eps) for p in places]
+    means = [bias[p].double() for p in places]
     effective = [g * row for g, row in zip(gain, rows, strict=True)]
-    offsets = [
-        b - g * (bn.running_mean[p].double() - s)
-        for b, g, p, s in zip(means, gain, places, shifts, strict=True)
-    ]
+    offsets = [b - g * (mean[p].double() - s) for b, g, p, s in zip(means, gain, places, shifts, strict=True)]
     beta, b = _mix(action.rows, means), _mix(action.rows, offsets)
     square = float(action.spread or 0.0) ** 2
-    still = clamp and square < bn.eps
+    still = clamp and square < eps
     filters = _mix(action.rows, effective)
     write(torch.zeros_like(filters) if still else filters)
     p = places[0]
-    bn.running_var[p] = max(0.0, square - bn.eps) if clamp else square
-    bn.weight[p] = square**0.5 if clamp else (square + bn.eps) ** 0.5
-    bn.bias[p] = beta.to(bn.bias.dtype)
-    bn.running_mean[p] = 0.0 if still else (beta - b).to(bn.running_mean.dtype)
+    variance[p] = max(0.0, square - eps) if clamp else square
+    weight[p] = square**0.5 if clamp else (square + eps) ** 0.5
+    bias[p] = beta.to(bias.dtype)
+    mean[p] = 0.0 if still else (beta - b).to(mean.dtype)
 
 
 def _mix(recipe: tuple[float, float], both: list[Tensor]) -> Tensor:

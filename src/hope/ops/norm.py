@@ -10,6 +10,7 @@ from typing import Any, TypeGuard
 import torch
 from torch import Tensor, nn
 
+from hope._util.frozen_bn import has_bn_numbers
 from hope.geometry.matrices import semidefinite
 from hope.geometry.pairwise import warped_correlation
 from hope.ops.elementwise import Identity, per_channel
@@ -80,15 +81,23 @@ class PerChannel(Operator):
         return [value, *rest] if operation.several else value
 
     def resize(self, module: nn.Module, before: Mapping[str, Shape]) -> None:
-        """As many features as are left."""
+        """As many features as are left; a frozen BN may have no such attribute."""
+        if not hasattr(module, "num_features"):
+            return
         vars(module)["num_features"] = int(getattr(module, next(iter(before))).shape[0])
 
 
 class BatchNorm(PerChannel):
-    """Batch normalisation in evaluation: its running statistics say what its output looks like."""
+    """Batch normalisation in evaluation: its running statistics say what its output looks like. A frozen one
+    is captured as this operator (see `frozen_bn`).
+    """
 
     kind = "bn"
     alone = True
+
+    def holds(self, module: nn.Module, before: Mapping[str, Shape]) -> bool:
+        """Whether a module is a norm of torch's, or a frozen BN."""
+        return super().holds(module, before) or has_bn_numbers(module)
 
     def form(self, operation: Operation, reads: Reads) -> Form | None:
         """Channels are in dimension 1, if it has statistics."""

@@ -8,6 +8,8 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor, nn
 
+from hope._util.frozen_bn import eps_of, is_bn
+
 
 @contextmanager
 def observing(model: nn.Module) -> Iterator[list[tuple[nn.Module, Tensor]]]:
@@ -15,7 +17,7 @@ def observing(model: nn.Module) -> Iterator[list[tuple[nn.Module, Tensor]]]:
     observed: list[tuple[nn.Module, Tensor]] = []
 
     def observe(bn: nn.Module, args: tuple[Tensor, ...], kwargs: dict[str, Tensor]) -> None:
-        observed.append((bn, args[0] if args else kwargs["input"]))
+        observed.append((bn, args[0] if args else next(iter(kwargs.values()))))
 
     handles = [
         module.register_forward_pre_hook(observe, with_kwargs=True)
@@ -31,16 +33,16 @@ def observing(model: nn.Module) -> Iterator[list[tuple[nn.Module, Tensor]]]:
 
 def keeps_statistics(module: nn.Module) -> bool:
     """Whether a module is a BN with running statistics."""
-    return isinstance(module, nn.modules.batchnorm._BatchNorm) and module.running_var is not None
+    return is_bn(module)
 
 
 def bn_distance(bn: nn.Module, z: Tensor) -> Tensor:
     """How far a batch is from what a BN remembers, in units of its deviations."""
-    assert isinstance(bn, nn.modules.batchnorm._BatchNorm)
-    assert bn.running_mean is not None
-    assert bn.running_var is not None
+    known_mean, known_variance, eps = bn.running_mean, bn.running_var, eps_of(bn)
+    assert isinstance(known_mean, Tensor)
+    assert isinstance(known_variance, Tensor)
     rows = z.transpose(0, 1).flatten(1)
     mean, variance = rows.mean(dim=1), rows.var(dim=1)
-    wanted = bn.running_var + bn.eps
-    gaps = (mean - bn.running_mean) ** 2 + (torch.sqrt(variance + bn.eps) - torch.sqrt(wanted)) ** 2
+    wanted = known_variance + eps
+    gaps = (mean - known_mean) ** 2 + (torch.sqrt(variance + eps) - torch.sqrt(wanted)) ** 2
     return (gaps / wanted).mean()

@@ -24,6 +24,7 @@ from torch.fx import Node
 from torch.utils import _pytree as pytree
 
 from hope._util.calls import Example, as_call, evaluation
+from hope._util.frozen_bn import as_batch_norm
 from hope.trace.capture import unchanged
 from hope.trace.interpreter import Interpreter
 from hope.trace.program import Captured, read_program
@@ -41,7 +42,7 @@ def adapted(known: Sequence[Captured], model: nn.Module, batch: Example | None) 
         return None
     with suppress(Exception), evaluation(model), torch.no_grad():  # then an export says why
         args, kwargs = _copy(as_call(batch))
-        with unchanged(model):
+        with unchanged(model), as_batch_norm(model):
             answers = _tensors(model(*args, **kwargs))
         for captured in known:
             for part in range(PARTS):

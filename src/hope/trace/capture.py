@@ -22,6 +22,7 @@ from torch.fx import Node
 from torch.nn.parameter import is_lazy
 
 from hope._util.calls import Example, as_call, by_name, evaluation, mode
+from hope._util.frozen_bn import as_batch_norm
 from hope._util.progress import busy
 from hope._util.tokens import check_tokens
 from hope.errors import InvalidExample, UnsupportedModel, first_line
@@ -106,7 +107,7 @@ def capture(
     check_tokens(model, example)
     with mode(model, training), unchanged(model), busy(f"reading {type(model).__name__}", progress):
         try:
-            with warnings.catch_warnings():
+            with warnings.catch_warnings(), as_batch_norm(model):
                 warnings.simplefilter("ignore")
                 program = torch.export.export(model, args, kwargs, strict=False)
         except Exception as error:  # torch.export raises many kinds; all mean the same to the caller
