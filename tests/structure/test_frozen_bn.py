@@ -45,6 +45,7 @@ class Buffers(nn.BatchNorm2d):
             value = getattr(self, name).detach()
             delattr(self, name)
             self.register_buffer(name, value)
+        self.register_buffer("num_batches_tracked", None)  # frozen ones count none
 
 
 class Net(nn.Module):
