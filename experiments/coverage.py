@@ -92,7 +92,7 @@ def measure(entry: Entry) -> dict[str, Any]:
             "layers": len(anatomy.layers),
             "neurons": size.neurons,
             "needs": {need.value: count for need, count in counts(anatomy).items()},
-            "needs_by_the_paper": {need.value: count for need, count in counts(anatomy, "hope").items()},
+            "needs_by_the_paper": {need.value: count for need, count in counts(anatomy, "paper").items()},
             "reachable": round(1 - floor.parameters / size.parameters, 4),
             "blocks": skips["residual"],
             "blocks_not_evictable": sum(one.kind == "block" for one in anatomy.skipped),

@@ -115,7 +115,7 @@ def sizes_and_scores(
 
 LINES = {  # name -> how the methods' names begin, colour, and where the name stands in the first panel
     "HOPE": ("absorb", GREEN, (0.5, 0.87), "left"),
-    "the paper": ("hope", BLUE, (0.70, 0.62), "right"),
+    "the paper": ("paper", BLUE, (0.70, 0.62), "right"),
     "Torch-Pruning": ("torch-pruning", ORANGE, (0.50, 0.22), "right"),
 }
 
@@ -145,9 +145,9 @@ def compression(results: Any) -> None:
 READINGS = {  # name -> methods of which the best is drawn, another as rings, colour, place of the name
     "HOPE, closed forms": (("absorb, closed forms",), "", GREEN, (0.69, 0.63)),
     "the paper, without evictions": (
-        ("hope, no eviction",), "hope, literal, no eviction", BLUE, (0.90, 0.43),
+        ("paper, no eviction",), "paper, literal, no eviction", BLUE, (0.90, 0.43),
     ),
-    "with evictions": (("hope",), "hope, literal", PINK, (0.72, 0.22)),
+    "with evictions": (("paper",), "paper, literal", PINK, (0.72, 0.22)),
     "magnitude, best of three": (("l1-in", "l1-joint", "bn-scale"), "", ORANGE, (0.72, 0.04)),
 }  # fmt: skip
 

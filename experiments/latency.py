@@ -2,7 +2,7 @@
 
 The committed results:
 
-    python -m experiments.latency keras-resnet50 --weights keras-resnet50.safetensors --methods absorb hope \
+    python -m experiments.latency keras-resnet50 --weights keras-resnet50.safetensors --methods absorb paper \
         --budgets params=0.65 params=0.4 --multiple-of 8 --out experiments/results/latency.json
     python -m experiments.latency cifar10-resnet20 --data FOLDER --budgets params=0.65 params=0.4 macs=0.5 \
         latency=0.8 latency=0.65 --multiple-of 8 --repeats 100 --out experiments/results/latency-budgets.json

@@ -27,7 +27,7 @@ from zoo import networks
 
 RESULTS = FOLDER / "readings.json"
 BESIDE = ("absorb, closed forms", "l1-in", "l1-joint", "bn-scale")
-METHODS = ("hope", "hope, no eviction", "hope, literal", "hope, literal, no eviction", *BESIDE)
+METHODS = ("paper", "paper, no eviction", "paper, literal", "paper, literal, no eviction", *BESIDE)
 IMAGES = {"keras-resnet50": 1000}
 
 
@@ -76,7 +76,7 @@ def table() -> str:
             if points:
                 cells = [_cell(points.get(b), method) for b in columns]
                 lines.append(
-                    f"| {method.replace('hope', 'hope, corrected') if method in METHODS[:2] else method} | "
+                    f"| {method.replace('paper', 'paper, corrected') if method in METHODS[:2] else method} | "
                 )
                 lines[-1] += " | ".join(cells) + " |"
     return "\n".join(lines).strip() + "\n"
@@ -86,7 +86,7 @@ def _cell(point: dict[str, Any] | None, method: str) -> str:
     if point is None:
         return "–"
     mix = point["mix"]
-    done = f" ({mix['merge']}m {mix['evict']}e)" if method.startswith("hope") else ""
+    done = f" ({mix['merge']}m {mix['evict']}e)" if method.startswith("paper") else ""
     return f"{point['accuracy']:.3f}{done}"
 
 

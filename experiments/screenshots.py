@@ -27,7 +27,7 @@ from hope.storage.run import PLAN, read_run
 from zoo.networks import CHECKPOINTS, trained
 
 HERE = Path(__file__).resolve().parents[1] / "docs"
-METHODS = ("absorb", "hope", "l1-in")
+METHODS = ("absorb", "paper", "l1-in")
 LEAST, BUDGET = 0.35, 0.5  # of the parameters
 LOOKS, SIZES = 8, (0.8, 0.6, 0.5, 0.4)  # along a run, and at sizes that are compared
 IMAGES = 1000

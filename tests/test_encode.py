@@ -41,7 +41,7 @@ def anatomy(model: nn.Module) -> hope.Anatomy:
     return hope.inspect(model, EXAMPLE)
 
 
-METHODS = ["hope", "l1-in", "l1-joint", "bn-scale", "random"]
+METHODS = ["paper", "l1-in", "l1-joint", "bn-scale", "random"]
 
 
 @pytest.mark.parametrize("method", METHODS)
@@ -67,7 +67,7 @@ def test_every_budget_is_met_and_just_met(
 def test_sizes_along_the_run_are_those_of_the_replayed_networks(
     model: nn.Module, anatomy: hope.Anatomy
 ) -> None:
-    encoding = hope.encode(model, EXAMPLE, density=0.2, method="hope", anatomy=anatomy)
+    encoding = hope.encode(model, EXAMPLE, density=0.2, method="paper", anatomy=anatomy)
     for steps in range(0, len(encoding.trajectory), 7):
         predicted = encoding.trajectory.size(steps)
         assert predicted == outcome(anatomy, encoding.trajectory.steps[:steps]).size(anatomy)
@@ -95,7 +95,7 @@ def test_the_argument_is_never_changed(model: nn.Module, anatomy: hope.Anatomy) 
 
 def test_excluded_modules_keep_their_shapes_in_and_out(model: nn.Module, anatomy: hope.Anatomy) -> None:
     encoding = hope.encode(
-        model, EXAMPLE, density=0.55, method="hope", exclude=["blocks.1.*", "head"], anatomy=anatomy
+        model, EXAMPLE, density=0.55, method="paper", exclude=["blocks.1.*", "head"], anatomy=anatomy
     )
     small = encoding.model
     for name in ("blocks.1.conv1", "blocks.1.conv2", "head"):
@@ -107,9 +107,9 @@ def test_excluded_modules_keep_their_shapes_in_and_out(model: nn.Module, anatomy
 @pytest.mark.parametrize("kind", [ThreadPoolExecutor, ProcessPoolExecutor])
 @pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
 def test_an_executor_gives_the_same_trajectory(model: nn.Module, anatomy: hope.Anatomy, kind: type) -> None:
-    alone = hope.encode(model, EXAMPLE, density=0.3, method="hope", anatomy=anatomy)
+    alone = hope.encode(model, EXAMPLE, density=0.3, method="paper", anatomy=anatomy)
     with kind(2) as pool:
-        shared = hope.encode(model, EXAMPLE, density=0.3, method="hope", anatomy=anatomy, executor=pool)
+        shared = hope.encode(model, EXAMPLE, density=0.3, method="paper", anatomy=anatomy, executor=pool)
     assert shared.trajectory.steps == alone.trajectory.steps
 
 
@@ -136,7 +136,7 @@ def test_layers_without_bn_are_left_alone_and_said_so() -> None:
     net = nn.Sequential(
         nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 2)
     )
-    encoding = hope.encode(net.eval(), torch.zeros(2, 4), density=0.9, method="hope")
+    encoding = hope.encode(net.eval(), torch.zeros(2, 4), density=0.9, method="paper")
     assert encoding.left_alone == {"0": Cause.NO_BN_BEFORE.at("2"), "2:4": Cause.NO_CAPACITY.at()}
     assert "needs calibration" in str(encoding)
 
@@ -153,7 +153,7 @@ def test_saved_run_gives_back_any_moment_of_it(
         hope.load(tmp_path, DigitsNet(), params=0.8)
     with pytest.raises(hope.InfeasibleBudget, match="comes down to"):
         hope.load(tmp_path, model, density=0.001)
-    assert json.loads((tmp_path / "trajectory.json").read_text())["method"]["name"] == "hope"
+    assert json.loads((tmp_path / "trajectory.json").read_text())["method"]["name"] == "paper"
 
 
 # ---- the order of actions ----------------------------------------------------------------------------------
@@ -243,7 +243,7 @@ def test_dead_neurons_go_first_and_change_nothing() -> None:
         for neuron in (2, 5):
             net.get_submodule("layer1.0.conv2").weight[:, neuron] = 0
     example = torch.randn(1, 3, 16, 16, dtype=torch.float64)
-    encoding = hope.encode(net, example, steps=2, method="hope", evict=False)
+    encoding = hope.encode(net, example, steps=2, method="paper", evict=False)
     assert {(s.name, s.neurons) for s in encoding.trajectory} == {
         ("layer1.0.conv1", (2,)),
         ("layer1.0.conv1", (5,)),
@@ -275,7 +275,7 @@ def test_merging_twins_by_pair_comes_first_and_halves_them() -> None:
     net = randomise(CifarResNet(8)).double().eval()
     _twins(net, outgoing=True)
     example = torch.randn(1, 3, 16, 16, dtype=torch.float64)
-    encoding = hope.encode(net, example, steps=1, method="hope")
+    encoding = hope.encode(net, example, steps=1, method="paper")
     (step,) = encoding.trajectory
     assert (step.kind, step.name, step.neurons) == ("merge", "layer2.0.conv1", (3, 7))
     assert step.cost == pytest.approx(0, abs=1e-6)
@@ -293,15 +293,15 @@ def test_sizes_of_no_actions_are_the_network_itself(anatomy: hope.Anatomy) -> No
 
 
 def test_live_releases_change_the_ranking_only(model: nn.Module, anatomy: hope.Anatomy) -> None:
-    static = hope.encode(model, EXAMPLE, density=0.4, method="hope", anatomy=anatomy)
+    static = hope.encode(model, EXAMPLE, density=0.4, method="paper", anatomy=anatomy)
     live = hope.encode(model, EXAMPLE, density=0.4, method=hope.Paper(release="live"), anatomy=anatomy)
     assert [step.release for step in live.trajectory] != [step.release for step in static.trajectory]
     assert live.trajectory[0] == static.trajectory[0]
 
 
 def test_summary_says_what_was_kept(model: nn.Module, anatomy: hope.Anatomy) -> None:
-    words = str(hope.encode(model, EXAMPLE, params=0.5, method="hope", anatomy=anatomy))
-    assert "DigitsNet by hope" in words
+    words = str(hope.encode(model, EXAMPLE, params=0.5, method="paper", anatomy=anatomy))
+    assert "DigitsNet by paper" in words
     assert "prunes" in words
     assert "parameters" in words
 

@@ -87,7 +87,7 @@ def run(options: argparse.Namespace) -> None:
 def tables(results: dict[str, Any]) -> list[object]:
     """Results as tables: per network and unit the accuracies, then more about every budget.
 
-    "time / hope" is the time from the checkpoint to the network over that of "hope" to the same budgets,
+    "time / paper" is the time from the checkpoint to the network over that of "paper" to the same budgets,
     where both were measured in one run.
     """
     parts: list[object] = []
@@ -111,7 +111,7 @@ def tables(results: dict[str, Any]) -> list[object]:
 
 def _details(name: str, entry: dict[str, Any], budget: str) -> object:
     columns = ["accuracy", "95%", "BN re-est.", "95%", "neurons", "parameters", "MACs", " actions"]
-    table = grid(f"{name}, {budget}", " method", *columns, "time / hope")
+    table = grid(f"{name}, {budget}", " method", *columns, "time / paper")
     for method in entry["points"]:
         (point,) = _points(entry, method, [budget])
         if point is not None:
@@ -121,7 +121,7 @@ def _details(name: str, entry: dict[str, Any], budget: str) -> object:
                 *_with_interval(point, "recalibrated", entry["images"]),
                 *(_share(point, kept) for kept in KEPT.values()),
                 " ".join(f"{count}{kind[0]}" for kind, count in point.get("mix", {}).items() if count),
-                f"{point['time / hope']:.2f}" if "time / hope" in point else "",
+                f"{point['time / paper']:.2f}" if "time / paper" in point else "",
             )
     return table
 

@@ -163,9 +163,9 @@ def _network(
         write_results(path, results)
     anatomy = inspect(task.model, task.example, progress=False)
     judge: Fidelity | None = None
-    hope: dict[tuple[str, ...], dict[str, float]] = {}  # its seconds in this run, by what was asked for
+    paper: dict[tuple[str, ...], dict[str, float]] = {}  # its seconds in this run, by what was asked for
     line = bar.add_task(task.name, total=len(methods) * len(task.budgets))
-    for method in sorted(methods, key=lambda method: method != "hope"):
+    for method in sorted(methods, key=lambda method: method != "paper"):
         points = entry["points"].setdefault(method, {})
         refused = entry.get("cannot be met", {}).get(method, {})
         missing = [b for b in task.budgets if b not in refused and not _whole(points.get(b), recalibrate)]
@@ -173,18 +173,18 @@ def _network(
         if missing and judged and judge is None:
             judge = Fidelity(task.model, task.example, anatomy.program, images_for(anatomy.size().macs))
         for some in map(tuple, by_unit(missing).values()):
-            if method == "hope":
-                hope[some] = {}
-            elif "hope" in methods and some not in hope:
-                made = _made(task, anatomy, "hope", some)
-                hope[some] = {one.budget: one.seconds for one in made if one.network is not None}
+            if method == "paper":
+                paper[some] = {}
+            elif "paper" in methods and some not in paper:
+                made = _made(task, anatomy, "paper", some)
+                paper[some] = {one.budget: one.seconds for one in made if one.network is not None}
             for one in _made(task, anatomy, method, some):
                 if one.network is None:
                     told = entry.setdefault("cannot be met", {}).setdefault(method, {})
                     told[one.budget] = one.facts["reason"]
                 else:
-                    if method == "hope":
-                        hope[some][one.budget] = one.seconds
+                    if method == "paper":
+                        paper[some][one.budget] = one.seconds
                     mark = fingerprint(one.network)[:16]
                     point = _measured(entry, mark, judged, recalibrate) or {
                         **_scores(task, one.network, judge, recalibrate),
@@ -192,8 +192,8 @@ def _network(
                         "network": mark,
                     }
                     point |= {**one.facts, "seconds": one.seconds, "versions": _versions(method)}
-                    if one.budget in hope.get(some, {}):
-                        point["time / hope"] = one.seconds / hope[some][one.budget]
+                    if one.budget in paper.get(some, {}):
+                        point["time / paper"] = one.seconds / paper[some][one.budget]
                     points[one.budget] = point
                 write_results(path, results)
                 bar.advance(line)
@@ -212,7 +212,7 @@ def _measured(entry: Mapping[str, Any], mark: str, judged: bool, recalibrate: bo
                 and _whole(point, recalibrate)
                 and ("fidelity" in point or not judged)
             ):
-                return {what: value for what, value in point.items() if what != "time / hope"}
+                return {what: value for what, value in point.items() if what != "time / paper"}
     return None
 
 

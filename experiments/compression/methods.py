@@ -20,17 +20,17 @@ METHODS: dict[str, dict[str, Any]] = {
     "absorb, 96 images": {"method": hope.Absorb(), "calibration": IMAGES},
     "absorb, closed forms": {"method": hope.Absorb(calibration=None)},
     "absorb, multiples of 8": {"method": hope.Absorb(), "multiple_of": 8},
-    "hope": {"method": hope.Paper()},
-    "hope, merge=sum": {"method": hope.Paper(merge="sum")},
-    "hope, no eviction": {"method": hope.Paper(), "evict": False},
-    "hope, merge=sum, no eviction": {"method": hope.Paper(merge="sum"), "evict": False},
-    "hope, prunes only": {"method": hope.Paper(merge=None), "evict": False},
-    "hope, live ΔP": {"method": hope.Paper(release="live")},
+    "paper": {"method": hope.Paper()},
+    "paper, merge=sum": {"method": hope.Paper(merge="sum")},
+    "paper, no eviction": {"method": hope.Paper(), "evict": False},
+    "paper, merge=sum, no eviction": {"method": hope.Paper(merge="sum"), "evict": False},
+    "paper, prunes only": {"method": hope.Paper(merge=None), "evict": False},
+    "paper, live ΔP": {"method": hope.Paper(release="live")},
     **{name: {"method": hope.Score(name)} for name in ("l1-in", "l1-joint", "bn-scale", "random")},
     **{name: {"peer": name} for name in peers.NAMES},
 }
 READINGS: dict[str, dict[str, Any]] = {
-    f"hope, {reading}{ending}": {"method": hope.Paper(reading=reading), **how}
+    f"paper, {reading}{ending}": {"method": hope.Paper(reading=reading), **how}
     for reading in ("literal", "literal kernel", "literal deviation", "literal parent")
     for ending, how in (("", {}), (", no eviction", {"evict": False}))
 }

@@ -7,6 +7,7 @@ from statistics import median
 from typing import Any
 
 from experiments.command import RESULTS as FOLDER
+from hope._util.numbers import plural
 
 RESULTS = FOLDER / "compression.json"
 TITLES = {
@@ -52,21 +53,21 @@ def table() -> str:
                 cells = [_cell(points.get(b), best[b]) for b in columns]
                 lines.append(f"| {method} | " + " | ".join(cells) + " |")
             lines += _kept(ordered, columns)
-            lines += _mix(rows.get("hope", {}), columns)
+            lines += _mix(rows.get("paper", {}), columns)
     lines.append("\nIn brackets: after BN re-estimation on 96 unlabelled images. Bold: the best without it.")
     return "\n".join(lines).strip() + "\n"
 
 
 def _kept(rows: list[tuple[str, dict[str, Any]]], columns: list[str]) -> list[str]:
     """What every network really keeps, folded away."""
-    what = "neurons, parameters, MACs; time relative to hope, on a busy machine"
+    what = "neurons, parameters, MACs; time relative to the paper's method, on a busy machine"
     lines = [f"\n<details><summary>What they keep: {what}</summary>\n"]
     lines += ["| | " + " | ".join(b.partition("=")[2] for b in columns) + " | time |"]
     lines += ["|---" * (len(columns) + 2) + "|"]
     for method, points in rows:
         some = [points.get(b) for b in columns]
         cells = ["" if p is None else "/".join(f"{p[k]:.2f}"[1 - int(p[k]) :] for k in SIZES) for p in some]
-        ratios = [p["time / hope"] for p in some if p is not None and "time / hope" in p]
+        ratios = [p["time / paper"] for p in some if p is not None and "time / paper" in p]
         lines.append(f"| {method} | {' | '.join(cells)} | {f'{median(ratios):.1f}' if ratios else ''} |")
     return [*lines, "\n</details>"]
 
@@ -74,13 +75,16 @@ def _kept(rows: list[tuple[str, dict[str, Any]]], columns: list[str]) -> list[st
 def _mix(points: dict[str, Any], columns: list[str]) -> list[str]:
     """What the paper's method did to get there."""
     shown = [(b.partition("=")[2], points[b]["mix"]) for b in columns if b in points]
-    words = [f"{b}: {m['prune']} prunes, {m['merge']} merges, {m['evict']} evictions" for b, m in shown]
-    return [f"\nActions of hope at {'; '.join(words)}."] if words else []
+    words = [
+        f"{b}: {plural(m['prune'], 'prune')}, {plural(m['merge'], 'merge')}, {plural(m['evict'], 'eviction')}"
+        for b, m in shown
+    ]
+    return [f"\nActions of the paper's method at {'; '.join(words)}."] if words else []
 
 
 def rank(method: str) -> tuple[int, str]:
     """The order of rows."""
-    order = ("absorb", "hope", "l1", "bn", "random", "torch")
+    order = ("absorb", "paper", "l1", "bn", "random", "torch")
     return next(k for k, start in enumerate(order) if method.startswith(start)), method
 
 
@@ -127,7 +131,7 @@ def _beside(points: dict[str, Any], budget: str, key: str) -> list[str]:
     """Three cells: the accuracy of absorption, Torch-Pruning and the paper's method."""
     peers = [method for method in points if method.startswith("torch-pruning") and budget in points[method]]
     peer = max(peers, key=lambda method: points[method][budget][key])
-    shown = [points[method][budget] for method in ("absorb", peer, "hope")]
+    shown = [points[method][budget] for method in ("absorb", peer, "paper")]
     best = max(point[key] for point in shown)
     cells = []
     for point, what in zip(shown, ("", f"{peer.removeprefix('torch-pruning ')}, ", ""), strict=True):

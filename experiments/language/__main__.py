@@ -27,9 +27,9 @@ MODELS = page.MODELS
 SHARES = (0.1, 0.2, 0.3, 0.5)
 SOURCES = ("16", "64", "256", "512 short", "random tokens", "own text")
 RUNS: dict[str, dict[str, Any]] = {
-    "hope": {},
-    "hope, not looked": {"look": False},
-    "hope, equal widths": {"uniform": True},
+    "absorb": {},
+    "absorb, not looked": {"look": False},
+    "absorb, equal widths": {"uniform": True},
 }
 FITTED = ", refitted"
 OWN = tuple(f"{run}{end}" for run in RUNS for end in ("", FITTED))

@@ -30,7 +30,7 @@ def _one(title: str, kind: str, entry: dict[str, Any], found: dict[str, Any]) ->
     shares = sorted(found, key=float)
     rows = sorted(
         {(m, s) for share in shares for m, some in found[share].items() for s in some},
-        key=lambda row: (not row[0].startswith("hope"), row[0], row[1].zfill(4)),
+        key=lambda row: (not row[0].startswith("absorb"), row[0], row[1].zfill(4)),
     )
     base = entry["base"]
     if "spearman" in base:

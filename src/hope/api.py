@@ -102,7 +102,7 @@ def encode(  # noqa: PLR0913
             below it, evaluated at 20 steps and then refined.
         method: `hope.Absorb()` (the remaining neurons compensate for removed ones), `hope.Paper()`, or a
             baseline, `hope.Score("l1-in")`. A name stands for a method with default options: "absorb",
-            "hope", "l1-in", "l1-joint", "bn-scale", "random".
+            "paper", "l1-in", "l1-joint", "bn-scale", "random".
         calibration: what the method collects statistics on: a few unlabelled batches, "patterns", or "dream";
             short for `method=hope.Absorb(calibration=...)`.
         evict: whether blocks may be evicted: residual ones, and under `hope.Paper` those without a skip.

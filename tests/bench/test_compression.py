@@ -62,7 +62,7 @@ def test_a_model_of_ones_own_is_measured_on_ones_own_images(
     save_file(network().state_dict(), weights)
     given = ["--weights", str(weights), "--data", str(arrays), "--input", "1x3x8x8"]
     budgets = ["density=0.5", "params=0.5", "macs=0.6"]
-    options = ["--methods", "absorb", "hope", "--budgets", *budgets]
+    options = ["--methods", "absorb", "paper", "--budgets", *budgets]
     status, out = measure(spec, *given, *options, "--out", str(tmp_path / "new" / "r.json"))
     assert status == 0
     told = capsys.readouterr().out
@@ -71,7 +71,7 @@ def test_a_model_of_ones_own_is_measured_on_ones_own_images(
     assert {"torch", "hope", "python"} <= results["versions"].keys()
     assert [(row["method"], row["budget"]) for row in results["rows"]] == [
         ("original", ""),
-        *((method, budget) for method in ("absorb", "hope") for budget in budgets),
+        *((method, budget) for method in ("absorb", "paper") for budget in budgets),
     ]
     units = {"density": "neurons", "params": "parameters", "macs": "macs"}
     for row in results["rows"]:

@@ -34,14 +34,14 @@ def spec(tmp_path: Path) -> str:
 
 def test_every_budget_is_measured_with_and_without_alignment_beside_the_original(network: nn.Module) -> None:
     made = candidates(
-        network, EXAMPLE, methods=("absorb", "hope"), budgets=("params=0.7", "density=0.8"), multiple_of=8
+        network, EXAMPLE, methods=("absorb", "paper"), budgets=("params=0.7", "density=0.8"), multiple_of=8
     )
     found = list(made)
     assert [(c.facts["method"], c.facts["budget"], c.facts["multiple of"]) for c in found] == [
         ("original", "", 1),
         *(
             (method, budget, multiple)
-            for method in ("absorb", "hope")
+            for method in ("absorb", "paper")
             for multiple in (1, 8)
             for budget in ("params=0.7", "density=0.8")
         ),

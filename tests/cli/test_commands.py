@@ -159,7 +159,7 @@ def test_demo_compares_methods_and_gives_any_moment_back(
     pytest.importorskip("sklearn", reason="the demo extra is not installed")
     assert main(["demo", "--epochs", "2", "--out", str(tmp_path / "run")]) == 0
     out = capsys.readouterr().out
-    assert all(method in out for method in ("hope", "merge=sum", "l1-in", "l1-joint", "bn-scale", "random"))
+    assert all(method in out for method in ("paper", "merge=sum", "l1-in", "l1-joint", "bn-scale", "random"))
     assert "the same run at 70% of the neurons" in out
     assert (tmp_path / "run" / "trajectory.json").is_file()
 
@@ -264,19 +264,19 @@ def test_a_run_with_other_options_is_made_anew_and_they_are_named(
     run = tmp_path / "run"
     given = ["encode", f"{file}:build", "--weights", str(checkpoint), "--input", "1x3x8x8"]
     given += ["--density", "0.5", "--out", str(run), "--resume", "--force"]
-    hope, absorb = ["--method", "hope"], ["--method", "absorb"]
+    paper, absorb = ["--method", "paper"], ["--method", "absorb"]
     for more, differs in (
-        (hope, None),
-        ([*hope, "--streams"], "(streams was False, not True)"),
-        ([*hope, "--calibration", str(tmp_path / "a.npy")], "calibration was none, not "),
-        ([*hope, "--merge", "sum"], "merge was pair, not sum"),
-        ([*hope, "--merge", "none"], "merge was sum, not none"),
-        ([*hope, "--kernel", "exact"], "merge was none, not pair; kernel was zero-bias, not exact"),
-        ([*hope, "--no-evict"], "evict was True, not False; kernel was exact, not zero-bias"),
-        ([*hope, "--exclude", "3*"], "evict was False, not True; exclude was none, not 3*"),
+        (paper, None),
+        ([*paper, "--streams"], "(streams was False, not True)"),
+        ([*paper, "--calibration", str(tmp_path / "a.npy")], "calibration was none, not "),
+        ([*paper, "--merge", "sum"], "merge was pair, not sum"),
+        ([*paper, "--merge", "none"], "merge was sum, not none"),
+        ([*paper, "--kernel", "exact"], "merge was none, not pair; kernel was zero-bias, not exact"),
+        ([*paper, "--no-evict"], "evict was True, not False; kernel was exact, not zero-bias"),
+        ([*paper, "--exclude", "3*"], "evict was False, not True; exclude was none, not 3*"),
         (
             absorb,
-            "exclude was 3*, not none; method was hope, not absorb; calibration was none, not patterns)",
+            "exclude was 3*, not none; method was paper, not absorb; calibration was none, not patterns)",
         ),
         ([*absorb, "--calibration", str(tmp_path / "a.npy")], "calibration was patterns, not "),
         ([*absorb, "--calibration", str(tmp_path / "b.npy")], "calibration was "),
@@ -289,7 +289,7 @@ def test_a_run_with_other_options_is_made_anew_and_they_are_named(
         assert "already has this run" not in out
         assert (f"{run} has another run (" in out) == (differs is not None)
         assert differs is None or differs in out
-        assert main([*given, *more]) == 0
+        assert main([*given, *("hope" if word == "paper" else word for word in more)]) == 0
         assert "already has this run" in capsys.readouterr().out
     save_file({name: tensor + 1 for name, tensor in load_file(checkpoint).items()}, checkpoint)
     assert main([*given, *more]) == 0
@@ -305,7 +305,7 @@ def test_resume_does_not_replace_a_run_of_other_options(
     before = plan.read_bytes()
     for more, differs in (
         (["--density", "0.75"], "another budget"),
-        (["--density", "0.5", "--method", "hope"], "method was absorb, not hope"),
+        (["--density", "0.5", "--method", "paper"], "method was absorb, not paper"),
     ):
         assert main([*given, *more]) == 2
         err = capsys.readouterr().err
@@ -330,7 +330,7 @@ def test_resume_does_not_replace_an_interrupted_run_of_other_options(
     before = partial.read_bytes()
     given = ["encode", f"{file}:build", "--input", "1x3x8x8", "--out", str(partial.parent), "--resume"]
     for more, differs in (
-        (["--method", "hope"], "method was absorb, not hope"),
+        (["--method", "paper"], "method was absorb, not paper"),
         (["--no-evict"], "(evict was True, not False)"),
         (["--streams"], "(streams was False, not True)"),
     ):

@@ -31,7 +31,7 @@ def build():
     torch.manual_seed(0)
     return Slow()
 """
-BUDGETS = {"absorb": ["--density", "0.5"], "hope": ["--density", "0.5", "--method", "hope"]}
+BUDGETS = {"absorb": ["--density", "0.5"], "paper": ["--density", "0.5", "--method", "paper"]}
 
 
 @pytest.fixture(scope="module")
@@ -60,7 +60,7 @@ def _listen() -> None:
         ("absorb", "built", signal.SIGTERM),
         ("absorb", "run/partial.json", signal.SIGINT),
         ("absorb", "run/trajectory.json", signal.SIGTERM),
-        ("hope", "run/trajectory.json", signal.SIGINT),
+        ("paper", "run/trajectory.json", signal.SIGINT),
     ],
 )
 def test_a_run_that_was_stopped_goes_on(
@@ -107,9 +107,9 @@ def test_a_run_that_was_stopped_goes_on(
 def test_a_run_is_not_replaced_unasked(
     place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    out = place / "whole-hope"
+    out = place / "whole-paper"
     before = (out / "trajectory.json").stat().st_mtime_ns
-    call = _call(place, "hope", out)
+    call = _call(place, "paper", out)
     assert main(call) == 2
     assert (
         "has a run already: give --resume to go on with it, --force to replace it" in capsys.readouterr().err

@@ -18,7 +18,7 @@ from hope.bench.accuracy import accuracy
 from hope.errors import MissingData
 from zoo.networks import CifarResNet
 
-SMALL = ["--methods", "hope", "l1-in", "--budgets", "params=0.5", "--epochs", "1", "--train-epochs", "1"]
+SMALL = ["--methods", "paper", "l1-in", "--budgets", "params=0.5", "--epochs", "1", "--train-epochs", "1"]
 SMALL += ["--images", "20", "--seeds", "2"]
 
 
@@ -51,7 +51,7 @@ def test_every_method_is_measured_before_and_after_fine_tuning(
     assert entry["training"]["epochs"] == entry["fine-tuning"]["epochs"] == 1
     assert len(entry["base fine-tuned by seed"]) == 2
     assert "torch" in results["versions"]
-    assert set(entry["points"]) == {"hope", "l1-in"}
+    assert set(entry["points"]) == {"paper", "l1-in"}
     for points in entry["points"].values():
         point = points["params=0.5"]
         assert point["parameters"] <= 0.5
@@ -67,14 +67,14 @@ def test_it_goes_on_where_it_stopped_and_does_not_train_again(
     whole = json.loads(out.read_text())
     left = json.loads(out.read_text())
     del left["networks"][finetune.NAME]["points"]["l1-in"]
-    left["networks"][finetune.NAME]["points"]["hope"]["params=0.5"]["seconds"] = -1.0
+    left["networks"][finetune.NAME]["points"]["paper"]["params=0.5"]["seconds"] = -1.0
     out.write_text(json.dumps(left))
     trained = []
     monkeypatch.setattr(finetune, "train", lambda *given, **more: trained.append(1) or train(*given, **more))
     assert measure(data, out) == 0
     assert len(trained) == 2  # one network, two seeds
     points = json.loads(out.read_text())["networks"][finetune.NAME]["points"]
-    assert points["hope"]["params=0.5"]["seconds"] == -1.0
+    assert points["paper"]["params=0.5"]["seconds"] == -1.0
     again, before = (p["l1-in"]["params=0.5"] for p in (points, whole["networks"][finetune.NAME]["points"]))
     assert again["fine-tuned by seed"] == before["fine-tuned by seed"]
     capsys.readouterr()
@@ -160,8 +160,8 @@ def test_a_budget_that_no_method_meets_is_told(
     out = tmp_path / "r.json"
     assert measure(data, out, "--budgets", "params=0.5", "params=0.0001") == 0
     told = " ".join(capsys.readouterr().out.split())
-    assert "hope, params=0.0001: params=0.0001 cannot be met" in told
-    assert set(json.loads(out.read_text())["networks"][finetune.NAME]["points"]["hope"]) == {"params=0.5"}
+    assert "paper, params=0.0001: params=0.0001 cannot be met" in told
+    assert set(json.loads(out.read_text())["networks"][finetune.NAME]["points"]["paper"]) == {"params=0.5"}
     assert "params=0.5" in table(out)
 
 
@@ -199,5 +199,5 @@ def test_the_results_become_a_table(data: Path, tmp_path: Path) -> None:
     assert measure(data, tmp_path / "r.json") == 0
     lines = table(tmp_path / "r.json").splitlines()
     assert lines[0] == "**params=0.5**"
-    assert [line.split("|")[1].strip() for line in lines[4:6]] == ["hope", "l1-in"]
+    assert [line.split("|")[1].strip() for line in lines[4:6]] == ["paper", "l1-in"]
     assert "mean of 2 seeds" in lines[-1]

@@ -19,7 +19,7 @@ def test_networks_with_a_public_checkpoint_are_known_by_name(
     (tmp_path / "weights").mkdir()
     path = tmp_path / networks.CHECKPOINTS["cifar10-resnet20"]
     save_file(randomise(networks.untrained("cifar10-resnet20")).state_dict(), path)
-    arguments = ["--methods", "hope", "--budgets", "params=0.5", "--batches", "1", "--repeats", "2"]
+    arguments = ["--methods", "paper", "--budgets", "params=0.5", "--batches", "1", "--repeats", "2"]
     engine = ["--engines", "torch"]
     assert main(["cifar10-resnet20", "--data", str(tmp_path), *arguments, *engine]) == 0
     assert "cifar10-resnet20, torch, batch 1" in capsys.readouterr().out

@@ -97,7 +97,7 @@ def test_a_size_counts_the_bytes_of_parameters_and_buffers(network: nn.Module) -
 
 
 def test_bytes_follow_evictions_and_the_biases_they_leave(network: nn.Module) -> None:
-    encoding = hope.encode(network, EXAMPLE, size=0.3, method="hope")
+    encoding = hope.encode(network, EXAMPLE, size=0.3, method="paper")
     evicted = [step for step in encoding.trajectory if isinstance(step, Evict)]
     assert evicted
     for steps in range(0, len(encoding.trajectory) + 1, 7):

@@ -63,7 +63,7 @@ def test_the_clock_says_what_networks_of_any_widths_take(network: nn.Module) -> 
             assert clock.after(removed) == pytest.approx(took, rel=0.02)
 
 
-@pytest.mark.parametrize("method", ["hope", "absorb", "l1-in"])
+@pytest.mark.parametrize("method", ["paper", "absorb", "l1-in"])
 def test_times_along_a_run_are_those_of_its_networks(network: nn.Module, method: str) -> None:
     with faked() as fake:
         run = hope.encode(network, EXAMPLE, latency=0.5, method=method)
@@ -82,7 +82,7 @@ def test_what_takes_time_goes_before_what_has_parameters() -> None:
     lost = {}
     with faked():
         for budget in ({"latency": 0.8}, {"params": 0.8}):
-            run = hope.encode(model, example, method="hope", **budget)
+            run = hope.encode(model, example, method="paper", **budget)
             lost[next(iter(budget))] = {step.name for step in run.trajectory.steps[:3]}
     assert lost == {"latency": {"0.0"}, "params": {"3.0"}}
 
@@ -91,7 +91,7 @@ def test_savings_follow_the_network_and_stay_above_zero(network: nn.Module) -> N
     anatomy = hope.inspect(network, EXAMPLE)
     with faked():
         clock = latency_model(network, EXAMPLE, anatomy, TORCH)
-        run = hope.encode(network, EXAMPLE, density=0.3, method="hope")
+        run = hope.encode(network, EXAMPLE, density=0.3, method="paper")
     fresh, saves = clock.savings(), clock.savings()
     name = anatomy.layers[0].name
     some = anatomy.layers[0].neurons // 2

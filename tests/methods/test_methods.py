@@ -29,7 +29,8 @@ ALL: list[Method] = [
 
 def test_every_name_is_a_method_of_that_name() -> None:
     assert {name: named(name).name for name in METHODS} == {name: name for name in METHODS}
-    assert named("hope") == hope.Paper()
+    assert named("paper") == hope.Paper()
+    assert named("hope") == hope.Paper()  # its former name
     assert named("l1-joint") == hope.Score("l1-joint")
     method = hope.Paper(merge="sum")
     assert named(method) is method
@@ -46,9 +47,9 @@ def test_unknown_names_are_refused_in_one_line(name: Any) -> None:
 @pytest.mark.parametrize(
     ("method", "options", "words"),
     [
-        (hope.Paper, {"merge": "both"}, "merge of hope must be one of pair, sum, None, got 'both'"),
-        (hope.Paper, {"kernel": "rbf"}, "kernel of hope must be one of zero-bias, exact, got 'rbf'"),
-        (hope.Paper, {"release": True}, "release of hope must be one of static, live, got True"),
+        (hope.Paper, {"merge": "both"}, "merge of paper must be one of pair, sum, None, got 'both'"),
+        (hope.Paper, {"kernel": "rbf"}, "kernel of paper must be one of zero-bias, exact, got 'rbf'"),
+        (hope.Paper, {"release": True}, "release of paper must be one of static, live, got True"),
         (hope.Score, {"by": "l2"}, "a score must be one of l1-in, l1-joint, bn-scale, random, got 'l2'"),
         (hope.Absorb, {"calibration": "nightmare"}, "calibration must be batches of inputs"),
     ],

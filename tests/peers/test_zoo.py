@@ -156,7 +156,7 @@ def test_networks_without_bn_are_compressed_by_the_paper_from_a_few_inputs(key: 
     assert isinstance(example, Tensor)
     anatomy = hope.inspect(model, example)
     twins(model, anatomy)
-    assert set(needs(anatomy, "hope").values()) <= {Need.CALIBRATION}
+    assert set(needs(anatomy, "paper").values()) <= {Need.CALIBRATION}
     wide = [layer.name for layer in anatomy.layers if layer.neurons > 1024]  # their pairs would take minutes
     batches = [torch.randn(n, *example.shape[1:]) for n in (3, 3, 2)]
     method = hope.Paper(calibration=batches)

@@ -39,19 +39,19 @@ def original() -> nn.Module:
 @pytest.fixture(scope="session")
 def folder(original: nn.Module, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run by the paper's method."""
-    encoding = hope.encode(original, EXAMPLE, method="hope", density=0.2, progress=False)
+    encoding = hope.encode(original, EXAMPLE, method="paper", density=0.2, progress=False)
     assert [kind for kind, count in encoding.trajectory.mix().items() if count] == ["prune", "merge", "evict"]
     path = tmp_path_factory.mktemp("runs")
     save_file(original.state_dict(), path / "weights.safetensors")
     encoding.fidelities(4)
     source = {"model": "net.py:build", "weights": "the weights.pt", "input": "1x1x8x8"}
-    return encoding.save(path / "hope", source=source)
+    return encoding.save(path / "paper", source=source)
 
 
 @pytest.fixture(scope="session")
 def stepped(original: nn.Module, folder: Path) -> Path:
     """A run whose widths are multiples of eight, beside the others."""
-    encoding = hope.encode(original, EXAMPLE, method="hope", density=0.4, multiple_of=8, progress=False)
+    encoding = hope.encode(original, EXAMPLE, method="paper", density=0.4, multiple_of=8, progress=False)
     assert len(encoding.trajectory.stops) < len(encoding.trajectory)
     return encoding.save(folder.with_name("stepped"), source={"model": "net.py:build", "input": "1x1x8x8"})
 

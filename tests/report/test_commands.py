@@ -157,8 +157,8 @@ def test_plot_says_that_other_models_have_other_scales(folder: Path) -> None:
     assert "scales differ" not in same[1].get_ylabel()
     assert "scales differ" in differ[1].get_ylabel()
     assert [text.get_text() for text in differ[0].get_legend().get_texts()] == [
-        "DigitsNet: hope (1)",
-        "Other: hope (2)",
+        "DigitsNet: paper (1)",
+        "Other: paper (2)",
     ]
 
 

@@ -62,7 +62,7 @@ def test_comparing_leads_with_all_runs_in_one_chart_against_parameters_or_macs(v
     assert page.locator("main > *").first.get_attribute("id") == "works"
     assert page.locator("#chart-accuracy path.looks").count() == 2
     assert page.locator("#chart-fidelity path.looks").count() == 1
-    assert page.locator("#legend-works").inner_text().split() == ["hope", "absorb"]
+    assert page.locator("#legend-works").inner_text().split() == ["paper", "absorb"]
     before = page.locator("#chart-accuracy path.looks").first.get_attribute("d")
     page.locator("#works-axis").select_option("macs")
     assert page.locator("#chart-accuracy path.looks").first.get_attribute("d") != before
@@ -72,7 +72,7 @@ def test_comparing_leads_with_all_runs_in_one_chart_against_parameters_or_macs(v
 
 
 def test_the_headline_of_several_runs_compares_them_at_one_size(visit: Any) -> None:
-    assert visit("compared").locator("h1").inner_text().endswith("accuracy 90.0 → hope 87.6, absorb 81.2")
+    assert visit("compared").locator("h1").inner_text().endswith("accuracy 90.0 → paper 87.6, absorb 81.2")
 
 
 def test_the_table_is_at_equal_size_and_says_what_lies_between_looks(visit: Any, folder: Path) -> None:
@@ -85,12 +85,12 @@ def test_the_table_is_at_equal_size_and_says_what_lies_between_looks(visit: Any,
         row.locator("th").inner_text(): row.locator("td").nth(column - 1).locator(".accuracy").inner_text()
         for row in page.locator("#equal tbody tr").all()
     }
-    assert values == {"hope": "87.6", "absorb": "81.2"}
+    assert values == {"paper": "87.6", "absorb": "81.2"}
     assert all(
         words.startswith(("≈", "–", "8")) for words in page.locator("#equal .accuracy").all_inner_texts()
     )
     assert page.locator("#h-equal").inner_text() == "At equal size"
-    assert page.locator("#equal tr.chosen th").inner_text() == "hope"
+    assert page.locator("#equal tr.chosen th").inner_text() == "paper"
 
 
 def test_a_run_without_looks_has_no_empty_comparison(visit: Any) -> None:

@@ -168,7 +168,7 @@ def test_the_model_has_the_name_that_its_user_gave(folder: Path, given: str, wan
     run = replace(run, details=replace(run.details, source={"model": given}))
     data = page_data([run])
     assert data["runs"][0]["title"] == want
-    assert f"<title>{want} by hope</title>" in render(data)
+    assert f"<title>{want} by paper</title>" in render(data)
 
 
 def test_a_run_that_does_not_know_its_model_takes_the_name_that_is_given(absorbed: Path) -> None:
@@ -178,7 +178,7 @@ def test_a_run_that_does_not_know_its_model_takes_the_name_that_is_given(absorbe
 def test_the_command_is_exact_and_quoted(folder: Path) -> None:
     command = run_data(read_run(folder))["command"]
     assert command["complete"]
-    assert command["before"].endswith("hope net.py:build")
+    assert command["before"].endswith("paper net.py:build")
     assert command["after"] == "--weights 'the weights.pt' --input 1x1x8x8 --out small.safetensors"
 
 
@@ -212,7 +212,7 @@ def test_the_page_asks_for_nothing_outside_itself(folder: Path) -> None:
 
 def test_several_runs_are_told_apart(folder: Path, absorbed: Path) -> None:
     data = page_data([read_run(folder), read_run(absorbed), read_run(folder)], accuracies=[[], [(3, 0.5)]])
-    assert [run["name"] for run in data["runs"]] == ["hope (1)", "absorb", "hope (3)"]
+    assert [run["name"] for run in data["runs"]] == ["paper (1)", "absorb", "paper (3)"]
     assert [run["accuracy"] for run in data["runs"]] == [[], [[3, 0.5]], []]
 
 
@@ -242,12 +242,12 @@ def test_other_models_are_named_and_are_on_another_scale(folder: Path, absorbed:
     wider = replace(run, trajectory=replace(run.trajectory, anatomy=replace(run.anatomy, **grown)))
     assert scales([run, other, run]) == [0, 1, 0]
     assert scales([run, strange, wider]) == [0, 1, 2]
-    assert labels([run, other]) == ["hope", "absorb"]
-    assert labels([strange, other]) == ["Other: hope", "DigitsNet: absorb"]
+    assert labels([run, other]) == ["paper", "absorb"]
+    assert labels([strange, other]) == ["Other: paper", "DigitsNet: absorb"]
     total = int(run.trajectory.sizes[0, 1])
     assert labels([other, wider]) == [
         f"DigitsNet of {total:,} parameters: absorb",
-        f"DigitsNet of {total + 5:,} parameters: hope",
+        f"DigitsNet of {total + 5:,} parameters: paper",
     ]
 
 

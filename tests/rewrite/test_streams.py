@@ -223,7 +223,7 @@ def test_channels_that_stay_are_survivors_for_good() -> None:
     assert unexplained(covariance, 9) is covariance
 
 
-METHODS = ("absorb", "hope", "l1-in", "l1-joint", "bn-scale", "random")
+METHODS = ("absorb", "paper", "l1-in", "l1-joint", "bn-scale", "random")
 
 
 @pytest.mark.parametrize("method", METHODS)

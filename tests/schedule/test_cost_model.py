@@ -66,7 +66,7 @@ def test_a_budget_in_macs_takes_neurons_where_macs_are() -> None:
 
 def test_the_papers_run_is_ranked_by_parameters_whatever_the_budget() -> None:
     model = randomise(DigitsNet()).eval()
-    runs = [hope.encode(model, EXAMPLE, method="hope", **one) for one in ({"macs": 0.6}, {"params": 0.3})]
+    runs = [hope.encode(model, EXAMPLE, method="paper", **one) for one in ({"macs": 0.6}, {"params": 0.3})]
     shared = min(len(run.trajectory) for run in runs)
     assert runs[0].trajectory.steps[:shared] == runs[1].trajectory.steps[:shared]
     assert "ranked" not in runs[0].settings

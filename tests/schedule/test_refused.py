@@ -15,7 +15,7 @@ import hope
 from hope.schedule.budget import one_budget
 
 EXAMPLE = torch.zeros(2, 3)
-METHODS = ("absorb", "hope", "l1-in", "random")
+METHODS = ("absorb", "paper", "l1-in", "random")
 
 
 def network() -> nn.Sequential:
@@ -114,7 +114,7 @@ def test_a_mask_may_be_infinite() -> None:
 
 CALIBRATED: dict[str, Callable[[Any], object]] = {
     "absorb": lambda some: hope.encode(network(), EXAMPLE, density=0.5, method=hope.Absorb(calibration=some)),
-    "hope": lambda some: hope.encode(network(), EXAMPLE, density=0.5, method=hope.Paper(calibration=some)),
+    "paper": lambda some: hope.encode(network(), EXAMPLE, density=0.5, method=hope.Paper(calibration=some)),
     "capacities": lambda some: hope.capacities(network(), EXAMPLE, calibration=some),
     "deft": lambda some: hope.deft.partition(network(), EXAMPLE, calibration=some),
 }
@@ -181,11 +181,11 @@ def test_two_inputs_that_a_model_takes_are_both_given(capsys: pytest.CaptureFixt
 def test_networks_without_a_bn_are_told_what_to_type() -> None:
     net = nn.Sequential(nn.Linear(3, 8), nn.ReLU(), nn.Linear(8, 2)).eval()
     for budget in ({"density": 0.5}, {"steps": 2}, {"fidelity": 0.5}):
-        for method in ("absorb", "hope"):
+        for method in ("absorb", "paper"):
             with pytest.raises(hope.InfeasibleBudget) as caught:
                 hope.encode(net, EXAMPLE, method=method, **budget)  # type: ignore[arg-type]
             assert "8 neurons have no BN" in str(caught.value)
-            name = {"absorb": "Absorb", "hope": "Paper"}[method]
+            name = {"absorb": "Absorb", "paper": "Paper"}[method]
             words = f"method=hope.{name}(calibration=batches) or --calibration inputs.npy"
             assert words in str(caught.value)
             assert "larger budget" not in str(caught.value)

@@ -141,7 +141,7 @@ def test_a_registered_unit_that_cannot_be_met_is_refused_in_its_own_words() -> N
         hope.encode(build(), EXAMPLE, packed="2B")  # type: ignore[call-arg]
 
 
-@pytest.mark.parametrize("method", ["absorb", "hope", "l1-in"])
+@pytest.mark.parametrize("method", ["absorb", "paper", "l1-in"])
 def test_a_measured_unit_ranks_the_steps_and_is_a_budget_of_its_own_runs(method: str) -> None:
     net = build()
     encoding = hope.encode(net, EXAMPLE, energy=0.5, method=method)  # type: ignore[call-arg]

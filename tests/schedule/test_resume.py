@@ -98,10 +98,17 @@ def test_another_runs_file_is_not_gone_on_with(tmp_path: Path) -> None:
     net, file = model(), tmp_path / "partial.json"
     for text in ("not json", "{}", json.dumps({"format": "hope-partial", "version": 99})):
         file.write_text(text)
-        assert hope.encode(net, EXAMPLE, density=0.9, method="hope", checkpoint=file).steps > 0
+        assert hope.encode(net, EXAMPLE, density=0.9, method="paper", checkpoint=file).steps > 0
     other = resume.RunCheckpoint(file, {"method": "other"})
     other.write([hope.Prune("stem.0", 0, release=1)], now=True)
-    assert hope.encode(net, EXAMPLE, density=0.9, method="hope", checkpoint=file).trajectory[0].release > 1
+    assert hope.encode(net, EXAMPLE, density=0.9, method="paper", checkpoint=file).trajectory[0].release > 1
+
+
+def test_a_file_of_a_method_under_its_former_name_is_resumed(tmp_path: Path) -> None:
+    done = [hope.Prune("stem.0", 0, release=1)]
+    resume.RunCheckpoint(tmp_path / "partial.json", {"method": {"name": "hope"}}).write(done, now=True)
+    found = resume.RunCheckpoint(tmp_path / "partial.json", {"method": {"name": "paper"}})
+    assert list(found.read(hope.inspect(model(), EXAMPLE), 0).steps) == done
 
 
 def test_a_file_of_other_calibration_inputs_is_not_gone_on_with() -> None:
@@ -126,20 +133,20 @@ def interrupted(net: torch.nn.Module, file: Path, monkeypatch: pytest.MonkeyPatc
         patch.setattr("hope.schedule.run_to_budget.CHUNK", 8)
         patch.setattr(resume.RunCheckpoint, "write", stop)
         with pytest.raises(Stopped):
-            hope.encode(net, EXAMPLE, density=0.5, method="hope", checkpoint=file)
+            hope.encode(net, EXAMPLE, density=0.5, method="paper", checkpoint=file)
 
 
 def test_a_changed_number_in_a_checkpoint_is_noticed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     net, file = model(), tmp_path / "partial.json"
-    whole = hope.encode(net, EXAMPLE, density=0.5, method="hope")
+    whole = hope.encode(net, EXAMPLE, density=0.5, method="paper")
     interrupted(net, file, monkeypatch)
     data = json.loads(file.read_text())
     data["steps"][0][-3] = 1234.5  # what the first step cost
     file.write_text(json.dumps(data))
     capsys.readouterr()
-    again = hope.encode(net, EXAMPLE, density=0.5, method="hope", checkpoint=file)
+    again = hope.encode(net, EXAMPLE, density=0.5, method="paper", checkpoint=file)
     assert again.trajectory.steps == whole.trajectory.steps
     assert capsys.readouterr().err == f"note: {file} was altered after it was written: the run starts anew\n"
 
@@ -180,7 +187,7 @@ def test_a_checkpoint_that_makes_no_sense_is_told_in_a_line(
     data = {**json.loads(file.read_text()), **change}
     file.write_text(json.dumps({**data, "sha256": digest_of(data)}))
     capsys.readouterr()
-    assert hope.encode(net, EXAMPLE, density=0.9, method="hope", checkpoint=file).steps > 0
+    assert hope.encode(net, EXAMPLE, density=0.9, method="paper", checkpoint=file).steps > 0
     told = capsys.readouterr().err
     assert told.endswith(": the run starts anew\n")
     assert ("other options" in told) == ("settings" in change)

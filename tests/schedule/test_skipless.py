@@ -333,7 +333,7 @@ def test_a_run_evicts_them_in_order_of_price_and_predicts_what_is_left(
         assert parameters(small) == encoding.trajectory.size(k).parameters
         assert torch.isfinite(small(X)).all()
     assert not any(isinstance(step, hope.Evict) for step in hope.encode(
-        net, X, density=0.5, method="hope", anatomy=anatomy, evict=False).trajectory)  # fmt: skip
+        net, X, density=0.5, method="paper", anatomy=anatomy, evict=False).trajectory)  # fmt: skip
 
 
 def naive(plan: SearchSpace) -> list[tuple[str, str, tuple[int, ...]]]:
@@ -389,7 +389,7 @@ def test_the_run_equals_a_loop_that_works_everything_out_again(net: nn.Module, a
 
 
 def test_widths_are_multiples_where_the_run_may_end(net: nn.Module, anatomy: hope.Anatomy) -> None:
-    encoding = hope.encode(net, X, density=0.6, method="hope", anatomy=anatomy, multiple_of=2)
+    encoding = hope.encode(net, X, density=0.6, method="paper", anatomy=anatomy, multiple_of=2)
     for stop in encoding.trajectory.stops:
         steps = encoding.trajectory.steps[:stop]
         done = outcome(anatomy, steps)
@@ -404,7 +404,7 @@ def test_widths_are_multiples_where_the_run_may_end(net: nn.Module, anatomy: hop
 
 
 def test_a_run_is_saved_and_answers_every_budget_when_loaded(net: nn.Module, tmp_path: Path) -> None:
-    encoding = hope.encode(net, X, density=0.3, method="hope")
+    encoding = hope.encode(net, X, density=0.3, method="paper")
     assert any(isinstance(step, hope.Evict) for step in encoding.trajectory)
     folder = encoding.save(tmp_path / "run")
     fresh = made(Net)

@@ -35,7 +35,7 @@ def widths(model: nn.Module, anatomy: hope.Anatomy) -> list[tuple[int, int]]:
     return found
 
 
-@pytest.mark.parametrize("method", ["hope", "absorb", "l1-joint"])
+@pytest.mark.parametrize("method", ["paper", "absorb", "l1-joint"])
 @pytest.mark.parametrize("multiple", [4, 8])
 def test_widths_are_multiples_at_every_budget(
     model: nn.Module, method: str, multiple: int, tmp_path: Path
@@ -60,7 +60,7 @@ def test_widths_are_multiples_at_every_budget(
 def test_within_a_layer_the_order_stays_and_nothing_is_done_twice(model: nn.Module) -> None:
     anatomy = hope.inspect(model, EXAMPLE)
     actions = hope.encode(
-        model, EXAMPLE, density=0.3, method="hope", anatomy=anatomy, evict=False
+        model, EXAMPLE, density=0.3, method="paper", anatomy=anatomy, evict=False
     ).trajectory.steps
     order, stops = aligned(anatomy, actions, 8)
     assert max(Counter(order).values()) == 1
@@ -90,7 +90,7 @@ def test_nonsense_is_refused(model: nn.Module) -> None:
 def test_a_multiple_beyond_every_layer_leaves_blocks_and_says_so(model: nn.Module) -> None:
     anatomy = hope.inspect(model, EXAMPLE)
     most = max(layer.neurons for layer in anatomy.layers)
-    options: dict[str, Any] = {"method": "hope", "anatomy": anatomy, "progress": False}
+    options: dict[str, Any] = {"method": "paper", "anatomy": anatomy, "progress": False}
     encoding = hope.encode(model, EXAMPLE, steps=1, multiple_of=most, **options)
     assert all(before == after for before, after in widths(encoding.model, anatomy))
     assert f"multiple_of={most}: no layer is wider than {most}, so only whole blocks can go" in str(encoding)

@@ -93,7 +93,7 @@ def tuned() -> Tuning:
 
 def main() -> None:
     torch.manual_seed(0)
-    paper = hope.encode(digits(), EXAMPLE, params=0.6, method="hope")
+    paper = hope.encode(digits(), EXAMPLE, params=0.6, method="paper")
     paper.fidelities(5)
     paper.save(OLD / "run-v3-hope", source={"model": "net.py:make"})
     absorbed = hope.encode(digits(), EXAMPLE, params=0.6, multiple_of=2)

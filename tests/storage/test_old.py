@@ -61,6 +61,11 @@ def test_runs_that_know_no_times_know_their_bytes() -> None:
         hope.load(folder, net, latency=0.5)
 
 
+def test_a_run_by_the_former_name_of_a_method_has_the_present_one() -> None:
+    run = read_run(OLD / "run-v3-hope")
+    assert run.method == run.details.settings["method"]["name"] == "paper"
+
+
 def test_a_migration_changes_nothing_of_what_it_is_given() -> None:
     for path in [*OLD.glob("run-v2-*/*.json"), *OLD.glob("adapter-v1-*/*.json")]:
         plan = json.loads(path.read_text())

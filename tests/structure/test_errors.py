@@ -219,7 +219,7 @@ def test_what_changes_nothing_is_no_other_network() -> None:
 def test_an_anatomy_of_a_saved_run_is_read_again(tmp_path: Path) -> None:
     net = nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 2)).eval()
     x = torch.randn(16, 4)
-    run = read_run(hope.encode(net, x, method="hope", density=0.5, progress=False).save(tmp_path / "run"))
+    run = read_run(hope.encode(net, x, method="paper", density=0.5, progress=False).save(tmp_path / "run"))
     assert not run.anatomy.program
     again = hope.encode(net, x, density=0.5, anatomy=run.anatomy, progress=False)
     assert again.trajectory.steps == hope.encode(net, x, density=0.5, progress=False).trajectory.steps

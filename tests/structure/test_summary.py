@@ -148,7 +148,7 @@ def test_what_the_table_says_of_data_is_what_encode_does() -> None:
     assert title == "Prunable neurons"
     assert head.split() == ["without", "data", "only", "with", "calibration", "not", "at", "all"]
     assert line.split() == ["by", "absorption,", "the", "default", *parts]
-    for method, kind in (("absorb", hope.Absorb), ("hope", hope.Paper)):
+    for method, kind in (("absorb", hope.Absorb), ("paper", hope.Paper)):
         known = needs(anatomy, method)
         for batches, can in ((None, {Need.NOTHING}), ([torch.randn(8, 4)], {Need.NOTHING, Need.CALIBRATION})):
             plan = SearchSpace.of(net, example, anatomy, kind(calibration=batches))
@@ -173,7 +173,7 @@ class Scaled(nn.Module):
 def test_where_methods_need_different_things_the_table_says_so() -> None:
     net, example = Scaled().eval(), torch.zeros(2, 4)
     anatomy = hope.inspect(net, example)
-    assert (needs(anatomy)["a"], needs(anatomy, "hope")["a"]) == (Need.NOTHING, Need.CALIBRATION)
+    assert (needs(anatomy)["a"], needs(anatomy, "paper")["a"]) == (Need.NOTHING, Need.CALIBRATION)
     assert str(anatomy).splitlines()[8].split() == ["by", "the", "paper's", "method", "0", "6", "5"]
     plans = [
         SearchSpace.of(net, example, anatomy, hope.Paper(calibration=some))
@@ -222,7 +222,7 @@ def test_what_a_head_for_training_reads_cannot_go_by_absorption() -> None:
     net, example = Auxiliary().eval(), torch.zeros(2, 4)
     anatomy = hope.inspect(net, example)
     assert needs(anatomy) == dict.fromkeys(("a", "aux"), Need.NEVER)
-    assert needs(anatomy, "hope") == dict.fromkeys(("a", "aux"), Need.NOTHING)
+    assert needs(anatomy, "paper") == dict.fromkeys(("a", "aux"), Need.NOTHING)
     for method in (hope.Absorb(), hope.Absorb(calibration=[torch.randn(8, 4)])):
         assert not SearchSpace.of(net, example, anatomy, method).states
     assert [state.name for state in SearchSpace.of(net, example, anatomy, hope.Paper()).states] == [

@@ -12,3 +12,12 @@ def rounded(value: float, digits: int = 12) -> float:
     True
     """
     return value if value == 0 or not math.isfinite(value) else float(f"{value:.{digits - 1}e}")
+
+
+def plural(count: int, noun: str) -> str:
+    """A count with its noun, in the plural unless there is one.
+
+    >>> plural(1, "stream"), plural(0, "block"), plural(1200, "neuron")
+    ('1 stream', '0 blocks', '1,200 neurons')
+    """
+    return f"{count:,} {noun}{'' if count == 1 else 's'}"

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from hope._util.names import current_method
 from hope._util.notes import note
 from hope._util.tables import grid, text
 from hope.bench import compression, latency, speed
@@ -97,7 +98,13 @@ def add_networks(
 ) -> None:
     """Options: which compressed networks are measured, and the output file."""
     parser.add_argument(
-        "--methods", "--method", nargs="+", choices=METHODS, default=["absorb"], help="default: absorb"
+        "--methods",
+        "--method",
+        nargs="+",
+        choices=METHODS,
+        type=current_method,
+        default=["absorb"],
+        help="default: absorb",
     )
     parser.add_argument(
         "--budgets",

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from hope._util.names import current_settings
 from hope.errors import DamagedFolder, InfeasibleBudget, first_line
 from hope.schedule.budget import Budget, one_budget
 
@@ -80,7 +81,10 @@ def started_otherwise(
     wanted = _wanted(budget, given)
     runtime = wanted.pop("runtime", None)
     where = None if runtime is None else resolve_runtime(runtime, example).to_dict()
-    found = _other(_flat({**USUAL, **told}), {name: wanted[name] for name in wanted if name != "widths"})
+    found = _other(
+        _flat({**USUAL, **current_settings(told)}),
+        {name: wanted[name] for name in wanted if name != "widths"},
+    )
     if where != told.get("runtime"):
         found.append("it was made for another latency" if where else "it was made for a latency")
     return found if told.get("original") == fingerprint(model) else [*found, "it has other weights"]
@@ -107,8 +111,8 @@ def _other(told: Mapping[str, Any], wanted: Mapping[str, Any]) -> list[str]:
 def _flat(settings: Mapping[str, Any]) -> dict[str, Any]:
     """Settings together with the method's options.
 
-    >>> _flat({"evict": True, "method": {"name": "hope", "merge": None}})
-    {'evict': True, 'method': 'hope', 'merge': None}
+    >>> _flat({"evict": True, "method": {"name": "paper", "merge": None}})
+    {'evict': True, 'method': 'paper', 'merge': None}
     """
     found = {name: value for name, value in settings.items() if name != "method"}
     method = dict(settings.get("method", {}))

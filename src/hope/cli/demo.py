@@ -17,9 +17,9 @@ from hope.demo import DigitsNet, digits, train
 DENSITIES = (0.9, 0.8, 0.7, 0.6, 0.5, 0.4, 0.3)
 METHODS: dict[str, dict[str, Any]] = {
     "absorb": {},
-    "hope": {"method": hope.Paper()},
-    "hope, merge=sum": {"method": hope.Paper(merge="sum")},
-    "hope, no eviction": {"method": hope.Paper(), "evict": False},
+    "paper": {"method": hope.Paper()},
+    "paper, merge=sum": {"method": hope.Paper(merge="sum")},
+    "paper, no eviction": {"method": hope.Paper(), "evict": False},
     **{name: {"method": hope.Score(name)} for name in ("l1-in", "l1-joint", "bn-scale", "random")},
 }
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from hope._util.files import check_folder
 from hope._util.locks import locked
+from hope._util.names import current_method
 from hope._util.notes import note
 from hope.cli import models
 from hope.cli.budgets import add_budgets, budget_of
@@ -26,8 +27,8 @@ from hope.schedule.budget import one_budget
 if TYPE_CHECKING:
     from hope.methods import Method
 
-METHODS = ("absorb", "hope", "l1-in", "l1-joint", "bn-scale", "random")
-OPTIONS = {"merge": ("hope",), "kernel": ("hope",), "calibration": ("absorb", "hope")}  # whose they are
+METHODS = ("absorb", "paper", "l1-in", "l1-joint", "bn-scale", "random")
+OPTIONS = {"merge": ("paper",), "kernel": ("paper",), "calibration": ("absorb", "paper")}  # whose they are
 PARTIAL = "partial.json"
 
 
@@ -72,17 +73,21 @@ def register(commands: Any) -> None:
 def _add_options(parser: argparse.ArgumentParser) -> None:
     """What the run is made with."""
     parser.add_argument(
-        "--method", choices=METHODS, default="absorb", help="compression method (default: %(default)s)"
+        "--method",
+        choices=METHODS,
+        type=current_method,
+        default="absorb",
+        help="compression method (default: %(default)s); paper is the paper's own",
     )
     parser.add_argument(
         "--merge",
         choices=("pair", "sum", "none"),
-        help="how two neurons are merged (hope only; default: pair)",
+        help="how two neurons are merged (paper only; default: pair)",
     )
     parser.add_argument(
         "--kernel",
         choices=("zero-bias", "exact"),
-        help="kernel of two neurons (hope only; default: zero-bias)",
+        help="kernel of two neurons (paper only; default: zero-bias)",
     )
     parser.add_argument("--no-evict", action="store_true", help="keep all blocks")
     parser.add_argument("--streams", action="store_true", help="also prune channels of residual streams")
@@ -115,7 +120,7 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
         help="inputs to measure statistics on: a .npy file of unlabelled inputs, or a .txt file for a "
         'language model of hf:FOLDER; "patterns" (no data; the default for absorb); "dream" (no data, '
         "slower, better; for a language model, and its default: texts that it generates); "
-        '"none" (closed forms only; the default for hope)',
+        '"none" (closed forms only; the default for paper)',
     )
 
 
@@ -262,7 +267,7 @@ def _method(options: argparse.Namespace, example: Any) -> Method:
     """The requested method with its options."""
     from hope.methods import Absorb, Paper, named
 
-    if options.method == "hope":
+    if options.method == "paper":
         merge, kernel = options.merge or "pair", options.kernel or "zero-bias"
         return Paper(
             merge=None if merge == "none" else merge,

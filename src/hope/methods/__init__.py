@@ -7,6 +7,7 @@ from dataclasses import fields, replace
 from functools import partial
 from typing import Any
 
+from hope._util.names import current_method
 from hope.errors import UnknownMethod
 from hope.methods.absorb import Absorb
 from hope.methods.base import Method
@@ -16,7 +17,7 @@ from hope.methods.scores import SCORES, Score
 
 METHODS: dict[str, Callable[[], Method]] = {
     "absorb": Absorb,
-    "hope": Paper,
+    "paper": Paper,
     **{name: partial(Score, name) for name in SCORES},
 }
 
@@ -24,13 +25,13 @@ METHODS: dict[str, Callable[[], Method]] = {
 def named(method: Method | str) -> Method:
     """A method by its name, with default options; a method object is returned unchanged.
 
-    >>> named("hope")
+    >>> named("hope")  # the former name of "paper"
     Paper(merge='pair', kernel='zero-bias', release='static', reading='mended')
     """
     if isinstance(method, Method):
         return method
-    if isinstance(method, str) and method in METHODS:
-        return METHODS[method]()
+    if isinstance(method, str) and (name := current_method(method)) in METHODS:
+        return METHODS[name]()
     raise UnknownMethod(
         f"method must be one of {', '.join(METHODS)}, or hope.Absorb(...), hope.Paper(...) or "
         f"hope.Score(...), got {method!r}"
@@ -49,7 +50,7 @@ def with_calibration(method: Method | str, calibration: Any) -> Method:
     if "calibration" not in {one.name for one in fields(found)}:
         raise UnknownMethod(
             f"calibration must go with a method that uses it, got method={found.name!r}: leave it out, "
-            "or give method='absorb' or method='hope'"
+            "or give method='absorb' or method='paper'"
         )
     return replace(found, **{"calibration": calibration})
 
@@ -57,10 +58,10 @@ def with_calibration(method: Method | str, calibration: Any) -> Method:
 def method_from_dict(told: Mapping[str, Any]) -> Method | None:
     """A method from `Method.to_dict`, without its inputs; None if the data describe no method.
 
-    >>> method_from_dict({"name": "hope", "merge": "sum", "reading": "literal"})
+    >>> method_from_dict({"name": "paper", "merge": "sum", "reading": "literal"})
     Paper(merge='sum', kernel='zero-bias', release='static', reading='literal')
     """
-    made = METHODS.get(str(told.get("name")))
+    made = METHODS.get(current_method(str(told.get("name"))))
     if made is None:
         return None
     method = made()

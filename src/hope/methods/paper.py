@@ -77,7 +77,7 @@ class Paper(Method):
     @property
     def name(self) -> str:
         """The method's name."""
-        return "hope"
+        return "paper"
 
     @property
     def live(self) -> bool:

@@ -12,6 +12,7 @@ import msgspec
 
 from hope._util.digest import is_sealed, parsed, sealed
 from hope._util.files import make_folder, write_file
+from hope._util.names import current_settings
 from hope._util.notes import note
 from hope.actions import Action
 from hope.actions.registry import from_stored
@@ -74,7 +75,8 @@ class RunCheckpoint:
                 return self._anew("was not written by this version")
             if not is_sealed(data):
                 return self._anew("was altered after it was written")
-            if data["settings"] != self.settings:
+            found = data["settings"]
+            if not isinstance(found, dict) or current_settings(found) != self.settings:
                 return self._anew("is of another model, or of other options")
             begun = Resume(
                 tuple(from_stored(data["steps"])), msgspec.convert(data["deciding"], EvictionProgress | None)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Unpack, cast
 
@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from hope._util.calls import duplicate, unlabelled
 from hope._util.digest import digest_of
 from hope._util.locks import locked
+from hope._util.names import current_settings
 from hope._util.notes import note
 from hope.actions import Action, Rewrite, kinds
 from hope.actions.registry import unknown_kind
@@ -209,11 +210,11 @@ def read_run(folder: str | os.PathLike[str], model: nn.Module | None = None) -> 
         anatomy,
         trajectory,
         record.steps,
-        record.method,
+        current_settings({"method": record.method})["method"],
         folder,
         record.weights,
         record.moments,
-        record.details,
+        replace(record.details, settings=current_settings(record.details.settings)),
         trained=record.trained,
         fitted=record.inputs,
         timing=record.timing,

@@ -25,13 +25,13 @@ class Need(Enum):
 
 
 def needs(anatomy: Anatomy, method: str = "absorb") -> dict[str, Need]:
-    """Layer -> what absorption ("absorb") or the paper's method ("hope") needs to prune it.
+    """Layer -> what absorption ("absorb") or the paper's method ("paper") needs to prune it.
 
     If every reader reads the output of a BN, the BN stores the statistics. Otherwise they must be measured:
     for absorption at the input of a module's weight that is used once, for the paper's method before the
     activation. Readers that exist in training only cannot be measured.
     """
-    if method == "hope":
+    if method == "paper":
         return {layer.name: _of_paper(anatomy, layer) for layer in anatomy.layers}
     program, reads = anatomy.program, Counter({r.weight for layer in anatomy.layers for r in layer.readers})
     uses, heard = reads, set(reads)  # a saved anatomy has no program

@@ -58,7 +58,7 @@ def parts_of(anatomy: Anatomy) -> list[object]:
 
 def _needs(anatomy: Anatomy) -> Table:
     table = grid("Prunable neurons", " ", "without data", "only with calibration", "not at all")
-    found, paper = counts(anatomy), counts(anatomy, "hope")
+    found, paper = counts(anatomy), counts(anatomy, "paper")
     table.add_row("by absorption, the default", *(f"{found[need]:,}" for need in Need))
     if paper != found:
         table.add_row("by the paper's method", *(f"{paper[need]:,}" for need in Need))
