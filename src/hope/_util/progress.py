@@ -63,7 +63,7 @@ def logged() -> Iterator[None]:
 
 @contextmanager
 def _shown(text: str, *columns: ProgressColumn, show: bool | None) -> Iterator[Progress]:
-    console = Console(stderr=True)
+    console = Console(file=sys.stderr)  # this one, whatever torch is kept from writing to meanwhile
     visible = console.is_terminal or console.is_jupyter if show is None else show
     if show is None and not visible and _log is not None:
         _log.enter(text)

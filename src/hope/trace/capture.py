@@ -6,12 +6,16 @@ The graph is for reading only. Nothing here knows what a neuron is.
 from __future__ import annotations
 
 import copy
+import logging
+import traceback
 import warnings
 from collections import OrderedDict
 from collections.abc import Collection, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stderr, suppress
 from dataclasses import dataclass
+from io import StringIO
 from operator import attrgetter
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -28,6 +32,7 @@ from hope._util.tokens import check_tokens
 from hope.errors import InvalidExample, UnsupportedModel, first_line
 
 QUANTISED = ("Linear8bitLt", "Linear4bit", "LinearFP4", "LinearNF4")  # of bitsandbytes
+PART, TRIED = 0.1, 8  # a part of a model has this share of its parameters; so many are tried
 ADAPTED = (("lora_A",), ("lora_embedding_A",), ("base_layer", "active_adapters"))  # what peft's modules have
 
 
@@ -107,14 +112,24 @@ def capture(
     check_tokens(model, example)
     with mode(model, training), unchanged(model), busy(f"reading {type(model).__name__}", progress):
         try:
-            with warnings.catch_warnings(), as_batch_norm(model):
-                warnings.simplefilter("ignore")
-                program = torch.export.export(model, args, kwargs, strict=False)
+            program = _exported(model, args, kwargs)
         except Exception as error:  # torch.export raises many kinds; all mean the same to the caller
             raise _explain(model, args, kwargs, error) from error
     if not training and (failure := _failure(model, args, kwargs)) is not None:
         raise failure  # export computes shapes alone
     return _graph(model, program, training)
+
+
+def _exported(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> ExportedProgram:
+    """The model as torch captures it, without a word of torch's: where it stops it prints all up to there."""
+    before = logging.root.manager.disable
+    logging.disable(logging.CRITICAL)
+    try:
+        with warnings.catch_warnings(), redirect_stderr(StringIO()), as_batch_norm(model):
+            warnings.simplefilter("ignore")
+            return torch.export.export(model, args, kwargs, strict=False)
+    finally:
+        logging.disable(before)
 
 
 @contextmanager
@@ -152,10 +167,63 @@ def _explain(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], er
             f"{name} reads two texts: give both by name, decoder_input_ids besides "
             f"{getattr(model, 'main_input_name', 'input_ids')}"
         )
-    return _failure(model, args, kwargs) or UnsupportedModel(
-        f"{name} runs but torch.export cannot capture it: {first_line(error)}; "
-        "replace data-dependent Python in forward(), or pass the sub-module that does the work"
+    failure = _failure(model, args, kwargs)
+    if failure is not None:
+        return failure
+    way = "pass the sub-module that does the work"
+    part = _part(model, args, kwargs)
+    if part is not None:
+        path, shapes = part
+        way = (
+            f"compress the part that can be captured in place, model.{path} = hope.encode(model.{path}, x, "
+            f"...).model, where x is what it receives ({shapes})"
+        )
+    return UnsupportedModel(
+        f"{name} runs but torch.export cannot capture it: {first_line(error)}{_line(error)}; "
+        f"replace data-dependent Python in forward(), or {way}"
     )
+
+
+def _line(error: Exception) -> str:
+    """The line of code outside torch where tracing stopped."""
+    ours = (str(Path(torch.__file__).parent), str(Path(__file__).parents[1]), "<")
+    frames = [one for one in traceback.extract_tb(error.__traceback__) if not one.filename.startswith(ours)]
+    if not frames or not frames[-1].line:
+        return ""
+    return f" (in {Path(frames[-1].filename).name}, line {frames[-1].lineno}: {frames[-1].line.strip()})"
+
+
+def _part(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[str, str] | None:
+    """The largest module inside that is run once and can be captured on what it receives, and the shapes of
+    that; None if none of the first few can, or has layers enough to be compressed.
+    """
+    sizes = {name: sum(p.numel() for p in one.parameters()) for name, one in model.named_modules()}
+    large = [
+        name
+        for name, one in model.named_modules()
+        if name and sizes[name] >= PART * sizes[""] and sum(p.ndim > 1 for p in one.parameters()) > 1
+    ]
+    calls: dict[str, list[tuple[Any, Any]]] = {name: [] for name in large}
+    handles = [
+        model.get_submodule(name).register_forward_pre_hook(
+            lambda _, given, named, name=name: calls[name].append((given, named)), with_kwargs=True
+        )
+        for name in large
+    ]
+    try:
+        with evaluation(model), unchanged(model), torch.no_grad():
+            model(*args, **kwargs)
+    finally:
+        for handle in handles:
+            handle.remove()
+    once = [name for name in large if len(calls[name]) == 1]
+    for name in sorted(once, key=lambda name: (-sizes[name], name))[:TRIED]:
+        given, named = calls[name][0]
+        one = model.get_submodule(name)
+        with suppress(Exception), mode(one, training=False), unchanged(one):
+            _exported(one, given, named)
+            return name, _shapes(given, named)
+    return None
 
 
 def _failure(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> InvalidExample | None:
