@@ -39,7 +39,7 @@ def test_the_code_of_a_page_runs(page: Path, tmp_path: Path, monkeypatch: pytest
 
 
 def test_the_readme_can_be_read_in_minutes() -> None:
-    assert len(README.read_text().splitlines()) <= 170
+    assert len(README.read_text().splitlines()) <= 140
 
 
 def test_the_functions_of_the_theory_are_where_it_says() -> None:

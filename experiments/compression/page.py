@@ -111,7 +111,7 @@ def judge() -> str:
 
 
 def why() -> str:
-    """For the README: absorption, Torch-Pruning's best criterion and the paper's method."""
+    """For the README: HOPE, Torch-Pruning's best criterion, the paper's method, at equal parameters."""
     lines = [
         "| top-1 | before | HOPE | Torch-Pruning, best of four | the paper's method |",
         "|---|---:|---:|---:|---:|",
@@ -119,33 +119,43 @@ def why() -> str:
     networks = {**read(), **json.loads((FOLDER / "finetune.json").read_text())["networks"]}
     for name, budget, key in WHY:
         entry = networks[name]
-        unit, _, share = budget.partition("=")
-        title = f"{TITLES[name]}, {100 * float(share):g}% of the {WORDS[unit].partition(' ')[0]}{ENDS[key]}"
         before = f"{entry['base fine-tuned' if key == 'fine-tuned' else 'base']:.3f}"
-        lines.append(f"| {title} | {before} | {' | '.join(_beside(entry['points'], budget, key))} |")
-    lines.append("\nIn brackets: the share of parameters kept. Bold: the best in the row.")
+        cells = _beside(entry["points"], budget, key)
+        lines.append(f"| {TITLES[name]}{ENDS[key]} | {before} | {' | '.join(cells)} |")
     return "\n".join(lines) + "\n"
 
 
 def _beside(points: dict[str, Any], budget: str, key: str) -> list[str]:
-    """Three cells: the accuracy of absorption, Torch-Pruning and the paper's method."""
-    peers = [method for method in points if method.startswith("torch-pruning") and budget in points[method]]
-    peer = max(peers, key=lambda method: points[method][budget][key])
-    shown = [points[method][budget] for method in ("absorb", peer, "paper")]
-    best = max(point[key] for point in shown)
+    """Three cells: the accuracy of absorption, Torch-Pruning and the paper's method. The last two keep at
+    least as many parameters, less 0.01: of the points that were measured, each criterion's smallest such.
+    """
+    own = points["absorb"][budget]
+    peers = [method for method in points if method.startswith("torch-pruning")]
+    found = [(method, _smallest(points[method], own["parameters"] - 0.01, key)) for method in peers]
+    criterion, peer = max(found, key=lambda pair: pair[1][key] if pair[1] else 0)
+    paper = _smallest(points["paper"], own["parameters"] - 0.01, key)
+    best = max(point[key] for point in (own, peer, paper) if point)
     cells = []
-    for point, what in zip(shown, ("", f"{peer.removeprefix('torch-pruning ')}, ", ""), strict=True):
-        score = f"**{point[key]:.3f}**" if point[key] == best else f"{point[key]:.3f}"
-        cells.append(f"{score} ({what}{point['parameters']:.2f})")
+    for point, what in ((own, ""), (peer, f"{criterion.removeprefix('torch-pruning ')}, "), (paper, "")):
+        score = (
+            "" if point is None else f"**{point[key]:.3f}**" if point[key] == best else f"{point[key]:.3f}"
+        )
+        cells.append("–" if point is None else f"{score} ({what}{point['parameters']:.2f})")
     return cells
+
+
+def _smallest(points: dict[str, Any], least: float, key: str) -> dict[str, Any] | None:
+    """The smallest measured network that keeps this share of the parameters, if there is one."""
+    found = [point for point in points.values() if key in point and point["parameters"] >= least]
+    return min(found, key=lambda point: (point["parameters"], -point[key]), default=None)
 
 
 WHY = (
     ("cifar10-resnet56", "density=0.7", "accuracy"),
     ("cifar10-resnet56", "density=0.5", "accuracy"),
     ("cifar10-resnet56", "density=0.5", "recalibrated"),
-    ("cifar10-resnet20", "density=0.7", "accuracy"),
-    ("cifar10-resnet20", "density=0.5", "accuracy"),
+    ("cifar10-resnet20", "params=0.7", "accuracy"),
+    ("cifar10-resnet20", "params=0.5", "accuracy"),
     ("keras-resnet50", "params=0.825", "accuracy"),
     ("keras-resnet50", "params=0.56", "accuracy"),
     ("cifar100-resnet8", "params=0.5", "fine-tuned"),
@@ -155,5 +165,26 @@ WHY = (
 
 ENDS = {"accuracy": "", "recalibrated": ", BN re-estimated", "fine-tuned": ", fine-tuned"}
 
-TABLES = {"compression": table, "judge": judge, "why": why}
+
+def times() -> str:
+    """For the README: time and memory of typical runs."""
+    networks, speed = read(), json.loads((FOLDER / "speed.json").read_text())["network"]
+    language = json.loads((FOLDER / "language.json").read_text())
+    large = json.loads((FOLDER / "scale.json").read_text())["1B, 6 GB"]["phases"]
+    lines = ["| run | time | peak memory |", "|---|---:|---:|"]
+    for name, budget in (("cifar10-resnet20", "params=0.5"), ("keras-resnet50", "params=0.56")):
+        seconds = networks[name]["points"]["absorb"][budget]["seconds"]
+        lines.append(f"| {TITLES[name]}, `{budget}`, no data | {seconds:.0f} s | not measured |")
+    paper = networks["keras-resnet50"]["points"]["paper"]["params=0.56"]["seconds"]
+    beyond = f"{speed['megabytes beyond the model']:.0f} MB beyond the model"
+    lines.append(f'| the same with `method="paper"` | {paper:.0f} s | {beyond} |')
+    small = language["smollm2-135m"]["points"]["both"]["0.3"]["absorb"]["256"]["seconds"]
+    lines.append(f"| SmolLM2-135M, 30% of its layers, 256 windows of text | {small:.0f} s | not measured |")
+    whole = sum(phase["seconds"] for phase in large.values())
+    peak = max(phase["resident"] for phase in large.values())
+    lines.append(f"| Llama, 1 billion parameters, 10%, `HOPE_MEMORY=6` | {whole:.0f} s | {peak:.0f} GB |")
+    return "\n".join(lines) + "\n"
+
+
+TABLES = {"compression": table, "judge": judge, "why": why, "times": times}
 """marker of a page -> what makes its Markdown."""

@@ -304,7 +304,7 @@ class Encoding:
         if self.latency is not None:
             parts.append(str(self.latency))
         if self.example is not None:
-            parts.append(f"fidelity {self.fidelity:.3f} (predicted without data; 1 is the original)")
+            parts.append(f"fidelity {self.fidelity:.3f} (predicted; 1 is the original)")
         parts += self.notes
         grown = {name: times for name, times in self.growth.items() if times > GROWTH}
         if grown:
