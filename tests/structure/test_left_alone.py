@@ -35,8 +35,8 @@ class Between(nn.Module):
         return self.out(self.middle(self.conv(x)))
 
 
-def halves(x: Tensor) -> Tensor:
-    a, b = x.chunk(2, 1)
+def parts(x: Tensor) -> Tensor:
+    a, b = x.split((3, 5), 1)
     return torch.cat([b, a], 1)
 
 
@@ -52,7 +52,7 @@ def shuffle(x: Tensor) -> Tensor:
         (nn.LayerNorm([8, 4, 4]), 8, "layer_norm in middle normalises its channels together"),
         (nn.Softmax(1), 8, "softmax in middle normalises its channels together"),
         (lambda x: F.log_softmax(x, dim=-3), 8, "log_softmax normalises its channels together"),
-        (halves, 8, "chunk splits its channels by position"),
+        (parts, 8, "split_with_sizes splits its channels by position"),
         (shuffle, 8, "view splits its channels into groups by position"),
         (nn.ChannelShuffle(2), 8, f"channel_shuffle in middle {UNKNOWN}"),
         (nn.PixelShuffle(2), 2, f"pixel_shuffle in middle {UNKNOWN}"),

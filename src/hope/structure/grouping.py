@@ -138,13 +138,22 @@ def read(
 
 def _hold_grids(flow: ChannelTracer) -> None:
     """Channels that the code arranges in rows are prunable by whole rows, or by one position of every row:
-    complete rows must remain.
+    complete rows must remain. Equal parts of a split lose the same positions: their code may rely on that.
     """
     root = flow.ties.resolve()
     for label, reason in flow.grids:
-        units = np.where(label >= 0, root[label.clip(min=0)], label)
-        if sum(bool((units != units.take([0], axis=d)).any()) for d in range(units.ndim)) > 1:
+        if reason.cause is Cause.SPLIT and (label >= 0).all() and _varies(root, label):
+            flow.ties.tie(np.broadcast_to(label[:1], label.shape), label)
+            root = flow.ties.resolve()
+    for label, reason in flow.grids:
+        if _varies(root, label):
             flow.pin(label, reason)
+
+
+def _varies(root: Ids, label: Ids) -> bool:
+    """Whether channels differ along several dimensions."""
+    units = np.where(label >= 0, root[label.clip(min=0)], label)
+    return sum(bool((units != units.take([0], axis=d)).any()) for d in range(units.ndim)) > 1
 
 
 def _parts(
