@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from os import PathLike
 from pathlib import Path
-from typing import Any, Unpack
+from typing import TYPE_CHECKING, Any, Unpack
 
 from torch import nn
 
@@ -24,6 +24,7 @@ from hope.methods.calibration import MADE_UP
 from hope.reasons import Reason
 from hope.report.accuracies import checked_points
 from hope.report.page import write_page
+from hope.report.plot import check_matplotlib, draw
 from hope.rewrite.export import Exported, export_onnx, export_program
 from hope.rewrite.refit import compressed
 from hope.schedule.budget import Budget, ReplayBudget, lists_budgets, replay_budget
@@ -34,6 +35,9 @@ from hope.storage.arrays import state
 from hope.storage.run import Details, Run, fingerprint, write_run
 from hope.structure.anatomy import Anatomy
 from hope.structure.sizes import Size
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 GROWTH = 4.0  # times the original's largest entry: larger weights are reported
 
@@ -243,6 +247,20 @@ class Encoding:
             self.fidelities()
         points = checked_points(accuracy or {}, len(self.trajectory), "accuracy")
         return write_page([self.as_run(folder, source)], Path(path), accuracies=[points])
+
+    def plot(self, *, accuracy: Mapping[int, float] | None = None) -> Figure:
+        """The figure that `hope plot` draws of a saved run (needs matplotlib): remaining sizes along the run,
+        and distortion against parameters; also the predicted fidelity, if `encoding.fidelities()` was
+        called, or the accuracy.
+
+        Args:
+            accuracy: accuracies you measured, {steps: accuracy between 0 and 1}.
+
+        Returns:
+            A figure: `.savefig("figure.png")`; notebooks show it.
+        """
+        check_matplotlib()
+        return draw([self.as_run()], [checked_points(accuracy or {}, len(self.trajectory), "accuracy")])
 
     def as_run(self, folder: str | PathLike[str] = "run", source: Mapping[str, str] | None = None) -> Run:
         """The run as if it had been saved in a folder and read again."""

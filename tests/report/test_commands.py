@@ -10,8 +10,10 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 from safetensors.torch import load_file
 
+import hope
 from hope.cli.main import main
 from hope.report.plot import draw
 from hope.storage import run as store
@@ -186,3 +188,23 @@ def test_plot_without_matplotlib_says_what_to_install(
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     assert main(["plot", str(folder), "-o", str(tmp_path / "figure.svg")]) == 2
     assert "pip install 'hope-encoding[report]'" in capsys.readouterr().err
+
+
+def test_an_encoding_plots_what_hope_plot_draws(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib", reason="the report extra is not installed")
+    net = torch.nn.Sequential(
+        torch.nn.Conv2d(3, 8, 3), torch.nn.BatchNorm2d(8), torch.nn.ReLU(), torch.nn.Conv2d(8, 4, 3)
+    ).eval()
+    encoding = hope.encode(net, torch.randn(1, 3, 8, 8), density=0.5)
+    assert len(encoding.plot().axes) == 2
+    encoding.fidelities(4)
+    figure = encoding.plot()
+    assert figure.axes[2].get_ylabel() == "predicted fidelity"
+    (line,) = figure.axes[2].get_lines()
+    assert [*line.get_ydata()] == pytest.approx([value for _, value in encoding.fidelities(4)], abs=1e-3)
+    saved = draw([store.read_run(encoding.save(tmp_path / "run"))])
+    for mine, theirs in zip(figure.axes, saved.axes, strict=True):
+        pairs = zip(mine.get_lines(), theirs.get_lines(), strict=True)
+        assert all((a.get_xydata() == b.get_xydata()).all() for a, b in pairs)
+    assert encoding.plot(accuracy={0: 0.9, 2: 0.8}).axes[2].get_ylabel() == "accuracy"
+    assert main(["plot", str(tmp_path / "run"), "-o", str(tmp_path / "figure.png")]) == 0

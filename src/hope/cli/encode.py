@@ -18,9 +18,7 @@ from hope.cli.text import windows
 from hope.errors import (
     CannotWrite,
     InfeasibleBudget,
-    InvalidExample,
     UnknownMethod,
-    first_line,
 )
 from hope.schedule.budget import one_budget
 
@@ -117,7 +115,8 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--calibration",
         metavar="WHAT",
-        help="inputs to measure statistics on: a .npy file of unlabelled inputs, or a .txt file for a "
+        help="inputs to measure statistics on: a folder of images, a .npy or .npz file of unlabelled "
+        "inputs (bytes are divided by 255), or a .txt file for a "
         'language model of hf:FOLDER; "patterns" (no data; the default for absorb); "dream" (no data, '
         "slower, better; for a language model, and its default: texts that it generates); "
         '"none" (closed forms only; the default for paper)',
@@ -237,11 +236,9 @@ def _check_options(options: argparse.Namespace) -> None:
         )
 
 
-def _calibration(what: str | None, options: argparse.Namespace, example: Any) -> Any:
+def _calibration(what: str | None, options: argparse.Namespace, model: Any, example: Any) -> Any:
     """The inputs to measure statistics on."""
-    import numpy as np
-    import torch
-
+    from hope.cli.calibration import inputs
     from hope.methods.calibration import MADE_UP
 
     if what is None or what in MADE_UP:
@@ -250,20 +247,10 @@ def _calibration(what: str | None, options: argparse.Namespace, example: Any) ->
         return None
     if isinstance(example, dict) and options.model.startswith("hf:"):
         return windows(what, options.model.partition(":")[2], example)
-    try:
-        array = np.load(what, allow_pickle=False)
-        if not isinstance(array, np.ndarray) or array.ndim < 2:
-            raise ValueError("it holds no batch of inputs")
-        inputs = torch.from_numpy(array).float()
-    except (OSError, ValueError, TypeError, EOFError) as error:
-        raise InvalidExample(
-            f"--calibration {what} cannot be read ({first_line(error)}): "
-            'give "patterns", "dream", "none" or a .npy file of inputs'
-        ) from error
-    return torch.split(inputs, 32)
+    return inputs(what, options.model, model, example)
 
 
-def _method(options: argparse.Namespace, example: Any) -> Method:
+def _method(options: argparse.Namespace, model: Any, example: Any) -> Method:
     """The requested method with its options."""
     from hope.methods import Absorb, Paper, named
 
@@ -272,11 +259,11 @@ def _method(options: argparse.Namespace, example: Any) -> Method:
         return Paper(
             merge=None if merge == "none" else merge,
             kernel=kernel,
-            calibration=_calibration(options.calibration, options, example),
+            calibration=_calibration(options.calibration, options, model, example),
         )
     if options.method == "absorb":
         usual = "dream" if isinstance(example, dict) else "patterns"
-        return Absorb(calibration=_calibration(options.calibration or usual, options, example))
+        return Absorb(calibration=_calibration(options.calibration or usual, options, model, example))
     return named(options.method)
 
 
@@ -293,7 +280,7 @@ def _given(options: argparse.Namespace, model: Any, example: Any) -> dict[str, A
                 "experts"
             )
     given = {
-        "method": _method(options, example),
+        "method": _method(options, model, example),
         "evict": not options.no_evict and not options.uniform,
         "streams": options.streams,
         "exclude": options.exclude,

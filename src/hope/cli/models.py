@@ -14,14 +14,14 @@ from typing import TYPE_CHECKING, Any
 
 from hope._util.notes import note
 from hope._util.operators import NOTE, declare_missing_operators
-from hope.cli.text import AS_DATA, TOKENS, reads_tokens, tokens, usual
+from hope.cli.text import TOKENS, from_pretrained, reads_tokens, tokens, usual
 from hope.errors import HopeError, InvalidExample, UnknownModel, first_line
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
 INPUT = "1x3x224x224"
-HELP = "torchvision:NAME, timm:NAME, hf:FOLDER, or file.py:function (a function that returns the model)"
+HELP = "torchvision:NAME, timm:NAME, hf:FOLDER, hf:ORG/NAME, or file.py:function (which returns the model)"
 
 EXTRAS = {"torchvision": "torchvision", "timm": "timm", "hf": "transformers"}  # which brings what
 LIBRARIES = ("torchvision", "timm")  # these build networks with random weights, or with their own
@@ -142,10 +142,10 @@ def _made(source: str, name: str, pretrained: bool) -> Any:
         from hope.rewrite.experts import stacks, unstack_experts
 
         library = importlib.import_module("transformers")
-        config = library.AutoConfig.from_pretrained(name, **AS_DATA)
+        config = from_pretrained(library.AutoConfig, name)
         _check_kernels(name, config)
         own = _class_of(config, library)
-        model = own.from_pretrained(name, weights_only=True, **AS_DATA)
+        model = from_pretrained(own, name, weights_only=True)
         return unstack_experts(model) if any(map(stacks, model.modules())) else model
     found = _named(_file(Path(source)), name, source)
     return found if isinstance(found, nn.Module) else found()
@@ -190,7 +190,11 @@ def _why(spec: str, pretrained: bool, error: Exception) -> str:
         )
     source, _, name = spec.partition(":")
     if source == "hf" and not Path(name).is_dir():
-        return f"there is no folder {name}: give hf:FOLDER with a model that transformers has saved"
+        return (
+            f"there is no folder {name}, and no such model in the Hugging Face cache or on the hub "
+            f"({first_line(error, 100)}): "
+            "give hf:FOLDER with a model that transformers has saved, or hf:ORG/NAME"
+        )
     near = difflib.get_close_matches(name, _library_names(source), 1)
     if near and near[0] != name:
         return f"there is no {spec}: did you mean {source}:{near[0]}?"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,6 +15,16 @@ if TYPE_CHECKING:
 TOKENS = "1x128"
 AS_DATA: dict[str, Any] = {"local_files_only": True, "trust_remote_code": False}  # no code, no question
 WINDOWS = 256  # texts that are taken from a file, at most
+
+
+def from_pretrained(kind: Any, name: str, **how: Any) -> Any:
+    """What a class of transformers loads from a folder; "org/name" also from the local cache or the hub."""
+    try:
+        return kind.from_pretrained(name, **AS_DATA, **how)
+    except OSError:
+        if Path(name).is_dir() or not re.fullmatch(r"[\w.-]+/[\w.-]+", name):
+            raise
+        return kind.from_pretrained(name, **{**AS_DATA, "local_files_only": False}, **how)
 
 
 def reads_tokens(model: nn.Module) -> bool:
@@ -57,7 +68,7 @@ def windows(file: str, folder: str, example: Mapping[str, Tensor]) -> list[dict[
 
     try:
         text = Path(file).read_text(encoding="utf-8")
-        tokenizer = AutoTokenizer.from_pretrained(folder, **AS_DATA)
+        tokenizer = from_pretrained(AutoTokenizer, folder)
     except (OSError, ValueError) as error:
         raise InvalidExample(
             f"--calibration {file} cannot be read by the tokenizer of {folder} ({first_line(error)}): give a "

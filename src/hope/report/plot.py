@@ -36,10 +36,9 @@ def write_figure(
     kind = target.suffix.lower().lstrip(".")
     if kind not in FORMATS:
         raise CannotPlot(f"{target} has no ending that a figure can have: .{', .'.join(FORMATS)}")
-    try:
-        import matplotlib
-    except ImportError as error:
-        raise MissingExtra("figures need matplotlib: pip install 'hope-encoding[report]'") from error
+    check_matplotlib()
+    import matplotlib
+
     buffer = BytesIO()
     stamp = {"svg": {"Date": None}, "pdf": {"CreationDate": None}, "png": {}}[kind]
     with matplotlib.rc_context({"svg.hashsalt": "hope", "svg.fonttype": "none", "font.size": 9}):
@@ -49,11 +48,25 @@ def write_figure(
     return target
 
 
+def check_matplotlib() -> None:
+    """Refuse to draw without matplotlib."""
+    try:
+        import matplotlib  # noqa: F401
+    except ImportError as error:
+        raise MissingExtra("figures need matplotlib: pip install 'hope-encoding[report]'") from error
+
+
 def draw(runs: Sequence[Run], accuracies: Sequence[Sequence[tuple[int, float]]] = ()) -> Figure:
-    """The figure: shares kept along the run, distortion against parameters, accuracy if measured."""
+    """The figure: shares kept along the run, distortion against parameters; and accuracy if it was measured,
+    else the predicted fidelity if it was computed along a run.
+    """
     from matplotlib.figure import Figure
 
-    measured = any(accuracies)
+    measured = "accuracy" if any(accuracies) else ""
+    points = accuracies
+    if not measured:
+        points = [run.details.fidelities if len(run.details.fidelities) > 1 else () for run in runs]
+        measured = "predicted fidelity" if any(points) else ""
     panels = 3 if measured else 2
     figure = Figure(figsize=(3.4 * panels, 2.8), layout="constrained")
     axes: Any = figure.subplots(1, panels)
@@ -67,8 +80,8 @@ def draw(runs: Sequence[Run], accuracies: Sequence[Sequence[tuple[int, float]]] 
             own = {} if several else {"color": COLOURS[column], "linestyle": DASHES[column]}
             axes[0].plot(100 * shares[:, column], **(style | own))
         axes[1].plot(100 * shares[:, 1], spent, **style)
-        if measured and number < len(accuracies) and accuracies[number]:
-            steps, values = zip(*accuracies[number], strict=True)
+        if measured and number < len(points) and points[number]:
+            steps, values = zip(*points[number], strict=True)
             axes[2].plot(100 * shares[list(steps), 1], values, marker="o", markersize=3.5, **style)
     axes[0].set(xlabel="steps", ylabel="% of parameters left" if several else "% left", ylim=(0, 102))
     differ = "; scales differ" if len(set(scales(runs))) > 1 else ""
@@ -78,7 +91,7 @@ def draw(runs: Sequence[Run], accuracies: Sequence[Sequence[tuple[int, float]]] 
     for entry, name in zip(legend.get_texts(), names, strict=True):  # a label would be parsed as mathematics
         entry.set(text=name, parse_math=False)
     if measured:
-        axes[2].set(xlabel="% of parameters left", ylabel="accuracy", ylim=(0, 1.02))
+        axes[2].set(xlabel="% of parameters left", ylabel=measured, ylim=(0, 1.02))
         axes[2].invert_xaxis()
     for panel in axes:
         panel.spines[["top", "right"]].set_visible(False)
