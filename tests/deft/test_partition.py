@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 import hope
+from hope.deft.checks import PERCENTILE
 from hope.deft.elasticity import EPSILON
 from hope.deft.freed import consolidate
 from hope.errors import NotSeparable
@@ -74,6 +75,26 @@ def test_dead_neurons_make_the_supremum_the_threshold() -> None:
     assert part.lock.reason == "supremum"
     assert part.threshold == max(c for costs in part.costs.values() for c in costs.tolist() if c < np.inf)
     assert all(not part.core[name][:-3].any() for name in part.core)
+
+
+def test_the_default_keeps_a_predicted_fidelity_of_095() -> None:
+    net = made(chain())
+    part, asked = hope.deft.partition(net, images(2)), hope.deft.partition(net, images(2), fidelity=0.95)
+    assert part.percentile == asked.percentile != PERCENTILE
+    cost = hope.deft.prepare(net, part, head=3).cost
+    assert (cost.fidelity if cost and cost.fidelity else 0) >= 0.95
+    assert hope.deft.partition(net, images(2), by="capacity").percentile == PERCENTILE
+
+
+@pytest.mark.parametrize("sever", ["mask", "absorb"])
+def test_wrap_is_partition_and_prepare(sever: str) -> None:
+    net, x = made(chain()), images(16)
+    wrapped = hope.deft.wrap(net, images(2), head=5, sever=sever, calibration=iter([x]), percentile=40)
+    part = hope.deft.partition(net, images(2), percentile=40, sever=sever, calibration=[x])
+    tuning = hope.deft.prepare(net, part, head=5, calibration=[x] if sever == "absorb" else None)
+    assert wrapped.model.eval()(x).shape == (16, 5)
+    own, other = wrapped.model.state_dict(), tuning.model.state_dict()
+    assert all(torch.equal(own[name], other[name]) for name in own if not name.startswith(part.head))
 
 
 def test_costs_are_those_of_the_encoder() -> None:

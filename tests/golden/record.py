@@ -164,7 +164,7 @@ def run(model: nn.Module, example: Any, density: float, options: dict[str, Any])
 
 def split(model: nn.Module, example: Any, options: dict[str, Any]) -> dict[str, Any]:
     """A DEFT partition in a few numbers."""
-    part = hope.deft.partition(model, example, progress=False, **options)
+    part = hope.deft.partition(model, example, progress=False, **{"percentile": 20, **options})
     tunings = {
         sever: hope.deft.prepare(model, part, head=4, sever=sever).model for sever in ("mask", "absorb")
     }

@@ -20,6 +20,7 @@ from hope.deft.partition import Partition, partition
 from hope.deft.prepare import prepare
 from hope.deft.store import load
 from hope.deft.tuning import Tuning
+from hope.deft.wrap import wrap
 from hope.errors import InvalidHead, InvalidPartition, InvalidPenalty, LostSource, NotSeparable
 from hope.storage.adapter import Cost
 
@@ -39,4 +40,5 @@ __all__ = [
     "load",
     "partition",
     "prepare",
+    "wrap",
 ]

@@ -14,20 +14,22 @@ from hope.structure.anatomy import Anatomy
 
 BY = ("prune-cost", "capacity")
 SEVER = ("mask", "absorb")
-PERCENTILE = 20.0
+PERCENTILE, FIDELITY = 20.0, 0.95
 MERGES: dict[bool | str, str | None] = {True: "sum", "sum": "sum", "pair": "pair", False: None}
 
 
 def check_options(
     percentile: float | None, fidelity: float | None, example: object, by: str, merge: bool | str
-) -> float:
+) -> tuple[float, float | None]:
     """Check percentile or fidelity, the kind of partition and the kind of merge.
 
     Returns:
-        The percentile.
+        The percentile, and the fidelity that decides instead of it, if any.
     """
     if percentile is not None and fidelity is not None:
         raise InvalidPartition("give either percentile= or fidelity=, not both")
+    if percentile is None and fidelity is None and by == BY[0] and example is not None:
+        fidelity = FIDELITY
     percentile = PERCENTILE if percentile is None else percentile
     if isinstance(percentile, bool) or not isinstance(percentile, Real) or not 0 <= percentile <= 100:
         raise InvalidPartition(f"percentile must be between 0 and 100, got {percentile!r}")
@@ -40,7 +42,7 @@ def check_options(
         raise InvalidPartition(f"by must be one of {', '.join(BY)}, got {by!r}")
     if merge not in MERGES:
         raise InvalidPartition(f"merge must be True, 'sum', 'pair' or False, got {merge!r}")
-    return percentile
+    return percentile, fidelity
 
 
 def check_sever(sever: str) -> str:

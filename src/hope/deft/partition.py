@@ -211,10 +211,10 @@ def partition(  # noqa: PLR0913
     Args:
         model: a trained model, with BN or with `calibration`.
         example: an input it can run on.
-        percentile: P, of costs or capacities (default 20). Higher values give more slack and keep less of
-            the source.
+        percentile: P, of costs or capacities. Higher values give more slack and keep less of the source.
         fidelity: instead of a percentile, the smallest predicted fidelity (see `hope.fidelity`) of the source
-            after severing: the highest whole percentile that keeps it, found by bisection.
+            after severing: the highest whole percentile that keeps it, found by bisection. If neither is
+            given: fidelity=0.95 by prune cost, percentile=20 by capacity or without an example.
         by: "prune-cost" or "capacity".
         merge: merge redundant neurons of the core, at a cost below J_lock; the freed neurons become slack.
             True or "sum": a parent approximates the sum of two neurons; "pair": the paper's; False: none.
@@ -247,7 +247,7 @@ def partition(  # noqa: PLR0913
         >>> hope.deft.prepare(net, safe, head=3).cost.fidelity >= 0.95
         True
     """
-    percentile = check_options(percentile, fidelity, example, by, merge)
+    percentile, fidelity = check_options(percentile, fidelity, example, by, merge)
     check_sever(sever)
     patterns = [core] if isinstance(core, str) else core
     anatomy = _read(model, example, anatomy, progress)
