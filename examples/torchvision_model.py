@@ -6,15 +6,15 @@ The weights here are random; for a network that can do something, load a checkpo
 import sys
 
 import torch
+from torchvision.models import get_model
 
 import hope
-from hope.cli.models import make  # builds a library's model, whatever its compiled operators lack
 
 
 def main(name: str = "resnet18") -> None:
     """Read it, compress it once, and look at three sizes of the same run."""
     torch.manual_seed(0)
-    model = make(f"torchvision:{name}").eval()
+    model = get_model(name, weights=None).eval()
     example = torch.randn(1, 3, 64, 64)
 
     anatomy = hope.inspect(model, example)

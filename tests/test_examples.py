@@ -41,6 +41,11 @@ def test_an_example_runs(
     assert list(tmp_path.iterdir()) == [], "an example leaves nothing behind"
 
 
+@pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
+def test_an_example_imports_public_names_only(path: Path) -> None:
+    assert not re.search(r"^\s*(?:from hope\b|import hope\.)", path.read_text(), re.MULTILINE)
+
+
 def test_every_example_is_listed() -> None:
     listed = (FOLDER / "README.md").read_text()
     assert [path.stem for path in EXAMPLES] == sorted(ENDS)

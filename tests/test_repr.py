@@ -46,7 +46,7 @@ def is_one_short_line(thing: object) -> bool:
 
 def test_whatever_is_read_off_a_network(model: nn.Module) -> None:
     anatomy = hope.inspect(model, EXAMPLE)
-    assert repr(anatomy) == "<Anatomy of CifarResNet: 3 layers, 3 blocks, 1 streams>"
+    assert repr(anatomy) == "<Anatomy of CifarResNet: 3 layers, 3 blocks, 1 stream>"
     assert is_one_short_line(anatomy.size())
     for unit in anatomy.units:
         assert is_one_short_line(unit)

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Unpack
 from torch import nn
 
 from hope._util.calls import Example
+from hope._util.numbers import plural
 from hope._util.progress import bar
 from hope._util.tables import grid, html, text
 from hope.errors import InfeasibleBudget, InvalidAction
@@ -313,7 +314,7 @@ class Encoding:
         """The summary, as tables and lines."""
         before, after = self.trajectory.size(0), self.size
         mix = self.trajectory.counted(self.steps)
-        title = f"{self.anatomy.model} by {self.method.name}: {self.steps} steps ({mix})"
+        title = f"{self.anatomy.model} by {self.method.name}: {plural(self.steps, 'step')} ({mix})"
         table = grid(title, " ", "before", "after", "kept")
         for name in ("neurons", "parameters", "macs"):
             old, new = getattr(before, name), getattr(after, name)
@@ -328,8 +329,9 @@ class Encoding:
         if grown:
             worst = max(grown, key=lambda name: grown[name])
             parts.append(
-                f"{len(grown)} weights grew by more than {GROWTH:g} times, "
-                f"most {worst}: {grown[worst]:.1f} times"
+                f"{plural(len(grown), 'weight')} grew by more than {GROWTH:g} times, most {worst}: "
+                f"{grown[worst]:.1f} times; measure the accuracy, and use a larger budget or "
+                "calibration=batches if it is too low"
             )
         if self.left_alone:
             reasons = grid("Left alone by this method", " what", " why")

@@ -118,6 +118,7 @@ CALLS = [
     (ENCODE + " --out {f}/new --params inf", "a whole count, got inf: give params=0.6"),
     (ENCODE + " --out {f}/new --density nan", "a whole count, got nan: give density=0.6"),
     (ENCODE + " --out {f}/new --macs=-0.5", "a whole count, got -0.5: give macs=0.6"),
+    (ENCODE + " --out {f}/new --params 600000", "params must be at most "),
     (ENCODE + " --out {f}/new --params 1.5", "a whole count, got 1.5: give"),
     (ENCODE + " --out {f}/new --density 0.01", "the smallest reachable is density=0.1250"),
     (ENCODE + " --out {f}/new --steps 1.5", "steps must be a whole number from 0, got 1.5: give steps=100"),

@@ -45,7 +45,7 @@ def test_inspect_prints_the_table_of_a_model_in_a_file(
 ) -> None:
     assert main(["inspect", f"{file}:build", "--input", "1x3x8x8"]) == 0
     out = capsys.readouterr().out
-    assert "Sequential: 8 compressible neurons in 1 layers" in out
+    assert "Sequential: 8 compressible neurons in 1 layer" in out
     assert "fan-out" in out
 
 

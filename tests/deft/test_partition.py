@@ -14,7 +14,7 @@ import hope
 from hope.deft.checks import PERCENTILE
 from hope.deft.elasticity import EPSILON
 from hope.deft.freed import consolidate
-from hope.errors import NotSeparable
+from hope.errors import InvalidPartition, NotSeparable
 from hope.methods import Paper
 from hope.methods.pairs import PairPath, PaperState
 from hope.schedule.search_space import SearchSpace
@@ -84,6 +84,16 @@ def test_the_default_keeps_a_predicted_fidelity_of_095() -> None:
     cost = hope.deft.prepare(net, part, head=3).cost
     assert (cost.fidelity if cost and cost.fidelity else 0) >= 0.95
     assert hope.deft.partition(net, images(2), by="capacity").percentile == PERCENTILE
+
+
+def test_the_default_does_not_merge_if_merging_costs_more(capsys: pytest.CaptureFixture[str]) -> None:
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 3)).eval()
+    with pytest.raises(InvalidPartition, match="merge=False"):
+        hope.deft.partition(net, torch.zeros(2, 4), fidelity=0.95)
+    part = hope.deft.partition(net, torch.zeros(2, 4))
+    assert (part.merge, part.merges) == (None, ())
+    assert "nothing is merged" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("sever", ["mask", "absorb"])

@@ -267,4 +267,4 @@ def test_weights_that_grow_are_reported() -> None:
         encoding.model[8].weight *= 1000  # type: ignore[index, operator, union-attr]
     again = dataclasses.replace(encoding)
     vars(again)["model"] = encoding.model
-    assert "weights grew by more than 4 times, most 8.weight" in str(again)
+    assert "weight grew by more than 4 times, most 8.weight" in str(again)

@@ -77,7 +77,7 @@ def test_the_head_counts_neurons_blocks_streams_parameters_and_macs() -> None:
     assert counts(anatomy) == {Need.NOTHING: 6, Need.CALIBRATION: 2 * 2, Need.NEVER: 8 + 8 + 3}
     assert "(a neuron with several channels counts once for each channel)" in lines
     assert lines[0] == "Net: 8 compressible neurons in 2 layers"
-    assert lines[1] == "1 evictable blocks, 1 streams"
+    assert lines[1] == "1 evictable block, 1 stream"
     share = 1 - anatomy.floor().parameters / anatomy.size().parameters
     macs = 16 * (24 + 432 + 48 + 32 + 8) + 12
     parameters = 32 + 432 + 12 + 56 + 36 + 12 + 15

@@ -214,7 +214,8 @@ def partition(  # noqa: PLR0913
         percentile: P, of costs or capacities. Higher values give more slack and keep less of the source.
         fidelity: instead of a percentile, the smallest predicted fidelity (see `hope.fidelity`) of the source
             after severing: the highest whole percentile that keeps it, found by bisection. If neither is
-            given: fidelity=0.95 by prune cost, percentile=20 by capacity or without an example.
+            given: fidelity=0.95 by prune cost, without merging if that alone costs more; percentile=20 by
+            capacity, or without an example.
         by: "prune-cost" or "capacity".
         merge: merge redundant neurons of the core, at a cost below J_lock; the freed neurons become slack.
             True or "sum": a parent approximates the sum of two neurons; "pair": the paper's; False: none.
@@ -247,6 +248,7 @@ def partition(  # noqa: PLR0913
         >>> hope.deft.prepare(net, safe, head=3).cost.fidelity >= 0.95
         True
     """
+    asked = fidelity is not None
     percentile, fidelity = check_options(percentile, fidelity, example, by, merge)
     check_sever(sever)
     patterns = [core] if isinstance(core, str) else core
@@ -259,7 +261,7 @@ def partition(  # noqa: PLR0913
     paths = [walk(state) for state in states]
     original, judges = fingerprint(model), list[Fidelity]()
 
-    def make(percentile: float) -> Partition:
+    def make(percentile: float, mode: str | None) -> Partition:
         lock, fates = _fates(states, paths, percentile, mode)
         threshold, locks = lock.threshold, {name: fate.core for name, fate in fates.items()}
         merges = tuple(one for fate in fates.values() for one in fate.merges)
@@ -296,10 +298,10 @@ def partition(  # noqa: PLR0913
         )
 
     if fidelity is None:
-        return make(percentile)
-    from hope.deft.search import widest
+        return make(percentile, mode)
+    from hope.deft import search
 
-    return widest(model, make, fidelity, batches)
+    return (search.widest if asked else search.widest_if_merged)(model, make, mode, fidelity, batches)
 
 
 def _read(

@@ -72,7 +72,7 @@ def prepare(
         >>> net = torch.nn.Sequential(
         ...     torch.nn.Linear(4, 8), torch.nn.BatchNorm1d(8), torch.nn.ReLU(), torch.nn.Linear(8, 3)
         ... )
-        >>> part = hope.deft.partition(net, torch.zeros(2, 4))
+        >>> part = hope.deft.partition(net, torch.zeros(2, 4), percentile=20)
         >>> tuning = hope.deft.prepare(net, part, head=2)
         >>> optimizer = torch.optim.AdamW(tuning.model.parameters(), weight_decay=0.1)
         >>> tuning.model(torch.randn(16, 4)).square().mean().backward()

@@ -134,7 +134,8 @@ def load(folder: str | PathLike[str], model: nn.Module, *, head: nn.Module | Non
         >>> net = torch.nn.Sequential(
         ...     torch.nn.Linear(4, 8), torch.nn.BatchNorm1d(8), torch.nn.ReLU(), torch.nn.Linear(8, 3)
         ... )
-        >>> tuning = hope.deft.prepare(net, hope.deft.partition(net, torch.zeros(2, 4)), head=2)
+        >>> part = hope.deft.partition(net, torch.zeros(2, 4), percentile=20)
+        >>> tuning = hope.deft.prepare(net, part, head=2)
         >>> folder = tuning.save_pretrained(tempfile.mkdtemp())
         >>> again = hope.deft.load(folder, net)
         >>> x = torch.randn(5, 4)

@@ -161,7 +161,7 @@ class Tuning:
             >>> net = torch.nn.Sequential(
             ...     torch.nn.Linear(4, 8), torch.nn.BatchNorm1d(8), torch.nn.ReLU(), torch.nn.Linear(8, 3)
             ... )
-            >>> part = hope.deft.partition(net, torch.zeros(2, 4))
+            >>> part = hope.deft.partition(net, torch.zeros(2, 4), percentile=20)
             >>> tuning = hope.deft.prepare(net, part, head=2)
             >>> with tuning.source() as model:
             ...     tuple(model(torch.zeros(5, 4)).shape)

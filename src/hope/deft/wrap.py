@@ -37,6 +37,7 @@ def wrap(
 
     Example:
         >>> import torch, hope
+        >>> _ = torch.manual_seed(0)
         >>> net = torch.nn.Sequential(
         ...     torch.nn.Linear(4, 8), torch.nn.BatchNorm1d(8), torch.nn.ReLU(), torch.nn.Linear(8, 3)
         ... )

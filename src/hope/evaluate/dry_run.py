@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import copy
 import logging
+import re
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -24,7 +25,7 @@ from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
 from hope._util.calls import Example, as_call, mode
-from hope.actions import Action, Evict, Prune
+from hope.actions import Action, Evict, Prune, evict
 from hope.errors import UnsupportedModel, first_line
 from hope.reasons import Cause
 from hope.rewrite.apply import operate
@@ -143,7 +144,7 @@ class DryRun:
                 )
             except Exception as error:
                 if self.original(training) is not None:
-                    return first_line(error)
+                    return _reason(error)
                 continue
             numbers = self._numbers
             if not training and self.original(training) is not None:
@@ -169,6 +170,20 @@ class DryRun:
 
         self._run(watch, False)
         return seen
+
+
+def _reason(error: Exception) -> str:
+    """Why a model does not run without a module, in terms of the model.
+
+    >>> _reason(AttributeError("'Empty' object has no attribute 'weight'"))
+    'its code reads weight of a removed module'
+    """
+    found = re.fullmatch(r"'(\w+)' object has no attribute '(\w+)'", first_line(error))
+    return (
+        f"its code reads {found[2]} of a removed module"
+        if found and hasattr(evict, found[1])
+        else first_line(error)
+    )
 
 
 class Call(NamedTuple):

@@ -76,7 +76,12 @@ class Budget:
         return self.value * original if fraction else self.value
 
     def check(self, least: int, original: int, advice: str = "") -> None:
-        """Refuse what is below the least that can be reached, with what to do about it."""
+        """Refuse what is below the least that can be reached, or above the original, and say what to do."""
+        if self.allowed(original) > original:
+            raise InfeasibleBudget(
+                f"{self.unit} must be at most {self.kind.format(original)}, that of the original, got "
+                f"{self.kind.format(self.value)}: give less, or a share ({self.unit}=0.6)"
+            )
         if least > self.allowed(original):
             raise InfeasibleBudget(
                 f"{self} cannot be met: the smallest reachable is {self.unit}={least / max(original, 1):.4f} "

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from hope._util.numbers import plural
 from hope.actions import Action, kinds
 from hope.errors import InfeasibleBudget
 from hope.schedule.budget import Budget
@@ -70,7 +71,7 @@ class Trajectory:
         return self.steps[position]
 
     def __repr__(self) -> str:
-        return f"<Trajectory: {len(self)} steps ({self.counted()})>"
+        return f"<Trajectory: {plural(len(self), 'step')} ({self.counted()})>"
 
     @cached_property
     def sizes(self) -> Counts:
@@ -116,9 +117,9 @@ class Trajectory:
         return {one.kind: counts[one.kind] for one in kinds()}
 
     def counted(self, steps: int | None = None) -> str:
-        """The same in words: "3 prunes, 1 evictions"."""
+        """The same in words: "3 prunes, 1 eviction"."""
         mix = self.mix(steps)
-        words = [f"{mix[one.kind]} {one.plural}" for one in kinds() if mix[one.kind]]
+        words = [plural(mix[one.kind], one.plural.removesuffix("s")) for one in kinds() if mix[one.kind]]
         return ", ".join(words) or "none"
 
     def steps_to(self, unit: str, value: float) -> int:
@@ -177,7 +178,7 @@ class Trajectory:
         """How far the run came, in words."""
         resource = Budget(unit, 1).resource
         if resource is None:
-            return f"has {len(self)} steps"
+            return f"has {plural(len(self), 'step')}"
         found = self.counts(unit)
         least = int(found[list(self.stops) or slice(None)].min())
         return f"comes down to {unit}={least / max(1, int(found[0])):.4f} ({resource.format(least)})"

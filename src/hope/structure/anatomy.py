@@ -6,6 +6,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 
+from hope._util.numbers import plural
 from hope.structure.observation_points import Taps
 from hope.structure.sizes import Size, size_after
 from hope.structure.units import IndexMap, Skipped, Unit
@@ -128,8 +129,8 @@ class Anatomy:
 
     def __repr__(self) -> str:
         return (
-            f"<Anatomy of {self.model}: {len(self.layers)} layers, {len(self.blocks)} blocks, "
-            f"{len(self.streams)} streams>"
+            f"<Anatomy of {self.model}: {plural(len(self.layers), 'layer')}, "
+            f"{plural(len(self.blocks), 'block')}, {plural(len(self.streams), 'stream')}>"
         )
 
     def __str__(self) -> str:

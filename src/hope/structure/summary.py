@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from rich.table import Table
 
+from hope._util.numbers import plural
 from hope._util.tables import grid, text
 from hope.reasons import Cause
 from hope.structure.needs import Need, counts, needs
@@ -25,8 +26,9 @@ def parts_of(anatomy: Anatomy) -> list[object]:
     size, floor = anatomy.size(), anatomy.floor()
     share = 1 - floor.parameters / size.parameters if size.parameters else 0.0
     head = (
-        f"{anatomy.model}: {size.neurons:,} compressible neurons in {len(anatomy.layers)} layers\n"
-        f"{len(anatomy.blocks)} evictable blocks, {len(anatomy.streams)} streams\n"
+        f"{anatomy.model}: {plural(size.neurons, 'compressible neuron')} in "
+        f"{plural(len(anatomy.layers), 'layer')}\n"
+        f"{plural(len(anatomy.blocks), 'evictable block')}, {plural(len(anatomy.streams), 'stream')}\n"
         f"{size.parameters:,} parameters, of which {share:.1%} are prunable\n"
         f"{size.macs:,} MACs on the example"
     )
