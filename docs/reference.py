@@ -16,7 +16,7 @@ import hope.deft
 PAGE = Path(__file__).with_name("api.md")
 WIDTH = 100
 MADE_BY_USERS = (  # others are given
-    hope.Absorb, hope.Paper, hope.Score, hope.Runtime, hope.Evict, hope.Merge, hope.Prune
+    hope.Absorb, hope.Paper, hope.Score, hope.Runtime, hope.Evict, hope.Merge, hope.Prune, hope.Quantise
 )  # fmt: skip
 SECTION = re.compile(r"(Args|Attributes|Returns|Raises|Example):")
 ITEM = re.compile(r"(\*{0,2}\w+(?:, \*{0,2}\w+)*): (.*)")

@@ -7,7 +7,7 @@ from hope._version import __version__
 
 if TYPE_CHECKING:
     from hope import deft, ops
-    from hope.actions import Evict, Merge, Prune
+    from hope.actions import Evict, Merge, Prune, Quantise
     from hope.api import capacities, encode, inspect
     from hope.encoding import Encoding
     from hope.errors import (
@@ -54,6 +54,7 @@ __all__ = [
     "Merge",
     "Paper",
     "Prune",
+    "Quantise",
     "Runtime",
     "Score",
     "UnknownMethod",
@@ -80,7 +81,7 @@ __all__ = [
 
 _PLACES = {  # where names are defined: each is imported on first use, and torch not before
     "hope.structure.anatomy": ("Anatomy",),
-    "hope.actions": ("Evict", "Merge", "Prune"),
+    "hope.actions": ("Evict", "Merge", "Prune", "Quantise"),
     "hope.api": ("capacities", "encode", "inspect"),
     "hope.encoding": ("Encoding",),
     "hope.errors": (

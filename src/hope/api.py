@@ -21,7 +21,7 @@ from hope.latency.runtime import Runtime
 from hope.methods import Method, Paper, with_calibration
 from hope.methods.base import NetworkStatistics
 from hope.pipeline import Options, compress
-from hope.schedule.budget import Budget, RunBudget, lists_budgets, one_budget
+from hope.schedule.budget import Budget, RunBudget, lists_budgets, run_budget
 from hope.schedule.search_space import SearchSpace, usable, waiting
 from hope.structure.analyse import read_model
 from hope.structure.anatomy import Anatomy
@@ -81,6 +81,7 @@ def encode(  # noqa: PLR0913
     statistics: NetworkStatistics | None = None,
     checkpoint: str | PathLike[str] | None = None,
     progress: bool | None = None,
+    bits: int | Sequence[int] | str | None = "auto",
     **budget: Unpack[RunBudget],
 ) -> Encoding:
     """Compress a network to a budget, without data if it has batch norm. The model is not changed.
@@ -124,6 +125,10 @@ def encode(  # noqa: PLR0913
         checkpoint: a file for the state of an interrupted run (during the refit also one next to it). If it
             has the start of the same run, the run resumes. It is deleted when the run is finished.
         progress: show a progress bar; by default on a terminal only.
+        bits: the numbers of bits (2, 3, 4, 5, 6, 8) that weights may be rounded to. Without a budget
+            nothing is removed, and every weight is rounded: `bits=8`. With `size`, neurons and bits are ranked by the
+            bytes that they save; by default any number of bits, with None only neurons. Weights stay numbers
+            of the model's type; the saved folder and ONNX files hold packed integers.
 
     Raises:
         InfeasibleBudget: the budget cannot be reached; the message says what can.
@@ -152,7 +157,8 @@ def encode(  # noqa: PLR0913
     encoding = encode_resumable(
         model,
         example,
-        one_budget(**budget),
+        run_budget(bits, budget),
+        bits=bits,
         method=with_calibration(method, calibration),
         evict=evict,
         streams=streams,
@@ -175,7 +181,7 @@ def encode(  # noqa: PLR0913
 def encode_resumable(
     model: nn.Module,
     example: Example | None,
-    budget: Budget,
+    budget: Budget | None,
     *,
     anatomy: Anatomy | None = None,
     statistics: NetworkStatistics | None = None,

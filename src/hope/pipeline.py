@@ -28,6 +28,7 @@ from hope.methods import Method, named
 from hope.methods.base import NetworkStatistics
 from hope.rewrite.apply import outcome
 from hope.rewrite.config import configured, groups_of
+from hope.schedule.bits import Rounding, bits_for, readers, roundings, with_readers
 from hope.schedule.budget import Budget
 from hope.schedule.cost_model import CostModel
 from hope.schedule.resume import Resume, RunCheckpoint
@@ -56,17 +57,20 @@ class Options:
     runtime: Runtime | None = None
     executor: Executor | None = None
     progress: bool | None = None
+    bits: tuple[int, ...] = ()
+    only_bits: bool = False
 
     @classmethod
     def of(
         cls,
-        budget: Budget,
+        budget: Budget | None,
         example: Example | None,
         *,
         method: Method | str = "absorb",
         evict: bool = True,
         exclude: Sequence[str] = (),
         runtime: Runtime | str | None = None,
+        bits: int | Sequence[int] | str | None = "auto",
         **rest: Any,
     ) -> Options:
         """Options as they are given; what does not go together is refused.
@@ -78,15 +82,17 @@ class Options:
         check_multiple(1 if multiple_of is None else multiple_of)
         uniform = check_uniform(rest.get("uniform", False), rest.get("streams", False))
         patterns = (exclude,) if isinstance(exclude, str) else tuple(exclude)
-        where = runtime_for(budget, runtime, example)
-        return cls(named(method), evict and not uniform, exclude=patterns, runtime=where, **rest)
+        where = runtime_for(budget, runtime, example) if budget is not None else None
+        counts = bits_for(budget, bits)
+        how: dict[str, Any] = {"exclude": patterns, "runtime": where, "bits": counts}
+        return cls(named(method), evict and not uniform, only_bits=budget is None, **how, **rest)
 
 
 def compress(
     model: nn.Module,
     example: Example | None,
     anatomy: Anatomy,
-    budget: Budget,
+    budget: Budget | None,
     options: Options,
     *,
     statistics: NetworkStatistics | None = None,
@@ -102,18 +108,27 @@ def compress(
     if statistics is None:
         statistics = options.method.collect(model, example, anatomy, progress=options.progress)
     method = options.method.resolve(statistics)
+    weights = readers(anatomy, options.exclude) if options.bits else {}
+    statistics = with_readers(statistics, weights)
+    rounding = roundings(
+        statistics, weights, options.bits, method.share_of(statistics), progress=options.progress
+    )
+    budget = budget or Budget("steps", sum(len(one.steps) for one in rounding))
     cost = cost_model(model, example, anatomy, budget, replace(options, method=method))
     space = search_space(
         statistics, method, evict=options.evict, exclude=options.exclude, groups=groups, cost=cost
     )
-    space.check(budget, options.multiple_of or 1)
+    if options.only_bits:
+        space = replace(space, states=(), branches=(), left_alone={})
+    if not rounding:
+        space.check(budget, options.multiple_of or 1)
     original, settings = fingerprint(model), settings_of(options, space)
     file = None
     if checkpoint is not None:
         measured = {"clock": numbers} if cost is not None and (numbers := cost.to_list()) else {}
         file = RunCheckpoint(checkpoint, {"original": original, **settings, **measured})
     judges = Judges(model, example, anatomy, statistics.inputs, options.progress)
-    found, notes = schedule(model, space, budget, options, judges, file)
+    found, notes = schedule(model, space, budget, options, judges, file, rounding)
     if budget.is_measured and options.multiple_of is None:
         settings["widths"] = "chosen"
     settings["multiple_of"] = found.multiple_of
@@ -158,6 +173,7 @@ def settings_of(options: Options, space: SearchSpace) -> dict[str, Any]:
     told: dict[str, Any] = {"method": space.method.to_dict(), "evict": options.evict}
     told["exclude"] = list(options.exclude)
     told |= {name: True for name in ("streams", "uniform") if getattr(options, name)}
+    told |= {"bits": list(options.bits)} if options.bits else {}
     if options.runtime is not None:
         return {**told, "runtime": options.runtime.to_dict()}
     return {**told, **({"ranked": space.cost.resource} if space.cost is not None else {})}
@@ -204,6 +220,7 @@ def schedule(
     options: Options,
     judges: Judges,
     file: RunCheckpoint | None,
+    roundings: Sequence[Rounding] = (),
 ) -> tuple[Collected, tuple[str, ...]]:
     """The actions that meet a budget, in order, and what a user should know of the choice."""
     progress = options.progress
@@ -221,6 +238,7 @@ def schedule(
     if space.cost is not None and options.multiple_of is None:
         multiples = space.cost.multiples
     how: dict[str, Any] = {"cost": space.cost, "groups": space.groups, "progress": progress}
+    how["roundings"] = roundings
     found = run_to_budget(space.anatomy, more, budget, begun.steps, multiples, file, **how)
     if not (options.streams and space.method.evictions == "judged" and budget.is_cost):
         return found, ()

@@ -5,6 +5,7 @@ from hope.actions.base import Action, Rewrite
 from hope.actions.evict import Evict
 from hope.actions.merge import Merge
 from hope.actions.prune import Prune
+from hope.actions.quantise import Quantise
 from hope.actions.registry import AnyAction, kinds, register, unregister
 
 __all__ = [
@@ -14,6 +15,7 @@ __all__ = [
     "Evict",
     "Merge",
     "Prune",
+    "Quantise",
     "Rewrite",
     "kinds",
     "register",

@@ -10,10 +10,13 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import ClassVar, Self
 
 import msgspec
-from torch import nn
+import numpy as np
+import torch
+from torch import Tensor, nn
 
 from hope.errors import InvalidAction
 from hope.statistics.input_statistics import InputStatistics
@@ -52,6 +55,32 @@ class RewriteContext:
     evicted: Mapping[str, tuple[float, ...] | None]
     statistics: Mapping[str, InputStatistics]
     rewrite: Rewrite
+
+    def kept(self, tensor: str, dim: int) -> Tensor | None:
+        """The places of a tensor's dimension that are kept; None if all are."""
+        return self._kept.get((tensor, dim))
+
+    @cached_property
+    def _kept(self) -> dict[tuple[str, int], Tensor]:
+        return kept_places(self.anatomy, self.removed, self.evicted)
+
+
+def kept_places(
+    anatomy: Anatomy, removed: Mapping[str, Sequence[int]], evicted: Iterable[str]
+) -> dict[tuple[str, int], Tensor]:
+    """(tensor, dimension) -> the places of it that stay, where some go; evicted blocks left out."""
+    blocks = [anatomy.block(name) for name in evicted]
+    cut: dict[tuple[str, int], set[int]] = {}
+    for name, neurons in removed.items():
+        for part in anatomy.unit(name).places:
+            if not any(block.removes(part.tensor) for block in blocks):
+                cut.setdefault((part.tensor, part.dim), set()).update(
+                    part.index[list(neurons)].ravel().tolist()
+                )
+    return {
+        (tensor, dim): torch.from_numpy(np.setdiff1d(np.arange(anatomy.shapes[tensor][dim]), list(places)))
+        for (tensor, dim), places in cut.items()
+    }
 
 
 class Action(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
@@ -118,6 +147,10 @@ class Action(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
 
     def entry_bits(self, anatomy: Anatomy) -> Mapping[str, float]:
         """Tensor -> how many bits one of its entries is stored in from now on, where that changes."""
+        return {}
+
+    def row_bits(self, anatomy: Anatomy) -> Mapping[str, float]:
+        """Tensor -> how many bits are stored beside the entries of each of its rows, where that changes."""
         return {}
 
     def check(self, anatomy: Anatomy, removed: Removed, evicted: Collection[str]) -> None:

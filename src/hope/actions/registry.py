@@ -14,9 +14,10 @@ from hope.actions.base import Action
 from hope.actions.evict import Evict
 from hope.actions.merge import Merge
 from hope.actions.prune import Prune
+from hope.actions.quantise import Quantise
 
 A = TypeVar("A", bound=type[Action])
-AnyAction = Prune | Absorption | Merge | Evict
+AnyAction = Prune | Absorption | Merge | Evict | Quantise
 _KINDS: dict[str, type[Action]] = {}
 
 
@@ -74,5 +75,5 @@ def from_stored(data: Iterable[Any]) -> list[Action]:
     return list(msgspec.convert(list(data), list[stored_type()]))  # type: ignore[misc]
 
 
-for _one in (Prune, Merge, Absorption, Evict):
+for _one in (Prune, Merge, Absorption, Evict, Quantise):
     register(_one)

@@ -205,6 +205,10 @@ class Absorb(Method):
             return 1.0
         return known.surrogate.share(at[found[0]])
 
+    def share_of(self, known: NetworkStatistics) -> Callable[[str], float]:
+        """Block -> its branch's share of the stream's variance."""
+        return partial(self.share, known=known)
+
     def measures(self, known: NetworkStatistics, states: Sequence[State]) -> dict[str, list[float]]:
         """Capacities ‖f_i‖, where BNs determine them."""
         found = {layer.name: capacities(layer, known.numbers) for layer in known.anatomy.layers}

@@ -153,6 +153,10 @@ class Method(ABC):
         """
         return Cause.EXCLUDED.at(self.name)
 
+    def share_of(self, known: NetworkStatistics) -> Callable[[str], float]:
+        """Block -> its branch's share of the stream's variance; 1 where a method does not know it."""
+        return lambda block: 1.0
+
     @abstractmethod
     def measures(self, known: NetworkStatistics, states: Sequence[State]) -> dict[str, list[float]]:
         """Unit -> the value of each neuron in the original network, where it is known."""

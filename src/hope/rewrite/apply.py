@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-import numpy as np
-import torch
 from torch import Tensor, nn
 
 from hope._util.calls import duplicate
+from hope.actions import base
 from hope.actions.base import Action, Rewrite, RewriteContext
 from hope.errors import InvalidAction
 from hope.rewrite import config, norms, resize
@@ -144,18 +143,7 @@ def _by_kind(steps: Sequence[Action]) -> dict[type[Action], list[Action]]:
 
 def kept_places(anatomy: Anatomy, done: Outcome) -> dict[tuple[str, int], Tensor]:
     """(tensor, dimension) -> the places of it that stay, where some go; evicted blocks left out."""
-    evicted = [anatomy.block(name) for name in done.evicted]
-    cut: dict[tuple[str, int], set[int]] = {}
-    for name, neurons in done.removed.items():
-        for part in anatomy.unit(name).places:
-            if not any(block.removes(part.tensor) for block in evicted):
-                cut.setdefault((part.tensor, part.dim), set()).update(
-                    part.index[list(neurons)].ravel().tolist()
-                )
-    return {
-        (tensor, dim): torch.from_numpy(np.setdiff1d(np.arange(anatomy.shapes[tensor][dim]), list(places)))
-        for (tensor, dim), places in cut.items()
-    }
+    return base.kept_places(anatomy, done.removed, done.evicted)
 
 
 def shapes_after(anatomy: Anatomy, steps: Sequence[Action]) -> dict[str, Shape]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from difflib import get_close_matches
 from typing import Any, TypedDict, TypeVar
@@ -112,6 +112,12 @@ def unit_of(name: str) -> BudgetUnit:
 def one_budget(**given: Any) -> Budget:
     """The one budget that was given."""
     return _one(given, list(UNITS))
+
+
+def run_budget(bits: object, given: Mapping[str, Any]) -> Budget | None:
+    """The one budget that was given; None if only bits were."""
+    some = any(unit_of(name) and value is not None for name, value in given.items())
+    return None if bits not in ("auto", None) and not some else one_budget(**given)
 
 
 def replay_budget(**given: Any) -> Budget:

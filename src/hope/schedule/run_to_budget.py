@@ -9,6 +9,7 @@ from itertools import islice
 
 from hope._util.progress import bar
 from hope.actions import Action
+from hope.schedule.bits import Rounding
 from hope.schedule.budget import Budget
 from hope.schedule.cost_model import CostModel
 from hope.schedule.resume import RunCheckpoint
@@ -45,6 +46,7 @@ def run_to_budget(  # noqa: PLR0913
     *,
     cost: CostModel | None = None,
     groups: Groups = (),
+    roundings: Sequence[Rounding] = (),
     progress: bool | None = None,
 ) -> Collected:
     """Take steps until the budget is met, or nothing is left to do.
@@ -57,12 +59,13 @@ def run_to_budget(  # noqa: PLR0913
         file: where to note what is done.
         cost: what it predicts is noted in the trajectory.
         groups: layers that keep one width.
+        roundings: what rounding weights costs; roundings and all removals are then ranked together.
     """
 
-    begun = list(done)
+    begun = [*done, *more] if roundings else list(done)
 
     def made() -> list[Trajectory]:
-        return [Trajectory.of(anatomy, begun, multiple, cost, groups) for multiple in multiples]
+        return [Trajectory.of(anatomy, begun, multiple, cost, groups, roundings) for multiple in multiples]
 
     found = made()
     with bar("scheduling actions", 1.0, progress) as show:
@@ -84,7 +87,7 @@ def run_to_budget(  # noqa: PLR0913
         return Collected(found[best], multiples[best], tuple(begun))
 
     def tried(steps: Sequence[Action]) -> Trajectory:
-        return Trajectory.of(anatomy, steps, multiples[best], cost, groups)
+        return Trajectory.of(anatomy, steps, multiples[best], cost, groups, roundings)
 
     nearer = _nearer(found[best], begun, more, budget, groups, tried)
     return Collected(nearer, multiples[best], tuple(begun))

@@ -14,6 +14,7 @@ import numpy as np
 from hope._util.numbers import plural
 from hope.actions import Action, kinds
 from hope.errors import InfeasibleBudget
+from hope.schedule.bits import Rounding, interleaved
 from hope.schedule.budget import Budget
 from hope.schedule.width_constraints import Groups, aligned
 from hope.structure.anatomy import Anatomy
@@ -50,14 +51,17 @@ class Trajectory:
         multiple_of: int = 1,
         cost: CostModel | None = None,
         groups: Groups = (),
+        roundings: Sequence[Rounding] = (),
     ) -> Trajectory:
         """A trajectory, with what a cost model predicts; of the steps, those that keep widths multiples, and
-        one width in every group.
+        one width in every group; with roundings of weights where they save bytes at the least cost.
         """
         stops: tuple[int, ...] = ()
         if multiple_of > 1 or groups:
             order, stops = aligned(anatomy, steps, multiple_of, groups)
             steps = [steps[k] for k in order]
+        if roundings:
+            steps, stops = interleaved(anatomy, steps, stops, roundings)
         predicted = {cost.resource: cost.counts(steps)} if cost is not None else {}
         return cls(tuple(steps), anatomy, stops, predicted)
 

@@ -101,6 +101,17 @@ def propagated_intakes(
         reads = {reader.weight for layer in anatomy.layers for reader in layer.readers}
         slices = [part for layer in anatomy.layers for part in layer.places if part.role == "in"]
         dims = {part.tensor: part.dim for part in slices if part.tensor in reads}
+    return intakes_of(anatomy, surrogate, dims), surrogate
+
+
+def intakes_of(
+    anatomy: Anatomy, surrogate: Propagated, dims: Mapping[str, int]
+) -> dict[str, InputStatistics]:
+    """What weights read according to a propagated surrogate, where it has followed them.
+
+    Args:
+        dims: reading weight -> the dimension that reads.
+    """
     beside = behind(anatomy)
     intakes = {}
     for weight in sorted(dims.keys() & surrogate.readings.keys()):
@@ -120,7 +131,7 @@ def propagated_intakes(
             bn,
             bias,
         )
-    return intakes, surrogate
+    return intakes
 
 
 def centred(anatomy: Anatomy, weight: str) -> str:

@@ -41,7 +41,8 @@ def stored(anatomy: Anatomy, steps: Sequence[Removal]) -> Counts:
     bits = _entry_bits(anatomy, steps)
     for tensor, now in _dimensions(anatomy, lost, evicted_at, len(total)):
         if tensor in bits:
-            total += np.ceil(now.prod(axis=-1) * bits[tensor] / 8).astype(np.int64)
+            entry, row = bits[tensor]
+            total += np.ceil((now.prod(axis=-1) * entry + now[..., 0] * row) / 8).astype(np.int64)
         else:
             total += now.prod(axis=-1) * anatomy.itemsize.get(tensor, USUAL)
     for name, entries in _biases(anatomy, lost, evicted_at, biased, len(total)):
@@ -50,13 +51,17 @@ def stored(anatomy: Anatomy, steps: Sequence[Removal]) -> Counts:
 
 
 def _entry_bits(anatomy: Anatomy, steps: Sequence[Removal]) -> dict[str, NDArray[np.float64]]:
-    """Tensor -> (steps + 1,) bits of an entry, of those that actions store in another number of bits."""
+    """Tensor -> (2, steps + 1) bits of an entry, and beside the entries of a row, of tensors for which
+    actions change them.
+    """
     found: dict[str, NDArray[np.float64]] = {}
     for t, step in enumerate(steps, start=1):
-        for tensor, bits in step.entry_bits(anatomy).items():
-            if tensor not in found:
-                found[tensor] = np.full(len(steps) + 1, 8.0 * anatomy.itemsize.get(tensor, USUAL))
-            found[tensor][t:] = bits
+        for number, changed in enumerate((step.entry_bits(anatomy), step.row_bits(anatomy))):
+            for tensor, bits in changed.items():
+                if tensor not in found:
+                    found[tensor] = np.zeros((2, len(steps) + 1))
+                    found[tensor][0] = 8.0 * anatomy.itemsize.get(tensor, USUAL)
+                found[tensor][number, t:] = bits
     return found
 
 

@@ -1,0 +1,262 @@
+"""Bits beside neurons: what rounding each weight costs, and a run that ranks both by cost per byte."""
+
+from __future__ import annotations
+
+import heapq
+import math
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
+from fnmatch import fnmatchcase
+from itertools import pairwise
+
+from hope import ops
+from hope._util.progress import bar
+from hope.actions import Action, Quantise
+from hope.actions.quantise import moments_of
+from hope.errors import UnknownMethod
+from hope.geometry.rounding import BITS, Moments
+from hope.methods.absorb import metric
+from hope.methods.base import NetworkStatistics
+from hope.ops.uses import uses_of_weights
+from hope.ops.weight import is_weight
+from hope.schedule.budget import Budget
+from hope.statistics.input_statistics import intakes_of
+from hope.structure.anatomy import Anatomy
+from hope.structure.removed import Removed
+from hope.structure.sizes import USUAL
+from hope.trace.program import module_of
+
+MOST = 0.999  # of a signal that rounding may take away, where costs are logarithms
+
+
+def check_bits(bits: object) -> tuple[int, ...]:
+    """The numbers of bits that a weight may be rounded to, from the largest.
+
+    >>> check_bits(4), check_bits(None), check_bits([8, 4])
+    ((4,), (), (8, 4))
+    """
+    if bits is None:
+        return ()
+    some = bits if isinstance(bits, (list, tuple)) else [bits]
+    whole = all(isinstance(one, int) and not isinstance(one, bool) and one in BITS for one in some)
+    if not whole or not some:
+        choices = ", ".join(map(str, BITS))
+        raise UnknownMethod(
+            f"bits must be one of {choices}, several of them, or None, got {bits!r}: give bits=8"
+        )
+    return tuple(sorted(set(some), reverse=True))
+
+
+def bits_for(budget: Budget | None, bits: object) -> tuple[int, ...]:
+    """The numbers of bits that a run to a budget uses: by default all at a budget in bytes, else none.
+
+    Raises:
+        UnknownMethod: bits save nothing of what the budget limits.
+    """
+    saves = budget is None or budget.unit in ("size", "steps", "fidelity")
+    if bits == "auto":
+        return tuple(reversed(BITS)) if budget is not None and budget.unit == "size" else ()
+    counts = check_bits(bits)
+    if counts and not saves:
+        raise UnknownMethod(f"bits do not save {budget.unit}: give size=, or leave bits out")  # type: ignore[union-attr]
+    return counts
+
+
+def with_readers(known: NetworkStatistics, weights: Mapping[str, int]) -> NetworkStatistics:
+    """The same statistics with those of all these weights, propagated where they are not known yet."""
+    lacking = {weight: dim for weight, dim in weights.items() if weight not in known.intakes}
+    if not lacking or known.surrogate is None:
+        return known
+    found = intakes_of(known.anatomy, known.surrogate, lacking)
+    return replace(known, intakes={**known.intakes, **found})
+
+
+def readers(anatomy: Anatomy, exclude: Sequence[str] = ()) -> dict[str, int]:
+    """Weights that can be rounded -> the dimension that reads: those of convolutions and linear layers with
+    outputs in the first dimension, used once, that are not excluded.
+    """
+    uses, found = uses_of_weights(anatomy.program), {}
+    for form in ops.forms(anatomy.program):
+        if not is_weight(form):
+            continue
+        weight = form.operation.tensors["weight"]
+        left = any(fnmatchcase(module_of(weight), pattern) for pattern in exclude)
+        first = getattr(form.operator, "sides", (1, 0)) == (1, 0)
+        once = uses[weight] == 1 and len(anatomy.names(weight)) == 1
+        if not left and first and once and weight in anatomy.parameters and len(anatomy.shapes[weight]) > 1:
+            found[weight] = 1
+    return found
+
+
+@dataclass(frozen=True)
+class Rounding:
+    """What rounding one weight to fewer and fewer bits costs.
+
+    Attributes:
+        steps: its actions, each with the cost beside the one before.
+    """
+
+    steps: tuple[Quantise, ...]
+
+
+def roundings(
+    known: NetworkStatistics,
+    weights: Collection[str],
+    bits: Sequence[int],
+    share: Callable[[str], float],
+    *,
+    rounding: str = "feedback",
+    group: int = 0,
+    progress: bool | None = None,
+) -> list[Rounding]:
+    """What rounding each weight costs, in the unit of absorption: −log of the share of its outputs' signal
+    that is left, times the branch's share of its stream.
+
+    Args:
+        weights: to be rounded.
+        bits: the numbers of bits to choose from.
+        share: block -> the share of its branch in the stream.
+    """
+    found = []
+    with bar("pricing bits", len(weights), progress) as show:
+        for done, weight in enumerate(sorted(weights)):
+            show(done)
+            home = known.anatomy.home(weight)
+            part = share(home) if home is not None else 1.0
+            steps, before = [], 0.0
+            for count in sorted(bits, reverse=True):
+                lost = lost_by(Quantise(weight, count, group, rounding), known)
+                cost = max(before, -part * math.log(1 - min(lost, MOST)))
+                saved = _saved(known.anatomy, weight, count)
+                steps.append(
+                    Quantise(weight, count, group, rounding, cost=cost - before, release=saved, left=1 - lost)
+                )
+                before = cost
+            found.append(Rounding(tuple(steps)))
+    return found
+
+
+def lost_by(action: Quantise, known: NetworkStatistics) -> float:
+    """The share of a weight's output signal that an action takes away, in the original network; without input
+    statistics, of its squared entries.
+    """
+    tensor = known.numbers[action.name]
+    flat = tensor.detach().cpu().double().flatten(1)
+    statistics = known.intakes.get(action.name)
+    moments = moments_of(statistics) if statistics is not None else None
+    if statistics is None or moments is None or len(moments.diagonal) != flat.shape[1]:
+        change = action.rounded(flat, Moments.identity(flat.shape[1])) - flat
+        return float(change.square().sum() / flat.square().sum().clamp(min=1e-300))
+    change = action.rounded(flat, moments) - flat
+    return float((moments.error(change) * metric(statistics, known)).sum())
+
+
+def _saved(anatomy: Anatomy, weight: str, bits: int) -> int:
+    """Bytes that a weight of so many bits has less than the original."""
+    shape = anatomy.shapes[weight]
+    return max(1, round(math.prod(shape) * (anatomy.itemsize.get(weight, USUAL) - bits / 8)))
+
+
+def interleaved(
+    anatomy: Anatomy, steps: Sequence[Action], stops: Sequence[int], roundings: Sequence[Rounding]
+) -> tuple[list[Action], tuple[int, ...]]:
+    """A run of removals and of roundings in one order, by cost per byte that is saved at that moment.
+
+    Removals keep their order. What the run of removals costs per parameter is read off its lower convex hull,
+    so that a cheap removal after an expensive one is not kept waiting for it.
+
+    Args:
+        steps: removals, in order.
+        stops: after how many of them the run may be ended; empty if after any.
+
+    Returns:
+        All steps, and after how many of them the run may be ended; empty if after any.
+    """
+    now = _Bytes(anatomy)
+    ends = sorted({*stops, 0}) if stops else range(len(steps) + 1)
+    parts = [list(steps[a:b]) for a, b in pairwise(ends)]
+    slopes = _hull(parts)
+    heap = [(_ratio(one.steps[0], now), n, 0) for n, one in enumerate(roundings) if one.steps]
+    heapq.heapify(heap)
+    found: list[Action] = []
+    allowed = [0]
+    at = 0
+    while heap or at < len(parts):
+        while heap:  # what a rounding saves falls as its weight is cut
+            ratio, n, k = heap[0]
+            fresh = _ratio(roundings[n].steps[k], now)
+            if fresh <= ratio * (1 + 1e-9):
+                break
+            heapq.heapreplace(heap, (fresh, n, k))
+        removal = slopes[at] / now.per_parameter(parts[at]) if at < len(parts) else math.inf
+        if heap and heap[0][0] <= removal:
+            _, n, k = heapq.heappop(heap)
+            taken: Sequence[Action] = [roundings[n].steps[k]]
+            if k + 1 < len(roundings[n].steps):
+                heapq.heappush(heap, (0.0, n, k + 1))
+        elif at < len(parts):
+            taken = parts[at]
+            at += 1
+        else:
+            break
+        for step in taken:
+            found.append(step)
+            now.take(step)
+        allowed.append(len(found))
+    return found, tuple(allowed) if stops else ()
+
+
+def _ratio(step: Quantise, now: _Bytes) -> float:
+    saved = now.saved(step)
+    return step.cost / saved if saved > 0 else math.inf
+
+
+def _hull(parts: Sequence[Sequence[Action]]) -> list[float]:
+    """Of each part of a run, its slope on the lower convex hull of cost over released parameters."""
+    hull: list[tuple[float, float, int]] = []  # cost, parameters, parts
+    for part in parts:
+        cost, release, count = sum(s.cost for s in part), float(sum(max(1, s.release) for s in part)), 1
+        while hull and hull[-1][0] * release >= cost * hull[-1][1]:
+            before = hull.pop()
+            cost, release, count = cost + before[0], release + before[1], count + before[2]
+        hull.append((cost, release, count))
+    return [cost / release for cost, release, count in hull for _ in range(count)]
+
+
+class _Bytes:
+    """What is stored of each tensor at some moment of a run."""
+
+    def __init__(self, anatomy: Anatomy) -> None:
+        self._anatomy, self._removed = anatomy, Removed(anatomy)
+        self._shapes = {name: list(shape) for name, shape in anatomy.shapes.items()}
+        self._bits = {name: 8.0 * anatomy.itemsize.get(name, USUAL) for name in anatomy.shapes}
+
+    def saved(self, step: Quantise) -> float:
+        """Bytes that a rounding saves now."""
+        after = step.entry_bits(self._anatomy)[step.name]
+        return math.prod(self._shapes[step.name]) * (self._bits[step.name] - after) / 8
+
+    def per_parameter(self, steps: Sequence[Action]) -> float:
+        """Bytes of a parameter in the tensors that steps cut, on average."""
+        names = [name for step in steps[:1] for name in self._touched(step)]
+        entries = sum(math.prod(self._shapes[name]) for name in names)
+        stored = sum(math.prod(self._shapes[name]) * self._bits[name] / 8 for name in names)
+        return stored / entries if entries else float(USUAL)
+
+    def _touched(self, step: Action) -> list[str]:
+        if step.evicts is not None:
+            return [name for name in self._anatomy.block(step.evicts).tensors if name in self._shapes]
+        return [part.tensor for part in self._anatomy.unit(step.name).places]
+
+    def take(self, step: Action) -> None:
+        """Note a step."""
+        self._bits.update(step.entry_bits(self._anatomy))
+        for name, lost in self._removed.take(step).items():
+            for part in self._anatomy.unit(name).places:
+                shape = self._shapes[part.tensor]
+                shape[part.dim] = max(0, shape[part.dim] - len(lost) * part.index.shape[1])
+        if step.evicts is not None:
+            block = self._anatomy.block(step.evicts)
+            for name in self._shapes:
+                if block.removes(name):
+                    self._shapes[name] = [0]
