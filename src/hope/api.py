@@ -126,9 +126,9 @@ def encode(  # noqa: PLR0913
             has the start of the same run, the run resumes. It is deleted when the run is finished.
         progress: show a progress bar; by default on a terminal only.
         bits: the numbers of bits (2, 3, 4, 5, 6, 8) that weights may be rounded to. Without a budget
-            nothing is removed, and every weight is rounded: `bits=8`. With `size`, neurons and bits are ranked by the
-            bytes that they save; by default any number of bits, with None only neurons. Weights stay numbers
-            of the model's type; the saved folder and ONNX files hold packed integers.
+            nothing is removed, and every weight is rounded: `bits=8`. With `size`, neurons and bits are
+            ranked by the bytes that they save; by default any number of bits, with None only neurons. Weights
+            stay numbers of the model's type; the saved folder and ONNX files hold integers.
 
     Raises:
         InfeasibleBudget: the budget cannot be reached; the message says what can.

@@ -26,13 +26,15 @@ from hope.reasons import Reason
 from hope.report.accuracies import checked_points
 from hope.report.page import write_page
 from hope.report.plot import check_matplotlib, draw
-from hope.rewrite.export import Exported, export_onnx, export_program
+from hope.rewrite.export import Exported, Integers, export_onnx, export_program
+from hope.rewrite.integer_onnx import Grid
 from hope.rewrite.refit import compressed
 from hope.schedule.budget import Budget, ReplayBudget, lists_budgets, replay_budget
 from hope.schedule.search_space import calibration
 from hope.schedule.trajectory import Trajectory
 from hope.statistics.input_statistics import InputStatistics
 from hope.storage.arrays import state
+from hope.storage.packed import grids_of, read_grids
 from hope.storage.run import Details, Run, fingerprint, write_run
 from hope.structure.anatomy import Anatomy
 from hope.structure.sizes import Size
@@ -281,11 +283,34 @@ class Encoding:
     def export_onnx(self, path: str | PathLike[str], *, check: bool = True) -> Exported:
         """Write the compressed model as ONNX, for batches of any size (see `hope.export_onnx`).
 
+        Rounded weights are written as integers, and onnxruntime computes with integers where ranges of
+        activations are known: from batch norm, or from the run's calibration inputs.
+
         Args:
             path: the file.
             check: compare the outputs of onnxruntime with the model's, if it is installed.
         """
-        return export_onnx(self.model, self.example, path, check=check)
+        return export_onnx(self.model, self.example, path, check=check, integers=self._integers())
+
+    def _integers(self) -> Integers | None:
+        """What the ONNX file needs to know of rounded weights; None if there are none."""
+        grids = {name: grid for name, grid in self.grids.items() if grid.scale.shape[1] == 1}
+        if not grids:
+            return None
+        bns = {name: self.intakes[name].bn for name in grids if name in self.intakes}
+        own = {name: value.detach().cpu().double().numpy() for name, value in self.model.state_dict().items()}
+        norms = {
+            name: (own[f"{bn}.bias"], abs(own[f"{bn}.weight"]))
+            for name, bn in bns.items()
+            if f"{bn}.bias" in own and f"{bn}.weight" in own
+        }
+        made_up = self.method.to_dict().get("calibration") in (None, *MADE_UP)
+        return Integers(grids, norms, () if made_up else self.inputs)
+
+    @cached_property
+    def grids(self) -> dict[str, Grid]:
+        """Rounded weight -> its whole numbers and scales."""
+        return read_grids(self.model, grids_of(self.trajectory.steps[: self.steps]))
 
     def export_program(self, path: str | PathLike[str], *, check: bool = True) -> Exported:
         """Write the compressed model as `.pt2`, for `torch.export.load` (see `hope.export_program`).

@@ -145,6 +145,11 @@ class Action(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
         """The bias that replaces an evicted block, one number per channel."""
         return None
 
+    @property
+    def grid(self) -> tuple[int, int] | None:
+        """Bits and group (see `geometry.rounding`) of the grid that its weight is on from now on, if any."""
+        return None
+
     def entry_bits(self, anatomy: Anatomy) -> Mapping[str, float]:
         """Tensor -> how many bits one of its entries is stored in from now on, where that changes."""
         return {}

@@ -11,7 +11,15 @@ from torch import Tensor, nn
 from hope._util.tensors import get
 from hope.actions.base import Action, RewriteContext, listed
 from hope.errors import InvalidAction
-from hope.geometry.rounding import BITS, Moments, nearest, scales, with_feedback
+from hope.geometry.rounding import (
+    BITS,
+    SIGNIFICANT,
+    Moments,
+    nearest,
+    scales,
+    significant_bits,
+    with_feedback,
+)
 from hope.statistics.input_statistics import InputStatistics
 from hope.structure.anatomy import Anatomy
 from hope.structure.removed import Removed
@@ -52,6 +60,11 @@ class Quantise(Action, frozen=True, array_like=True, tag="quantise"):
     bits: int
     group: int = 0
     rounding: str = "feedback"
+
+    @property
+    def grid(self) -> tuple[int, int] | None:
+        """Its bits and group."""
+        return self.bits, self.group
 
     def entry_bits(self, anatomy: Anatomy) -> Mapping[str, float]:
         """Its bits, and with groups a part of their scale."""
@@ -102,16 +115,20 @@ class Quantise(Action, frozen=True, array_like=True, tag="quantise"):
         moments = moments_of(known, kept) if known is not None else None
         if moments is None or len(moments.diagonal) != flat.shape[1]:
             known, moments = None, Moments.identity(flat.shape[1])
-        rounded = self.rounded(flat, moments)
+        rounded = self.rounded(flat, moments, significant_bits(tensor.dtype, self.bits))
         tensor.copy_(rounded.reshape(tensor.shape).to(tensor))
         if known is not None:
             mean = known.mean.double() if kept is None else known.mean.double()[channels_kept(known, kept)]
             change = (rounded - flat).reshape(len(flat), len(mean), -1).sum(dim=2) @ mean
             _shift(model, known, change)
 
-    def rounded(self, weight: Tensor, moments: Moments) -> Tensor:
-        """(rows, columns) of a weight on its grid."""
-        scale = scales(weight, self.bits, moments.diagonal, self.group)
+    def rounded(self, weight: Tensor, moments: Moments, precision: int = SIGNIFICANT) -> Tensor:
+        """(rows, columns) of a weight on its grid.
+
+        Args:
+            precision: significant bits of its scales.
+        """
+        scale = scales(weight, self.bits, moments.diagonal, self.group, precision)
         if self.rounding == "nearest":
             return nearest(weight, scale, self.bits, self.group)
         return with_feedback(weight, scale, self.bits, moments, self.group)

@@ -11,6 +11,7 @@ moments H of the inputs the expected squared error tr(ΔW H ΔWᵀ) is reduced.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import numpy as np
@@ -63,7 +64,19 @@ class Moments:
         return (mixed * laid).sum(dim=(1, 2)).clamp(min=0)
 
 
-def scales(weight: Tensor, bits: int, importance: Tensor, group: int = 0) -> Tensor:
+def significant_bits(dtype: torch.dtype, bits: int) -> int:
+    """How many significant bits a scale may have so that its products are exact in a type.
+
+    >>> significant_bits(torch.float32, 8), significant_bits(torch.bfloat16, 4)
+    (11, 5)
+    """
+    held = 1 - round(math.log2(torch.finfo(dtype).eps))
+    return max(1, min(SIGNIFICANT, held - (bits - 1)))
+
+
+def scales(
+    weight: Tensor, bits: int, importance: Tensor, group: int = 0, precision: int = SIGNIFICANT
+) -> Tensor:
     """(rows, groups) scales of least weighted squared error, of those that end at a few fractions of the
     largest entry.
 
@@ -71,6 +84,7 @@ def scales(weight: Tensor, bits: int, importance: Tensor, group: int = 0) -> Ten
         weight: (rows, columns).
         importance: (columns,) what a squared error of a column counts.
         group: columns that share a scale, all by default; a last group may be shorter.
+        precision: significant bits of a scale.
     """
     rows, columns = weight.shape
     width = min(group or columns, columns)
@@ -78,24 +92,24 @@ def scales(weight: Tensor, bits: int, importance: Tensor, group: int = 0) -> Ten
     parts = torch.nn.functional.pad(weight.double(), (0, pad)).reshape(rows, -1, width)
     counts = torch.nn.functional.pad(importance.double(), (0, pad)).reshape(1, -1, width)
     largest, most = parts.abs().amax(dim=-1), levels(bits)
-    best = significant(largest / most)
+    best = significant(largest / most, precision)
     least = torch.full_like(best, torch.inf)
     for clip in CLIPS.flip(0):
-        scale = significant(largest * clip / most)
+        scale = significant(largest * clip / most, precision)
         safe = torch.where(scale > 0, scale, 1.0)[..., None]
         error = (((parts / safe).round().clamp(-most, most) * safe - parts).square() * counts).sum(dim=-1)
         best, least = torch.where(error < least, scale, best), torch.minimum(error, least)
     return best
 
 
-def significant(scale: Tensor) -> Tensor:
-    """Numbers with as many significant bits as a scale has.
+def significant(scale: Tensor, precision: int = SIGNIFICANT) -> Tensor:
+    """Numbers rounded to so many significant bits.
 
     >>> float(significant(torch.tensor(0.1, dtype=torch.float64)))
     0.0999755859375
     """
     fraction, exponent = torch.frexp(scale.double())
-    return torch.ldexp((fraction * 2**SIGNIFICANT).round(), exponent - SIGNIFICANT)
+    return torch.ldexp((fraction * 2**precision).round(), exponent - precision)
 
 
 def per_column(scale: Tensor, columns: int, group: int = 0) -> Tensor:

@@ -6,13 +6,15 @@ made with: what is written gives the model's answers, or nothing is written.
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import re
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import nn
@@ -21,6 +23,7 @@ from torch.export import ExportedProgram
 from hope._util.calls import Example, evaluation
 from hope._util.files import staged
 from hope.errors import CannotExport, MissingExtra, first_line
+from hope.rewrite.integer_onnx import Array, Grid, write_integers
 from hope.rewrite.programs import Captured, capture, compare, tensors
 
 LARGEST = 1_900_000_000  # bytes of weights inside an .onnx file, which cannot be larger than 2 GB
@@ -59,6 +62,7 @@ def export_onnx(
     *,
     dynamic: bool = True,
     check: bool = True,
+    integers: Integers | None = None,
 ) -> Exported:
     """Write a network as ONNX: one file, its inputs named as the arguments of the model's `forward`.
 
@@ -71,6 +75,7 @@ def export_onnx(
         dynamic: let the batch, the first dimension of every input, be of any size. A model that does not
             allow that is written for the example's batch; a warning and the result's `note` say so.
         check: compare the answers of onnxruntime with the model's on two batch sizes, if it is installed.
+        integers: what `Encoding.export_onnx` gives for weights that were rounded.
 
     Raises:
         MissingExtra: the exporter's packages are not installed.
@@ -90,7 +95,59 @@ def export_onnx(
         with staged(Path(path)) as place:
             _write_onnx(captured, place)
             checked = check and _check_onnx(captured, model, place)
-    return _written(captured, Path(path), checked)
+            note = integers.write(place, captured, checked) if integers is not None else ""
+    return _written(captured, Path(path), checked, note)
+
+
+@dataclass(frozen=True)
+class Integers:
+    """Weights of a model that are on a grid, and what is known of activations.
+
+    Attributes:
+        grids: weight -> its grid.
+        norms: weight -> mean and deviation of what the BN after it returns.
+        inputs: batches to measure ranges on; without any, batch norm tells them.
+    """
+
+    grids: Mapping[str, Grid]
+    norms: Mapping[str, tuple[Array, Array]]
+    inputs: Sequence[Example] = ()
+
+    def write(self, place: Path, captured: Captured, checked: bool) -> str:
+        """Replace a float file by one with integers; returns what to know of it, in a line."""
+        before = _answers(place, captured) if checked else []
+        note = write_integers(place, self.grids, self.norms, [_named(place, one) for one in self.inputs])
+        if not checked:
+            return note
+        pairs = [(torch.as_tensor(a), torch.as_tensor(b))
+                 for a, b in zip(before, _answers(place, captured), strict=True)]  # fmt: skip
+        far = max(
+            float((a - b).norm() / a.norm().clamp(min=1e-12)) for a, b in pairs if a.is_floating_point()
+        )
+        return f"{note}; on the example its answers differ from the float model's by {far:.1%}"
+
+
+def _session(place: Path) -> Any:
+    import onnxruntime
+
+    settings = onnxruntime.SessionOptions()
+    settings.log_severity_level = 3
+    settings.intra_op_num_threads = torch.get_num_threads()
+    return onnxruntime.InferenceSession(str(place), settings, providers=["CPUExecutionProvider"])
+
+
+def _named(place: Path, call: Any) -> dict[str, Any]:
+    """Inputs of a call by the names that an ONNX file has for them."""
+    import onnx
+
+    names = [one.name for one in onnx.load(place, load_external_data=False).graph.input]
+    arrays = [tensor.detach().cpu().numpy() for tensor in tensors(call)]
+    return dict(zip(names, arrays, strict=True))
+
+
+def _answers(place: Path, captured: Captured) -> list[Any]:
+    session = _session(place)
+    return [answer for call in captured.calls for answer in session.run(None, _named(place, call))]
 
 
 def export_program(
@@ -132,10 +189,10 @@ def export_program(
     return _written(captured, Path(path), check)
 
 
-def _written(captured: Captured, path: Path, checked: bool) -> Exported:
+def _written(captured: Captured, path: Path, checked: bool, more: str = "") -> Exported:
     if captured.note:
         warnings.warn(f"{path}: {captured.note}", stacklevel=3)
-    return Exported(path, captured.batch, checked, captured.note)
+    return Exported(path, captured.batch, checked, "; ".join(filter(None, (captured.note, more))))
 
 
 @contextmanager
@@ -191,15 +248,10 @@ def _root(error: BaseException) -> BaseException:
 
 def _check_onnx(captured: Captured, model: nn.Module, place: Path) -> bool:
     """Hold onnxruntime's answers against the model's; False if it is not installed."""
-    try:
-        import onnxruntime
-    except ImportError:
+    if importlib.util.find_spec("onnxruntime") is None:
         return False
-    settings = onnxruntime.SessionOptions()
-    settings.log_severity_level = 3
-    settings.intra_op_num_threads = torch.get_num_threads()
     try:
-        session = onnxruntime.InferenceSession(str(place), settings, providers=["CPUExecutionProvider"])
+        session = _session(place)
         names = [one.name for one in session.get_inputs()]
         for call in captured.calls:
             arrays = [tensor.detach().cpu().numpy() for tensor in tensors(call)]

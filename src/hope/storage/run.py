@@ -46,6 +46,7 @@ from hope.storage.arrays import (
 from hope.storage.codec import SENSELESS, Plain, not_as_it_should, read_record, stored_files, write_record
 from hope.storage.inputs import read_inputs, write_inputs
 from hope.storage.moments import read_moments, write_moments
+from hope.storage.packed import grids_of, packed_weights, unpacked_weights
 from hope.storage.record import (
     PLAN,
     RUN,
@@ -122,6 +123,11 @@ class Run:
         return [self.arrays, self.moments, self.fitted]
 
     @property
+    def grids(self) -> dict[str, tuple[int, int]]:
+        """Rounded weight -> bits and group of its grid."""
+        return grids_of(self.trajectory.steps[: self.steps])
+
+    @property
     def method(self) -> str:
         """The method's name."""
         return str(self.told["name"])
@@ -153,7 +159,7 @@ def write_run(folder: Path, run: Run, weights: Mapping[str, Tensor], inputs: Seq
         earlier = stored_files(folder / PLAN, RUN)
         record = RunRecord(
             original=run.original,
-            weights=write_arrays(folder, "weights", weights),
+            weights=write_arrays(folder, "weights", packed_weights(weights, run.grids)),
             method=dict(run.told),
             steps=run.steps,
             trajectory=cast("Any", run.trajectory.steps),
@@ -273,6 +279,7 @@ def _load(run: Run, model: nn.Module, budget: Budget | None, calibration: Iterab
     try:
         done = operate(small, run.anatomy, run.trajectory.steps[: run.steps], arithmetic=False)
         rewrite(small, done.config_fields(small, run.anatomy))
+        weights = unpacked_weights(weights, run.grids, small)
         fit_dtypes(small, weights)
         small.load_state_dict(weights, strict=True)
     except (InvalidAction, RuntimeError) as error:
