@@ -83,7 +83,7 @@ class Options:
         uniform = check_uniform(rest.get("uniform", False), rest.get("streams", False))
         patterns = (exclude,) if isinstance(exclude, str) else tuple(exclude)
         where = runtime_for(budget, runtime, example) if budget is not None else None
-        counts = bits_for(budget, bits)
+        counts = bits_for(budget, bits, named(method).quantises)
         how: dict[str, Any] = {"exclude": patterns, "runtime": where, "bits": counts}
         return cls(named(method), evict and not uniform, only_bits=budget is None, **how, **rest)
 
@@ -120,8 +120,7 @@ def compress(
     )
     if options.only_bits:
         space = replace(space, states=(), branches=(), left_alone={})
-    if not rounding:
-        space.check(budget, options.multiple_of or 1)
+    space.check(budget, options.multiple_of or 1, rounding)
     original, settings = fingerprint(model), settings_of(options, space)
     file = None
     if checkpoint is not None:

@@ -18,7 +18,7 @@ from torch import nn
 
 import hope
 from hope._util.tensors import get
-from hope.actions import Absorption, Action, Evict, Merge, Prune, kinds, register, unregister
+from hope.actions import Absorption, Action, Evict, Merge, Prune, Quantise, kinds, register, unregister
 from hope.actions.base import RewriteContext
 from hope.cli.main import main
 from hope.methods.scores import Score, ScorePath, ScoreState
@@ -179,7 +179,7 @@ def test_kinds_and_letters_are_taken_once() -> None:
     for action, word in ((Other, "kind"), (Same, "letter")):
         with pytest.raises(ValueError, match=f"the {word} of {action.__name__} must be its own, got .*Prune"):
             register(action)
-    assert kinds() == (Prune, Merge, Absorption, Evict, Round)
+    assert kinds() == (Prune, Merge, Absorption, Evict, Quantise, Round)
 
 
 def told_apart(node: ast.AST) -> set[str]:

@@ -146,7 +146,7 @@ class Action(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
         return None
 
     @property
-    def grid(self) -> tuple[int, int] | None:
+    def weight_grid(self) -> tuple[int, int] | None:
         """Bits and group (see `geometry.rounding`) of the grid that its weight is on from now on, if any."""
         return None
 

@@ -62,7 +62,7 @@ class Quantise(Action, frozen=True, array_like=True, tag="quantise"):
     rounding: str = "feedback"
 
     @property
-    def grid(self) -> tuple[int, int] | None:
+    def weight_grid(self) -> tuple[int, int] | None:
         """Its bits and group."""
         return self.bits, self.group
 

@@ -9,11 +9,14 @@ from hope.schedule.budget import one_budget
 from hope.schedule.resources import UNITS
 
 
-def add_budgets(parser: argparse.ArgumentParser, *, required: bool) -> None:
+def add_budgets(parser: argparse.ArgumentParser, *, required: bool, or_bits: bool = False) -> None:
     """--density, --params, --macs, --size, --latency, --steps and what is registered: one of them; where a
     run is made, also --fidelity.
+
+    Args:
+        or_bits: whether --bits will do instead.
     """
-    group = parser.add_mutually_exclusive_group(required=required)
+    group = parser.add_mutually_exclusive_group(required=required and not or_bits)
     for name, unit in UNITS.items():
         if required or unit.replayable:
             group.add_argument(f"--{name.replace('_', '-')}", type=_number, metavar="N", help=unit.help)

@@ -8,13 +8,14 @@ from typing import Any
 
 from hope._util.names import current_settings
 from hope.errors import DamagedFolder, InfeasibleBudget, first_line
-from hope.schedule.budget import Budget, one_budget
+from hope.schedule.budget import Budget, run_budget
 
 USUAL = {
     "streams": False,
     "uniform": False,
     "ranked": "params",
     "widths": "given",
+    "bits": [],
 }  # unless a run has other values
 
 
@@ -39,7 +40,7 @@ def differing(
         saved = read_run(folder)
     except DamagedFolder as error:
         return [first_line(error)]
-    asked, wanted = one_budget(**budget), _wanted(budget, given)
+    asked, wanted = run_budget(given.get("bits"), budget), _wanted(budget, given)
     runtime = wanted.pop("runtime", None)
     where = None if runtime is None else resolve_runtime(runtime, example)
     before = None if saved.timing is None else saved.timing.runtime
@@ -52,7 +53,8 @@ def differing(
     if saved.original != fingerprint(model):
         found.append("it has other weights")
     try:  # sizes do not show where a fidelity is met
-        same = asked.kind.replayable and saved.trajectory.steps_at(asked) == saved.steps
+        end = len(saved.trajectory) if asked is None else saved.trajectory.steps_at(asked)
+        same = (asked is None or asked.kind.replayable) and end == saved.steps
     except InfeasibleBudget:
         same = False
     return found if same else [*found, "another budget"]
@@ -92,7 +94,12 @@ def started_otherwise(
 
 def _wanted(budget: dict[str, Any], given: dict[str, Any]) -> dict[str, Any]:
     """What is asked for, as runs note it."""
-    return _flat({**given, "method": given["method"].to_dict(), **_unsaid(one_budget(**budget), given)})
+    from hope.schedule.bits import bits_for
+
+    asked = run_budget(given.get("bits"), budget)
+    bits = list(bits_for(asked, given.get("bits"), given["method"].quantises))
+    told = {**given, "method": given["method"].to_dict(), "bits": bits}
+    return _flat({**told, **_unsaid(asked or Budget("steps", 0), given)})
 
 
 def _other(told: Mapping[str, Any], wanted: Mapping[str, Any]) -> list[str]:
@@ -126,5 +133,5 @@ def _word(value: Any) -> str:
     ('none', 'head*, stem', 'none', 'pair')
     """
     if isinstance(value, list):
-        value = ", ".join(value)
+        value = ", ".join(map(str, value))
     return str(value or "none") if not isinstance(value, bool) else str(value)

@@ -20,7 +20,7 @@ from hope.errors import (
     InfeasibleBudget,
     UnknownMethod,
 )
-from hope.schedule.budget import one_budget
+from hope.schedule.budget import run_budget
 
 if TYPE_CHECKING:
     from hope.methods import Method
@@ -41,7 +41,7 @@ def register(commands: Any) -> None:
         epilog="example: hope encode torchvision:resnet18 --weights r18.safetensors --params 0.6 --out run/",
     )
     models.add_arguments(parser)
-    add_budgets(parser, required=True)
+    add_budgets(parser, required=True, or_bits=True)
     parser.add_argument("--out", metavar="FOLDER", type=path, required=True, help="where to save the run")
     _add_options(parser)
     parser.add_argument("--force", action="store_true", help="replace an existing run in the folder")
@@ -87,6 +87,14 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
         choices=("zero-bias", "exact"),
         help="kernel of two neurons (paper only; default: zero-bias)",
     )
+    parser.add_argument(
+        "--bits",
+        metavar="N",
+        type=_bits,
+        default="auto",
+        help="numbers of bits that weights may be rounded to: 8, or several, 8,4; without a budget nothing "
+        "is removed and all weights are rounded. With --size any number by default; none: only neurons",
+    )
     parser.add_argument("--no-evict", action="store_true", help="keep all blocks")
     parser.add_argument("--streams", action="store_true", help="also prune channels of residual streams")
     parser.add_argument(
@@ -123,6 +131,20 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def _bits(text: str) -> Any:
+    """What --bits says.
+
+    >>> _bits("8"), _bits("8,4"), _bits("none")
+    ([8], [8, 4], None)
+    """
+    if text in ("none", "auto"):
+        return None if text == "none" else text
+    try:
+        return [int(one) for one in text.split(",")]
+    except ValueError:
+        return text
+
+
 def run(options: argparse.Namespace) -> None:
     """Encode, save, and print the summary; no other process writes to the folder meanwhile."""
     out, budget = Path(options.out), budget_of(options)
@@ -157,7 +179,8 @@ def _run(options: argparse.Namespace, out: Path, budget: dict[str, Any]) -> None
     if not options.resume:
         partial.unlink(missing_ok=True)
     try:
-        encoding = encode_resumable(model, example, one_budget(**budget), checkpoint=partial, **given)
+        asked = run_budget(given["bits"], budget)
+        encoding = encode_resumable(model, example, asked, checkpoint=partial, **given)
     except InfeasibleBudget:  # there is nothing to go on with
         partial.unlink(missing_ok=True)
         raise
@@ -286,6 +309,7 @@ def _given(options: argparse.Namespace, model: Any, example: Any) -> dict[str, A
         "exclude": options.exclude,
         "multiple_of": multiple_of,
         "uniform": options.uniform,
+        "bits": options.bits,
     }
     if options.latency is not None:
         from hope.latency.runtime import Runtime

@@ -61,6 +61,7 @@ class Absorb(Method):
 
     evictions: ClassVar[Literal["priced", "judged", "none"]] = "judged"
     by_budget: ClassVar[bool] = True
+    quantises: ClassVar[bool] = True
     margin: ClassVar[float] = 0.85  # fidelity overrates evictions
 
     calibration: Calibration = field(default="patterns", repr=False, compare=False)

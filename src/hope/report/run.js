@@ -92,7 +92,7 @@ class Run {
     for (let t = 0; t < this.steps; t++) {
       const evict = this.evictions.has(t), target = data.targets[t], key = (evict ? "b" : "l") + target;
       this.release[t] = last[key] = (last[key] ?? 0) + data.releases[t];
-      for (const layer of evict ? Object.keys(data.along[t] ?? {}) : [target]) {
+      for (const layer of evict ? Object.keys(data.along[t] ?? {}) : target < 0 ? [] : [target]) {
         const lost = this.lost[layer], kept = this.kept[layer], going = this.going(t, layer), own = data.layers[layer].capacities;
         this.moves[layer].push(t);
         lost.push(lost[lost.length - 1] + going.length);
@@ -129,8 +129,9 @@ class Run {
     return before > 0 ? Math.max(0, Math.min(1, this.left[made[made.length - 1]] / before)) : null;
   }
   share(unit, k) { return this[unit][0] ? this[unit][k] / this[unit][0] : 1; }
-  name_of(t) { return (this.evictions.has(t) ? this.blocks : this.layers)[this.targets[t]].name; }
+  name_of(t) { return this.targets[t] < 0 ? this.described[t] : (this.evictions.has(t) ? this.blocks : this.layers)[this.targets[t]].name; }
   what(t) {
+    if (this.described[t]) return this.described[t];
     const some = this.going(t), neurons = some.length === 1 ? `neuron ${some[0]}` : plural(some.length, "neuron");
     const words = { name: this.name_of(t), neurons, parent: this.into[t] };
     return ACTIONS[this.kinds[t]].sentence.replace(/\{(\w+)\}/g, (_, word) => words[word]);
@@ -146,6 +147,7 @@ class Run {
         ? `The judge decided: on noise, the network without it keeps more of its answers than by absorption on the way to the same size. Its branch writes ${small(1 - Math.exp(-cost))} of the stream behind it; ${price}.`
         : `Its branch of ${plural(left, "neuron")} goes at once. ${price}${before > 0 ? ` (${small(cost / before)})` : ""}.`;
     }
+    if (this.described[t]) return `It loses ${small(1 - (this.left[t] ?? 1))} of what its weight computes.`;
     const n = this.width(target, t);
     if (this.baseline) return `Its score, ${this.criterion}, is ${figure(cost)}${this.stops.length ? "" : ", the lowest of those that may go"}.`;
     if (!this.going(t).length) return `It costs ${figure(cost)}.`;
@@ -158,8 +160,8 @@ class Run {
   each(t) { return this.release[t] ? (this.costs[t] ?? Infinity) / this.release[t] : null; } // J/ΔP
   figures(t) { // the last with that of the next step, where the two were compared
     if (this.byHand) return [];
-    const here = this.each(t), next = t + 1 < this.steps ? this.each(t + 1) : null, released = `ΔP ${count(this.release[t])}`;
-    const alone = t + 1 >= this.steps || this.stops.length > 0 || this.times.length > 0 || (this.method === "absorb" && (this.evictions.has(t) || this.evictions.has(t + 1)));
+    const here = this.each(t), next = t + 1 < this.steps ? this.each(t + 1) : null, released = this.described[t] ? `saves ${count(this.release[t])} bytes` : `ΔP ${count(this.release[t])}`;
+    const alone = this.described[t] || this.described[t + 1] || t + 1 >= this.steps || this.stops.length > 0 || this.times.length > 0 || (this.method === "absorb" && (this.evictions.has(t) || this.evictions.has(t + 1)));
     if (this.baseline) return [released, `score ${figure(this.costs[t])}${alone ? "" : `, the next one's ${figure(this.costs[t + 1])}`}`];
     const found = [`J ${figure(this.costs[t])}`, released];
     if (here === null) return found;

@@ -21,7 +21,12 @@ def steps_data(run: Run) -> dict[str, Any]:
     sizes = [[int(column[0]), *(int(d) for d in column[1:] - column[:-1])] for column in trajectory.sizes.T]
     return {
         "kinds": "".join(step.letter for step in trajectory),
-        "targets": [layers[step.name] if step.evicts is None else blocks[step.evicts] for step in trajectory],
+        "targets": [
+            layers.get(step.name, -1) if step.evicts is None else blocks[step.evicts] for step in trajectory
+        ],
+        "described": {
+            str(t): step.describe() for t, step in enumerate(trajectory) if step.weight_grid is not None
+        },
         "evictions": [t for t, step in enumerate(trajectory) if step.evicts is not None],
         **_neurons(trajectory.steps),
         "along": _along(run.anatomy, trajectory.steps),

@@ -41,21 +41,22 @@ def check_bits(bits: object) -> tuple[int, ...]:
     whole = all(isinstance(one, int) and not isinstance(one, bool) and one in BITS for one in some)
     if not whole or not some:
         choices = ", ".join(map(str, BITS))
-        raise UnknownMethod(
-            f"bits must be one of {choices}, several of them, or None, got {bits!r}: give bits=8"
-        )
+        raise UnknownMethod(f"bits must be one or several of {choices}, or None, got {bits!r}: give bits=8")
     return tuple(sorted(set(some), reverse=True))
 
 
-def bits_for(budget: Budget | None, bits: object) -> tuple[int, ...]:
+def bits_for(budget: Budget | None, bits: object, usual: bool = True) -> tuple[int, ...]:
     """The numbers of bits that a run to a budget uses: by default all at a budget in bytes, else none.
+
+    Args:
+        usual: whether the method rounds without being asked.
 
     Raises:
         UnknownMethod: bits save nothing of what the budget limits.
     """
     saves = budget is None or budget.unit in ("size", "steps", "fidelity")
     if bits == "auto":
-        return tuple(reversed(BITS)) if budget is not None and budget.unit == "size" else ()
+        return tuple(reversed(BITS)) if usual and budget is not None and budget.unit == "size" else ()
     counts = check_bits(bits)
     if counts and not saves:
         raise UnknownMethod(f"bits do not save {budget.unit}: give size=, or leave bits out")  # type: ignore[union-attr]

@@ -14,6 +14,7 @@ from hope.actions import Action, Evict, Prune
 from hope.errors import InfeasibleBudget, UnknownMethod
 from hope.methods.base import Branch, Method, NetworkStatistics, State
 from hope.reasons import Cause, Reason
+from hope.schedule.bits import Rounding
 from hope.schedule.budget import Budget
 from hope.schedule.cost_model import CostModel
 from hope.schedule.scheduler import Scheduler
@@ -148,22 +149,23 @@ class SearchSpace:
         held = [one for one in self.left_alone.values() if one.cause in (Cause.ALIKE, Cause.NO_FIELD)]
         return f"{len(held)} layers stay, {held[0]}" if held else ""
 
-    def check(self, budget: Budget, multiple_of: int = 1) -> None:
+    def check(self, budget: Budget, multiple_of: int = 1, roundings: Sequence[Rounding] = ()) -> None:
         """Say before the work starts whether a budget can be met."""
         advice = calibration(self.anatomy, self.left_alone, self.method) or self._held()
         if budget.resource is not None:
-            counts = Trajectory.of(self.anatomy, self._floor(), cost=self.cost).counts(budget.unit)
+            floor = [*self._floor(), *(one.steps[-1] for one in roundings)]
+            counts = Trajectory.of(self.anatomy, floor, cost=self.cost).counts(budget.unit)
             budget.check(int(counts[-1]), int(counts[0]), advice)
-        most = self.longest + len(self.branches)
+        most = self.longest + len(self.branches) + sum(len(one.steps) for one in roundings)
         if budget.unit == "steps" and budget.value > most:
             way = advice or "take fewer steps"
             raise InfeasibleBudget(f"{budget} cannot be met: the run has {most} steps at most; {way}")
-        if not self.states and not self.branches and budget.unit == "fidelity":
+        if not self.states and not self.branches and not roundings and budget.unit == "fidelity":
             raise InfeasibleBudget(
                 f"nothing can be removed by {self.method.name}" + (advice and f": {advice}")
             )
         width = self._widest
-        if self.branches or not self.states or multiple_of < width:
+        if self.branches or not self.states or roundings or multiple_of < width:
             return
         unchanged = Trajectory.of(self.anatomy, (), cost=self.cost)
         if not unchanged.meets(budget):

@@ -16,7 +16,7 @@ WHOLE, SCALE = "#whole", "#scale"  # what follows the name of a weight
 
 def grids_of(steps: Sequence[Action]) -> dict[str, tuple[int, int]]:
     """Weight -> bits and group of the grid that steps leave it on."""
-    return {step.name: step.grid for step in steps if step.grid is not None}
+    return {step.name: step.weight_grid for step in steps if step.weight_grid is not None}
 
 
 def read_grids(model: nn.Module, grids: Mapping[str, tuple[int, int]]) -> dict[str, Grid]:

@@ -1,0 +1,305 @@
+"""Bits: grids and rounding against independent references, and runs that round from encode to a folder."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import hope
+from hope.actions.quantise import moments_of
+from hope.cli.main import main
+from hope.geometry.rounding import (
+    BITS,
+    Moments,
+    grid_of,
+    levels,
+    nearest,
+    pack,
+    scales,
+    significant_bits,
+    unpack,
+    with_feedback,
+)
+from hope.report.page import write_page
+from hope.schedule.bits import interleaved, lost_by, readers, roundings
+from hope.storage.arrays import read_arrays, state
+from hope.storage.run import read_run
+from tests.support import randomise
+
+EXAMPLE = torch.linspace(-1, 1, 2 * 64).reshape(2, 1, 8, 8)
+
+
+def drawn(rows: int, columns: int, seed: int = 0) -> tuple[Tensor, Moments]:
+    """A weight, and second moments of its columns with strong correlations."""
+    draw = torch.Generator().manual_seed(seed)
+    weight = torch.randn(rows, columns * 3, generator=draw, dtype=torch.float64)
+    root = torch.randn(columns, columns, generator=draw, dtype=torch.float64)
+    root = root + 2 * torch.ones(columns, 1, dtype=torch.float64) * root[:1]
+    taps = 0.6 ** (torch.arange(3)[:, None] - torch.arange(3)).abs().double()
+    return weight, Moments(root @ root.T / columns, taps)
+
+
+@pytest.fixture(scope="module")
+def model() -> nn.Module:
+    torch.manual_seed(0)
+    return randomise(hope.demo.DigitsNet()).eval()
+
+
+@pytest.fixture(scope="module")
+def anatomy(model: nn.Module) -> hope.Anatomy:
+    return hope.inspect(model, EXAMPLE)
+
+
+@pytest.mark.parametrize("bits", BITS)
+def test_feedback_never_has_a_larger_expected_error_than_nearest(bits: int) -> None:
+    for seed in range(4):
+        weight, moments = drawn(7, 20, seed)
+        scale = scales(weight, bits, moments.diagonal)
+        ours, plain = with_feedback(weight, scale, bits, moments), nearest(weight, scale, bits)
+        assert (moments.error(ours - weight) <= moments.error(plain - weight) * (1 + 1e-12)).all()
+        assert moments.error(ours - weight).sum() < 0.9 * moments.error(plain - weight).sum()
+
+
+def test_feedback_is_that_of_the_textbook_with_a_dense_matrix() -> None:
+    weight, moments = drawn(5, 6)
+    dense = torch.kron(moments.channels, moments.taps)
+    assert torch.allclose(moments.error(weight), (weight @ dense * weight).sum(1))
+    scale = scales(weight, 3, moments.diagonal)
+    eye = torch.eye(6, dtype=torch.float64)
+    channels = moments.channels / moments.channels.diagonal().mean() + 0.01 * eye
+    taps = moments.taps + 0.01 * torch.eye(3, dtype=torch.float64)
+    hessian, left, found = torch.kron(channels, taps), weight.clone(), torch.zeros_like(weight)
+    for k in range(weight.shape[1]):  # one column at a time, what is left solved anew each time
+        rest = torch.arange(k, weight.shape[1])
+        inverse = torch.linalg.inv(hessian[rest][:, rest])
+        found[:, k] = (left[:, k] / scale[:, 0]).round().clamp(-3, 3) * scale[:, 0]
+        error = (left[:, k] - found[:, k]) / inverse[0, 0]
+        left[:, rest] -= torch.outer(error, inverse[0])
+    plain = nearest(weight, scale, 3)
+    better = moments.error(found - weight) <= moments.error(plain - weight)
+    want = torch.where(better[:, None], found, plain)
+    assert torch.allclose(with_feedback(weight, scale, 3, moments), want)
+
+
+def test_feedback_coincides_with_nearest_where_columns_are_independent() -> None:
+    weight, _ = drawn(5, 10)
+    scale = scales(weight, 4, torch.ones(30))
+    assert torch.equal(with_feedback(weight, scale, 4, Moments.identity(30)), nearest(weight, scale, 4))
+
+
+@pytest.mark.parametrize("bits", BITS)
+@pytest.mark.parametrize("group", [0, 7])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_packed_weights_come_back_to_the_bit(bits: int, group: int, dtype: torch.dtype) -> None:
+    weight, _ = drawn(6, 9)
+    weight[3] = 0
+    scale = scales(weight, bits, torch.ones(27), group, significant_bits(dtype, bits))
+    rounded = nearest(weight, scale, bits, group).to(dtype)
+    found = grid_of(rounded, bits, group)
+    assert found is not None
+    whole, units = found
+    assert int(whole.abs().max()) <= levels(bits)
+    packed = pack(whole, bits)
+    assert len(packed) == -(-whole.numel() * bits // 8)
+    assert torch.equal(unpack(packed, bits, tuple(whole.shape)), whole)
+    spread = units.repeat_interleave(group or 27, dim=1)[:, :27]
+    assert torch.equal((whole * spread).to(dtype), rounded)
+    assert grid_of(torch.randn(4, 50), 3) is None
+
+
+def test_what_it_costs_is_the_error_on_gaussian_inputs(model: nn.Module, anatomy: hope.Anatomy) -> None:
+    known = hope.Absorb(calibration=None).collect(model, EXAMPLE, anatomy)
+    action = hope.Quantise("blocks.0.conv2.weight", 3)
+    statistics = known.intakes[action.name]
+    moments = moments_of(statistics)
+    assert moments is not None
+    weight = known.numbers[action.name].double().flatten(1)
+    change = action.rounded(weight, moments) - weight
+    root = torch.linalg.cholesky(
+        torch.kron(moments.channels, moments.taps) + 1e-9 * torch.eye(weight.shape[1])
+    )
+    draws = torch.randn(40_000, weight.shape[1], dtype=torch.float64) @ root.T
+    power = known.numbers.bn(statistics.bn).scale ** 2  # type: ignore[union-attr]
+    measured = ((draws @ change.T).square().mean(0) / statistics.variance * power).sum() / power.sum()
+    assert lost_by(action, known) == pytest.approx(float(measured), rel=0.05)
+
+
+@pytest.mark.parametrize("bits", [8, 4, 2])
+def test_all_weights_are_rounded_and_the_folder_is_as_small_as_promised(
+    model: nn.Module, anatomy: hope.Anatomy, bits: int, tmp_path: Path
+) -> None:
+    encoding = hope.encode(model, EXAMPLE, bits=bits, anatomy=anatomy)
+    small = encoding.model
+    assert type(small) is type(model)
+    for name in readers(anatomy):
+        rows = small.state_dict()[name].flatten(1)
+        assert all(len(row.unique()) <= 2 * levels(bits) + 1 for row in rows)
+    run = read_run(encoding.save(tmp_path))
+    stored = sum(one.nbytes for one in read_arrays(tmp_path, run.arrays).values())
+    assert stored == encoding.trajectory.counts("size")[-1]
+    again = hope.load(tmp_path, model).state_dict()
+    assert all(torch.equal(tensor, again[name]) for name, tensor in small.state_dict().items())
+    worse = hope.load(tmp_path, model, steps=0).state_dict()
+    assert all(torch.equal(tensor, worse[name]) for name, tensor in model.state_dict().items())
+
+
+def test_mean_errors_go_into_the_bn(model: nn.Module, anatomy: hope.Anatomy) -> None:
+    known = hope.Absorb(calibration=None).collect(model, EXAMPLE, anatomy)
+    name = "blocks.0.conv2.weight"
+    small = hope.cut(model, anatomy, [hope.Quantise(name, 2)], intakes=known.intakes)
+    change = (small.get_parameter(name) - model.get_parameter(name)).double().sum((2, 3)) @ known.intakes[
+        name
+    ].mean
+    bn = known.intakes[name].bn
+    moved = small.get_buffer(f"{bn}.running_mean") - model.get_buffer(f"{bn}.running_mean")
+    assert change.abs().max() > 1e-4
+    assert torch.allclose(moved.double(), change, atol=1e-5)
+
+
+def test_bits_and_neurons_meet_a_budget_in_bytes_and_every_other_one(
+    model: nn.Module, anatomy: hope.Anatomy, tmp_path: Path
+) -> None:
+    encoding = hope.encode(model, EXAMPLE, size=0.06, anatomy=anatomy)
+    mix = encoding.trajectory.mix(encoding.steps)
+    assert mix["quantise"] > 0
+    assert mix["absorb"] > 0
+    sizes = encoding.trajectory.counts("size")
+    assert sizes[encoding.steps] <= 0.06 * sizes[0] < sizes[encoding.steps - 1]
+    assert (sizes[1:] <= sizes[:-1]).all()
+    stored = read_arrays(encoding.save(tmp_path), read_run(tmp_path).arrays)
+    assert sum(one.nbytes for one in stored.values()) == sizes[encoding.steps]
+    other = encoding.at(size=0.2)
+    again = hope.load(tmp_path, model, size=0.2)
+    assert all(torch.equal(a, b) for a, b in zip(state(other).values(), state(again).values(), strict=True))
+    plain = hope.encode(model, EXAMPLE, size=0.5, bits=None, anatomy=anatomy)
+    assert plain.trajectory.mix()["quantise"] == 0
+
+
+def test_rounding_what_stays_is_the_same_before_and_after_pruning(
+    model: nn.Module, anatomy: hope.Anatomy
+) -> None:
+    name = "blocks.0.conv1.weight"  # its rows go, and rows are rounded one by one
+    both = [hope.Quantise(name, 4), hope.Prune("blocks.0.conv1", [1, 5])]
+    first, last = (hope.cut(model, anatomy, steps) for steps in (both, both[::-1]))
+    assert torch.equal(first.get_parameter(name), last.get_parameter(name))
+    alone = hope.cut(model, anatomy, both[:1]).get_parameter(name)
+    kept = [k for k in range(len(alone)) if k not in (1, 5)]
+    assert torch.equal(first.get_parameter(name), alone[kept])
+
+
+def test_a_run_ranks_by_cost_per_byte(model: nn.Module, anatomy: hope.Anatomy) -> None:
+    known = hope.Absorb(calibration=None).collect(model, EXAMPLE, anatomy)
+    rounding = roundings(known, readers(anatomy), [8, 4], lambda block: 1.0)
+    steps, stops = interleaved(anatomy, (), (), rounding)
+    assert stops == ()
+    assert len(steps) == 2 * len(readers(anatomy))
+    seen: dict[str, int] = {}
+    for step in steps:
+        assert step.weight_grid is not None
+        assert seen.get(step.name, 32) > step.weight_grid[0]
+        seen[step.name] = step.weight_grid[0]
+    assert {step.weight_grid for step in steps[: len(readers(anatomy))]} >= {(8, 0)}
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ({"bits": 3.5}, "bits must be one or several of 2, 3, 4, 5, 6, 8, or None, got 3.5"),
+        ({"bits": 1}, "got 1"),
+        ({"bits": 64}, "got 64"),
+        ({"bits": []}, r"got \[\]"),
+        ({"bits": 8, "params": 0.5}, "bits do not save params"),
+        ({"size": "10B"}, "size=10B cannot be met: the smallest reachable is"),
+    ],
+)
+def test_bits_that_make_no_sense_are_refused(model: nn.Module, given: dict[str, object], words: str) -> None:
+    with pytest.raises(hope.HopeError, match=words):
+        hope.encode(model, EXAMPLE, **given)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("action", "words"),
+    [
+        (hope.Quantise("nothing", 8), "there is no weight 'nothing'"),
+        (hope.Quantise("stem.1.weight", 8), "must have two dimensions or more, got 1"),
+        (hope.Quantise("stem.0.weight", 7), "bits of stem.0.weight must be one of 2, 3, 4, 5, 6, 8, got 7"),
+        (hope.Quantise("stem.0.weight", 8, -1), "group of stem.0.weight must be 0 or above, got -1"),
+        (hope.Quantise("stem.0.weight", 8, 0, "up"), "rounding must be feedback or nearest, got 'up'"),
+    ],
+)
+def test_actions_that_make_no_sense_are_refused(
+    model: nn.Module, anatomy: hope.Anatomy, action: hope.Quantise, words: str
+) -> None:
+    with pytest.raises(hope.errors.InvalidAction, match=words):
+        hope.cut(model, anatomy, [action])
+
+
+def test_a_weight_of_zeros_stays(model: nn.Module, anatomy: hope.Anatomy) -> None:
+    still = randomise(hope.demo.DigitsNet()).eval()
+    with torch.no_grad():
+        still.get_parameter("blocks.0.conv2.weight").zero_()
+    small = hope.cut(still, anatomy, [hope.Quantise("blocks.0.conv2.weight", 4)])
+    assert not small.get_parameter("blocks.0.conv2.weight").any()
+
+
+def test_onnxruntime_computes_with_integers_what_the_module_computes(
+    model: nn.Module, anatomy: hope.Anatomy, tmp_path: Path
+) -> None:
+    onnx, runtime = pytest.importorskip("onnx"), pytest.importorskip("onnxruntime")
+    inputs = torch.randn(16, 1, 8, 8)
+    for given in ({"bits": 8}, {"size": 0.2}):
+        encoding = hope.encode(model, EXAMPLE, anatomy=anatomy, **given)  # type: ignore[arg-type]
+        written = encoding.export_onnx(tmp_path / "small.onnx")
+        assert "integers in" in written.note
+        graph = onnx.load(written).graph
+        whole = {one.name: one for one in graph.initializer if one.data_type == onnx.TensorProto.INT8}
+        for name, grid in encoding.grids.items():
+            if f"{name}_quantized" in whole:  # the module's own integers, up to the sign of the BN
+                found = torch.tensor(onnx.numpy_helper.to_array(whole[f"{name}_quantized"])).flatten(1)
+                assert torch.equal(found.abs(), grid.whole.abs())
+        assert any(name.endswith("_quantized") for name in whole)
+        answer = torch.tensor(
+            runtime.InferenceSession(str(tmp_path / "small.onnx")).run(None, {"x": inputs.numpy()})[0]
+        )
+        want = encoding.model(inputs).detach()
+        assert (answer - want).norm() < 0.1 * want.norm()
+
+
+def test_the_command_line_rounds_and_extracts(
+    model: nn.Module, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from safetensors.torch import save_file
+
+    (tmp_path / "net.py").write_text(
+        "from hope.demo import DigitsNet\n\n\ndef build():\n    return DigitsNet()\n"
+    )
+    save_file(model.state_dict(), tmp_path / "w.safetensors")
+    source = [
+        f"{tmp_path / 'net.py'}:build",
+        "--weights",
+        str(tmp_path / "w.safetensors"),
+        "--input",
+        "1x1x8x8",
+    ]
+    run = str(tmp_path / "run")
+    assert main(["encode", *source, "--bits", "8,4", "--out", run]) == 0
+    assert "quantisations" in capsys.readouterr().out
+    assert main(["encode", *source, "--bits", "8,4", "--out", run, "--resume"]) == 0
+    assert "already has this run" in capsys.readouterr().out
+    assert (
+        main(["extract", run, source[0], "--steps", "3", "--out", str(tmp_path / "three.safetensors")]) == 0
+    )
+    assert main(["encode", *source, "--bits", "seven", "--out", str(tmp_path / "other")]) == 2
+    assert "bits must be" in capsys.readouterr().err
+    page = write_page([read_run(run)], tmp_path / "run.html").read_text(encoding="utf-8")
+    assert "round blocks.0.conv1.weight to 4 bits" in page
+
+
+def test_without_bits_a_budget_is_needed(model: nn.Module) -> None:
+    with pytest.raises(hope.errors.InfeasibleBudget, match="give exactly one budget"):
+        hope.encode(model, EXAMPLE)
+    with pytest.raises(hope.errors.InfeasibleBudget, match="give exactly one budget"):
+        hope.encode(model, EXAMPLE, bits=None)
