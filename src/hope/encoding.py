@@ -297,7 +297,7 @@ class Encoding:
         grids = {name: grid for name, grid in self.grids.items() if grid.scale.shape[1] == 1}
         if not grids:
             return None
-        bns = {name: self.intakes[name].bn for name in grids if name in self.intakes}
+        bns = {name: one.bn for name, one in self.intakes.items() if name in grids}
         own = {name: value.detach().cpu().double().numpy() for name, value in self.model.state_dict().items()}
         norms = {
             name: (own[f"{bn}.bias"], abs(own[f"{bn}.weight"]))

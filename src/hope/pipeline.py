@@ -138,7 +138,7 @@ def compress(
         0,
         method,
         space.left_alone,
-        statistics.intakes,
+        statistics.input_statistics,
         (*space.notes(found.multiple_of), *notes),
         beside(model) if large else duplicate(model),
         example,
@@ -169,13 +169,13 @@ def cost_model(
 
 def settings_of(options: Options, space: SearchSpace) -> dict[str, Any]:
     """What a run depends on besides its network, as plain data."""
-    told: dict[str, Any] = {"method": space.method.to_dict(), "evict": options.evict}
-    told["exclude"] = list(options.exclude)
-    told |= {name: True for name in ("streams", "uniform") if getattr(options, name)}
-    told |= {"bits": list(options.bits)} if options.bits else {}
+    found: dict[str, Any] = {"method": space.method.to_dict(), "evict": options.evict}
+    found["exclude"] = list(options.exclude)
+    found |= {name: True for name in ("streams", "uniform") if getattr(options, name)}
+    found |= {"bits": list(options.bits)} if options.bits else {}
     if options.runtime is not None:
-        return {**told, "runtime": options.runtime.to_dict()}
-    return {**told, **({"ranked": space.cost.resource} if space.cost is not None else {})}
+        return {**found, "runtime": options.runtime.to_dict()}
+    return {**found, **({"ranked": space.cost.resource} if space.cost is not None else {})}
 
 
 class Judges:

@@ -113,7 +113,7 @@ def test_packed_weights_come_back_to_the_bit(bits: int, group: int, dtype: torch
 def test_what_it_costs_is_the_error_on_gaussian_inputs(model: nn.Module, anatomy: hope.Anatomy) -> None:
     known = hope.Absorb(calibration=None).collect(model, EXAMPLE, anatomy)
     action = hope.Quantise("blocks.0.conv2.weight", 3)
-    statistics = known.intakes[action.name]
+    statistics = known.input_statistics[action.name]
     moments = moments_of(statistics)
     assert moments is not None
     weight = known.numbers[action.name].double().flatten(1)
@@ -149,11 +149,11 @@ def test_all_weights_are_rounded_and_the_folder_is_as_small_as_promised(
 def test_mean_errors_go_into_the_bn(model: nn.Module, anatomy: hope.Anatomy) -> None:
     known = hope.Absorb(calibration=None).collect(model, EXAMPLE, anatomy)
     name = "blocks.0.conv2.weight"
-    small = hope.cut(model, anatomy, [hope.Quantise(name, 2)], intakes=known.intakes)
-    change = (small.get_parameter(name) - model.get_parameter(name)).double().sum((2, 3)) @ known.intakes[
-        name
-    ].mean
-    bn = known.intakes[name].bn
+    small = hope.cut(model, anatomy, [hope.Quantise(name, 2)], intakes=known.input_statistics)
+    change = (small.get_parameter(name) - model.get_parameter(name)).double().sum(
+        (2, 3)
+    ) @ known.input_statistics[name].mean
+    bn = known.input_statistics[name].bn
     moved = small.get_buffer(f"{bn}.running_mean") - model.get_buffer(f"{bn}.running_mean")
     assert change.abs().max() > 1e-4
     assert torch.allclose(moved.double(), change, atol=1e-5)

@@ -117,7 +117,7 @@ def test_measured_moments_are_those_of_the_inputs_and_one_propagated_sample_per_
     net = network(4)
     anatomy, x = hope.inspect(net, EXAMPLE), inputs(5, 128)
     prior, intake = (
-        SearchSpace.of(net, EXAMPLE, anatomy, method, evict=False).statistics.intakes["8.weight"]
+        SearchSpace.of(net, EXAMPLE, anatomy, method, evict=False).statistics.input_statistics["8.weight"]
         for method in (hope.Absorb(calibration=None), hope.Absorb(calibration=[x]))
     )
     with torch.no_grad():

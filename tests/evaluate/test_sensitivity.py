@@ -33,7 +33,7 @@ def test_a_layer_counts_by_the_fidelity_that_its_own_loss_costs() -> None:
         path, steps = hope.Absorb().path(state), []
         while path.left > LEFT and path.neurons > 1:
             steps.append(next(path.steps()))
-        small = hope.cut(net, anatomy, steps, intakes=plan.statistics.intakes)
+        small = hope.cut(net, anatomy, steps, intakes=plan.statistics.input_statistics)
         assert len(steps) > 0
         assert state.share == pytest.approx(max(LEAST, 1 - judge(small)) / -math.log(path.left))
         after = [s.cost for s in plan.method.path(state).steps()]

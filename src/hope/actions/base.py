@@ -155,7 +155,7 @@ class Action(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
         return {}
 
     def row_bits(self, anatomy: Anatomy) -> Mapping[str, float]:
-        """Tensor -> how many bits are stored beside the entries of each of its rows, where that changes."""
+        """Tensor -> how many bits are stored in addition for each of its rows, where that changes."""
         return {}
 
     def check(self, anatomy: Anatomy, removed: Removed, evicted: Collection[str]) -> None:

@@ -98,8 +98,8 @@ def _wanted(budget: dict[str, Any], given: dict[str, Any]) -> dict[str, Any]:
 
     asked = run_budget(given.get("bits"), budget)
     bits = list(bits_for(asked, given.get("bits"), given["method"].quantises))
-    told = {**given, "method": given["method"].to_dict(), "bits": bits}
-    return _flat({**told, **_unsaid(asked or Budget("steps", 0), given)})
+    options = {**given, "method": given["method"].to_dict(), "bits": bits}
+    return _flat({**options, **_unsaid(asked or Budget("steps", 0), given)})
 
 
 def _other(told: Mapping[str, Any], wanted: Mapping[str, Any]) -> list[str]:

@@ -115,7 +115,9 @@ def with_evictions(
 def network(model: nn.Module, space: SearchSpace, steps: Sequence[Action]) -> nn.Module:
     """The network after these steps."""
     small = duplicate(model)
-    operate(small, space.anatomy, steps, intakes=space.statistics.intakes, rewrite=space.method.rewrite)
+    operate(
+        small, space.anatomy, steps, intakes=space.statistics.input_statistics, rewrite=space.method.rewrite
+    )
     return small
 
 

@@ -49,5 +49,5 @@ def _sensitivity(
         steps.append(step)
         if path.left <= LEFT:
             break
-    small = cut(model, space.anatomy, steps, intakes=space.statistics.intakes, shared=True)
+    small = cut(model, space.anatomy, steps, intakes=space.statistics.input_statistics, shared=True)
     return max(LEAST, 1 - judge(small)) / max(LEAST, -math.log(path.left))

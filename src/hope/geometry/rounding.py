@@ -50,7 +50,9 @@ class Moments:
     @classmethod
     def identity(cls, columns: int) -> Moments:
         """Of columns that are independent and alike: rounding to nearest is best."""
-        return cls(torch.eye(columns, dtype=torch.float64), torch.ones(1, 1, dtype=torch.float64))
+        return cls(
+            torch.diag(torch.ones(columns, dtype=torch.float64)), torch.ones(1, 1, dtype=torch.float64)
+        )
 
     @property
     def diagonal(self) -> Tensor:
@@ -162,7 +164,7 @@ def _kron_factors(moments: Moments) -> tuple[Tensor, Tensor] | None:
         if not mean > 0:
             return None
         damped = matrix.double() / mean
-        damped = damped + DAMPING * torch.eye(len(damped), dtype=torch.float64)
+        damped.diagonal().add_(DAMPING)
         inverse = torch.cholesky_inverse(torch.linalg.cholesky(damped))
         found.append(torch.linalg.cholesky(inverse, upper=True))
     return found[0], found[1]

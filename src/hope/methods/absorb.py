@@ -137,7 +137,7 @@ class Absorb(Method):
         stream = unit.kind == "stream"
         uses = uses_of_weights(known.anatomy.program)
         for reader in unit.readers:
-            intake = known.intakes.get(reader.weight)
+            intake = known.input_statistics.get(reader.weight)
             if self.calibration in (None, "patterns") and reader.last("bn") is None:
                 return Cause.NO_BN_BEFORE.at(reader.module)
             if intake is None:

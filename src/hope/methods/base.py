@@ -106,7 +106,7 @@ class NetworkStatistics:
     anatomy: Anatomy  # the network
     numbers: Checkpoint  # its checkpoint
     # input statistics of weights (absorption only)
-    intakes: Mapping[str, InputStatistics] = field(default_factory=dict)
+    input_statistics: Mapping[str, InputStatistics] = field(default_factory=dict)
     surrogate: Propagated | None = None  # propagated signals (absorption only)
     notes: tuple[str, ...] = ()  # messages for the user
     inputs: Sequence[Any] = ()  # the batches of the measured moments, if there are any

@@ -106,7 +106,7 @@ class Integers:
     Attributes:
         grids: weight -> its grid.
         norms: weight -> mean and deviation of what the BN after it returns.
-        inputs: batches to measure ranges on; without any, batch norm tells them.
+        inputs: batches to measure ranges on; without any, they come from batch norm.
     """
 
     grids: Mapping[str, Grid]

@@ -1,7 +1,7 @@
 """ONNX with integers: weights on a grid as int8, activations as uint8 with static ranges, in the form (QDQ)
 that onnxruntime runs with its integer kernels.
 
-Ranges need no data where batch norm tells the moments of its outputs: mean ± `SPREAD` deviations in every
+Ranges need no data where batch norm gives the moments of its outputs: mean ± `SPREAD` deviations in every
 channel, followed through activations, sums and pools. With inputs they are measured. What has no range stays
 in float.
 """
@@ -116,7 +116,7 @@ def unary(kind: str, attributes: Mapping[str, Any], constants: Sequence[Array | 
 
 
 def ranges(graph: Any, norms: Mapping[str, tuple[Array, Array]]) -> dict[str, tuple[float, float]]:
-    """Tensor -> its range, where batch norm tells it.
+    """Tensor -> its range, where batch norm gives it.
 
     Args:
         graph: of an ONNX model.
@@ -156,7 +156,7 @@ def _follow(
         return None
     first = there[0]
     if kind in ("Conv", "Gemm"):
-        return _weighed(first, attributes, constants, out)
+        return _after_weight(first, attributes, constants, out)
     if kind == "Add" and len(there) == 2:
         (mean, variance), (other, more) = first.moments, there[1].moments
         same = mean.shape == other.shape
@@ -178,7 +178,7 @@ def _follow(
     return Gauss(first.mean, first.deviation, first.root, lambda x: function(before(x)))
 
 
-def _weighed(
+def _after_weight(
     x: Gauss, attributes: Mapping[str, Any], constants: Sequence[Array | None], out: str
 ) -> Gauss | None:
     """After a weight without batch norm, its inputs taken as independent."""
@@ -196,7 +196,7 @@ def _weighed(
 
 
 def _padded(x: Gauss, pads: Array, out: str) -> Gauss:
-    """With zeros beside the channels."""
+    """With channels of zeros."""
     (mean, variance), half = x.moments, len(pads) // 2
     before, after = (int(pads[k]) if half > 1 else 0 for k in (1, half + 1))
     if not before and not after:
@@ -254,7 +254,7 @@ def write_integers(
         nodes_to_quantize=[node.name for node in wanted],
         nodes_to_exclude=[],
         op_types_to_quantize=sorted({node.op_type for node in wanted}),
-        # scores have tails that no Gaussian tells: they stay in float
+        # scores have longer tails than a Gaussian: they stay in float
         extra_options={"WeightSymmetric": True, "OpTypesToExcludeOutputQuantization": ["Gemm", "MatMul"]},
     )
     quantizer.quantize_model()

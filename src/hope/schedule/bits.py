@@ -1,4 +1,4 @@
-"""Bits beside neurons: what rounding each weight costs, and a run that ranks both by cost per byte."""
+"""Bits and neurons: what rounding each weight costs, and a run that ranks both by cost per byte."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from hope.methods.base import NetworkStatistics
 from hope.ops.uses import uses_of_weights
 from hope.ops.weight import is_weight
 from hope.schedule.budget import Budget
-from hope.statistics.input_statistics import intakes_of
+from hope.statistics.input_statistics import statistics_of
 from hope.structure.anatomy import Anatomy
 from hope.structure.removed import Removed
 from hope.structure.sizes import USUAL
@@ -65,11 +65,11 @@ def bits_for(budget: Budget | None, bits: object, usual: bool = True) -> tuple[i
 
 def with_readers(known: NetworkStatistics, weights: Mapping[str, int]) -> NetworkStatistics:
     """The same statistics with those of all these weights, propagated where they are not known yet."""
-    lacking = {weight: dim for weight, dim in weights.items() if weight not in known.intakes}
+    lacking = {weight: dim for weight, dim in weights.items() if weight not in known.input_statistics}
     if not lacking or known.surrogate is None:
         return known
-    found = intakes_of(known.anatomy, known.surrogate, lacking)
-    return replace(known, intakes={**known.intakes, **found})
+    found = statistics_of(known.anatomy, known.surrogate, lacking)
+    return replace(known, input_statistics={**known.input_statistics, **found})
 
 
 def readers(anatomy: Anatomy, exclude: Sequence[str] = ()) -> dict[str, int]:
@@ -94,7 +94,7 @@ class Rounding:
     """What rounding one weight to fewer and fewer bits costs.
 
     Attributes:
-        steps: its actions, each with the cost beside the one before.
+        steps: its actions, each with its cost after the one before.
     """
 
     steps: tuple[Quantise, ...]
@@ -143,7 +143,7 @@ def lost_by(action: Quantise, known: NetworkStatistics) -> float:
     """
     tensor = known.numbers[action.name]
     flat = tensor.detach().cpu().double().flatten(1)
-    statistics = known.intakes.get(action.name)
+    statistics = known.input_statistics.get(action.name)
     moments = moments_of(statistics) if statistics is not None else None
     if statistics is None or moments is None or len(moments.diagonal) != flat.shape[1]:
         change = action.rounded(flat, Moments.identity(flat.shape[1])) - flat

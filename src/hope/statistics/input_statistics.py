@@ -101,10 +101,10 @@ def propagated_intakes(
         reads = {reader.weight for layer in anatomy.layers for reader in layer.readers}
         slices = [part for layer in anatomy.layers for part in layer.places if part.role == "in"]
         dims = {part.tensor: part.dim for part in slices if part.tensor in reads}
-    return intakes_of(anatomy, surrogate, dims), surrogate
+    return statistics_of(anatomy, surrogate, dims), surrogate
 
 
-def intakes_of(
+def statistics_of(
     anatomy: Anatomy, surrogate: Propagated, dims: Mapping[str, int]
 ) -> dict[str, InputStatistics]:
     """What weights read according to a propagated surrogate, where it has followed them.
@@ -113,14 +113,14 @@ def intakes_of(
         dims: reading weight -> the dimension that reads.
     """
     beside = behind(anatomy)
-    intakes = {}
+    found = {}
     for weight in sorted(dims.keys() & surrogate.readings.keys()):
         reading = surrogate.readings[weight]
         bn, bias = beside[weight]
         if reading.bn is None:
             bn = ""
         signal = reading.signal
-        intakes[weight] = InputStatistics(
+        found[weight] = InputStatistics(
             weight,
             dims[weight],
             stored(signal.mean),
@@ -131,7 +131,7 @@ def intakes_of(
             bn,
             bias,
         )
-    return intakes
+    return found
 
 
 def centred(anatomy: Anatomy, weight: str) -> str:

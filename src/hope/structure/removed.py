@@ -40,7 +40,7 @@ class Removal(Protocol):
         """Tensor -> how many bits one of its entries is stored in from now on, where that changes."""
 
     def row_bits(self, anatomy: Anatomy) -> Mapping[str, float]:
-        """Tensor -> how many bits are stored beside the entries of each of its rows, where that changes."""
+        """Tensor -> how many bits are stored in addition for each of its rows, where that changes."""
 
 
 class Removed:

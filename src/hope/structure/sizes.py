@@ -51,7 +51,7 @@ def stored(anatomy: Anatomy, steps: Sequence[Removal]) -> Counts:
 
 
 def _entry_bits(anatomy: Anatomy, steps: Sequence[Removal]) -> dict[str, NDArray[np.float64]]:
-    """Tensor -> (2, steps + 1) bits of an entry, and beside the entries of a row, of tensors for which
+    """Tensor -> (2, steps + 1) bits of an entry, and in addition of a row, of tensors for which
     actions change them.
     """
     found: dict[str, NDArray[np.float64]] = {}
