@@ -26,7 +26,7 @@ from hope.reasons import Reason
 from hope.report.accuracies import checked_points
 from hope.report.page import write_page
 from hope.report.plot import check_matplotlib, draw
-from hope.rewrite.export import Exported, Integers, export_onnx, export_program
+from hope.rewrite.export import Exported, export_onnx, export_program
 from hope.rewrite.integer_onnx import Grid
 from hope.rewrite.refit import compressed
 from hope.schedule.budget import Budget, ReplayBudget, lists_budgets, replay_budget
@@ -34,7 +34,7 @@ from hope.schedule.search_space import calibration
 from hope.schedule.trajectory import Trajectory
 from hope.statistics.input_statistics import InputStatistics
 from hope.storage.arrays import state
-from hope.storage.packed import grids_of, read_grids
+from hope.storage.packed import grids_of, integers_of, read_grids
 from hope.storage.run import Details, Run, fingerprint, write_run
 from hope.structure.anatomy import Anatomy
 from hope.structure.sizes import Size
@@ -290,22 +290,9 @@ class Encoding:
             path: the file.
             check: compare the outputs of onnxruntime with the model's, if it is installed.
         """
-        return export_onnx(self.model, self.example, path, check=check, integers=self._integers())
-
-    def _integers(self) -> Integers | None:
-        """What the ONNX file needs to know of rounded weights; None if there are none."""
-        grids = {name: grid for name, grid in self.grids.items() if grid.scale.shape[1] == 1}
-        if not grids:
-            return None
-        bns = {name: one.bn for name, one in self.intakes.items() if name in grids}
-        own = {name: value.detach().cpu().double().numpy() for name, value in self.model.state_dict().items()}
-        norms = {
-            name: (own[f"{bn}.bias"], abs(own[f"{bn}.weight"]))
-            for name, bn in bns.items()
-            if f"{bn}.bias" in own and f"{bn}.weight" in own
-        }
         made_up = self.method.to_dict().get("calibration") in (None, *MADE_UP)
-        return Integers(grids, norms, () if made_up else self.inputs)
+        found = integers_of(self.model, self.grids, self.intakes, () if made_up else self.inputs)
+        return export_onnx(self.model, self.example, path, check=check, integers=found)
 
     @cached_property
     def grids(self) -> dict[str, Grid]:

@@ -292,6 +292,9 @@ def test_the_command_line_rounds_and_extracts(
     assert (
         main(["extract", run, source[0], "--steps", "3", "--out", str(tmp_path / "three.safetensors")]) == 0
     )
+    written = str(tmp_path / "small.onnx")
+    assert main(["extract", run, source[0], "--onnx", written]) == 0
+    assert "integers in" in capsys.readouterr().out
     assert main(["encode", *source, "--bits", "seven", "--out", str(tmp_path / "other")]) == 2
     assert "bits must be" in capsys.readouterr().err
     page = write_page([read_run(run)], tmp_path / "run.html").read_text(encoding="utf-8")

@@ -105,7 +105,7 @@ def run(options: argparse.Namespace) -> None:
         _save_pretrained(small, options.save_pretrained, wanted.model)
     if options.out or not (options.save_pretrained or any(more)):
         _write_weights(small, Path(options.out or saved.folder / SMALL))
-    _write_more(small, example, options)
+    _write_more(small, example, options, saved, saved.steps_for(budget))
 
 
 def _wanted(options: argparse.Namespace, saved: Run, *, replayed: bool) -> argparse.Namespace:
@@ -191,12 +191,18 @@ def _save_pretrained(small: nn.Module, folder: str, model: str) -> None:
     print(f"{folder}: the model, for from_pretrained")
 
 
-def _write_more(small: nn.Module, example: Example, options: argparse.Namespace) -> None:
+def _write_more(
+    small: nn.Module, example: Example, options: argparse.Namespace, saved: Run, steps: int
+) -> None:
     """The files that other programs run."""
     from hope.rewrite.export import export_onnx, export_program
+    from hope.storage.packed import grids_of, integers_of, read_grids
 
-    for given, write in ((options.onnx, export_onnx), (options.pt2, export_program)):
-        if given:
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore")  # its note is printed
-                print(write(small, example, given, check=not options.no_check))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # its note is printed
+        if options.onnx:
+            grids = read_grids(small, grids_of(saved.trajectory.steps[:steps]))
+            integers = integers_of(small, grids, saved.intakes()) if grids else None
+            print(export_onnx(small, example, options.onnx, check=not options.no_check, integers=integers))
+        if options.pt2:
+            print(export_program(small, example, options.pt2, check=not options.no_check))

@@ -122,6 +122,11 @@ class Run:
         """The files of tensors that the record names."""
         return [self.arrays, self.moments, self.fitted]
 
+    def steps_for(self, budget: Mapping[str, Any]) -> int:
+        """How many steps a budget needs, given as keywords; those of the saved network without one."""
+        asked = optional_budget(**budget)
+        return self.steps if asked is None else self.trajectory.steps_at(asked)
+
     @property
     def grids(self) -> dict[str, tuple[int, int]]:
         """Rounded weight -> bits and group of its grid."""
