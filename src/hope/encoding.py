@@ -284,11 +284,7 @@ class Encoding:
         """Write the compressed model as ONNX, for batches of any size (see `hope.export_onnx`).
 
         Rounded weights are written as integers, and onnxruntime computes with integers where ranges of
-        activations are known: from batch norm, or from the run's calibration inputs.
-
-        Args:
-            path: the file.
-            check: compare the outputs of onnxruntime with the model's, if it is installed.
+        activations are known: from batch norm, or from the run's calibration inputs. Outputs are checked.
         """
         made_up = self.method.to_dict().get("calibration") in (None, *MADE_UP)
         found = integers_of(self.model, self.grids, self.intakes, () if made_up else self.inputs)
@@ -300,11 +296,8 @@ class Encoding:
         return read_grids(self.model, grids_of(self.trajectory.steps[: self.steps]))
 
     def export_program(self, path: str | PathLike[str], *, check: bool = True) -> Exported:
-        """Write the compressed model as `.pt2`, for `torch.export.load` (see `hope.export_program`).
-
-        Args:
-            path: the file.
-            check: read the file again and compare its outputs with the model's.
+        """Write the compressed model as `.pt2`, for `torch.export.load`, and check its outputs (see
+        `hope.export_program`).
         """
         return export_program(self.model, self.example, path, check=check)
 
