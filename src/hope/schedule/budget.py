@@ -77,7 +77,8 @@ class Budget:
 
     def check(self, least: int, original: int, advice: str = "") -> None:
         """Refuse what is below the least that can be reached, or above the original, and say what to do."""
-        if self.allowed(original) > original:
+        counted = self.resource is not None and not self.resource.scales  # not bytes or time
+        if counted and self.allowed(original) > original:
             raise InfeasibleBudget(
                 f"{self.unit} must be at most {self.kind.format(original)}, that of the original, got "
                 f"{self.kind.format(self.value)}: give less, or a share ({self.unit}=0.6)"
