@@ -159,6 +159,21 @@ def test_mean_errors_go_into_the_bn(model: nn.Module, anatomy: hope.Anatomy) -> 
     assert torch.allclose(moved.double(), change, atol=1e-5)
 
 
+def test_depthwise_weights_are_corrected_too() -> None:
+    torch.manual_seed(0)
+    net = nn.Sequential(
+        *(nn.Conv2d(3, 8, 1), nn.BatchNorm2d(8), nn.ReLU()),
+        *(nn.Conv2d(8, 16, 3, padding=1, groups=8), nn.BatchNorm2d(16), nn.ReLU(), nn.Conv2d(16, 4, 1)),
+    )
+    randomise(net).eval()
+    encoding = hope.encode(net, torch.zeros(1, 3, 8, 8), bits=2)
+    mean = torch.relu(torch.randn(200_000, 8) * net[1].weight.abs() + net[1].bias).mean(0)
+    change = (encoding.model[3].weight - net[3].weight).sum((1, 2, 3)) * mean.repeat_interleave(2)
+    moved = encoding.model[4].running_mean - net[4].running_mean
+    assert change.abs().max() > 0.01
+    assert torch.allclose(moved, change, atol=0.02)
+
+
 def test_bits_and_neurons_meet_a_budget_in_bytes_and_every_other_one(
     model: nn.Module, anatomy: hope.Anatomy, tmp_path: Path
 ) -> None:

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from experiments import (
+    bits,
     calibration,
     coverage,
     depthwise,
@@ -71,6 +72,7 @@ def test_a_command_line_on_a_page_parses(module: str, arguments: str) -> None:
 def test_every_experiment_is_on_a_page_and_has_help(capsys: pytest.CaptureFixture[str]) -> None:
     mentioned = {module for module, _ in lines()}
     names = (
+        "bits",
         "calibration",
         "compression",
         "coverage",
@@ -110,6 +112,7 @@ def test_the_pages_have_the_tables_of_the_committed_results(tmp_path: Path) -> N
         copy.write_text(page.read_text())
     for name, table in (
         *compression.TABLES.items(),
+        ("bits", bits.table),
         ("dreams", dreams.table),
         ("depthwise", depthwise.table),
         ("readings", readings.table),

@@ -114,13 +114,18 @@ class Quantise(Action, frozen=True, array_like=True, tag="quantise"):
         kept = context.kept(self.name, 1) if known is not None else None
         moments = moments_of(known, kept) if known is not None else None
         if moments is None or len(moments.diagonal) != flat.shape[1]:
-            known, moments = None, Moments.identity(flat.shape[1])
+            moments = Moments.identity(flat.shape[1])
         rounded = self.rounded(flat, moments, significant_bits(tensor.dtype, self.bits))
         tensor.copy_(rounded.reshape(tensor.shape).to(tensor))
-        if known is not None:
+        if known is None:
+            return
+        if single(known):  # a depthwise weight: each output reads one channel
+            rows = context.kept(self.name, 0)
+            mean = known.mean if rows is None else known.mean[rows]
+            _shift(model, known, (rounded - flat).sum(dim=1) * mean.double())
+        elif known.dim == 1:
             mean = known.mean.double() if kept is None else known.mean.double()[channels_kept(known, kept)]
-            change = (rounded - flat).reshape(len(flat), len(mean), -1).sum(dim=2) @ mean
-            _shift(model, known, change)
+            _shift(model, known, (rounded - flat).reshape(len(flat), len(mean), -1).sum(dim=2) @ mean)
 
     def rounded(self, weight: Tensor, moments: Moments, precision: int = SIGNIFICANT) -> Tensor:
         """(rows, columns) of a weight on its grid.
@@ -141,6 +146,11 @@ class Quantise(Action, frozen=True, array_like=True, tag="quantise"):
         return f"<Quantise {self.name} to {self.bits} bits: cost {self.cost:.4g}>"
 
 
+def single(known: InputStatistics) -> bool:
+    """Whether each output of a weight reads one channel, whose mean is all that is known."""
+    return len(known.covariance) != len(known.mean)
+
+
 def channels_kept(known: InputStatistics, kept: Tensor) -> Tensor:
     """The channels of a signal whose columns are kept."""
     return kept if known.repeat == 1 else torch.unique(kept // known.repeat)
@@ -150,7 +160,7 @@ def moments_of(known: InputStatistics, kept: Tensor | None = None) -> Moments | 
     """The second moments of a weight's columns, of the kept ones only; None where rows do not read all
     columns, or read another dimension.
     """
-    if known.dim != 1:
+    if known.dim != 1 or single(known):
         return None
     channels = known.moments
     if kept is not None:

@@ -9,6 +9,8 @@ from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from itertools import pairwise
 
+import torch
+
 from hope import ops
 from hope._util.progress import bar
 from hope.actions import Action, Quantise
@@ -17,10 +19,12 @@ from hope.errors import UnknownMethod
 from hope.geometry.rounding import BITS, Moments
 from hope.methods.absorb import metric
 from hope.methods.base import NetworkStatistics
+from hope.ops.reading import sources
 from hope.ops.uses import uses_of_weights
 from hope.ops.weight import is_weight
 from hope.schedule.budget import Budget
-from hope.statistics.input_statistics import statistics_of
+from hope.statistics.input_statistics import InputStatistics, behind, statistics_of, stored
+from hope.statistics.propagated import Propagated
 from hope.structure.anatomy import Anatomy
 from hope.structure.removed import Removed
 from hope.structure.sizes import USUAL
@@ -69,7 +73,27 @@ def with_readers(known: NetworkStatistics, weights: Mapping[str, int]) -> Networ
     if not lacking or known.surrogate is None:
         return known
     found = statistics_of(known.anatomy, known.surrogate, lacking)
+    found |= _single(known, known.surrogate, lacking.keys() - found.keys())
     return replace(known, input_statistics={**known.input_statistics, **found})
+
+
+def _single(
+    known: NetworkStatistics, surrogate: Propagated, weights: Collection[str]
+) -> dict[str, InputStatistics]:
+    """Statistics of depthwise weights: the mean of the one channel that each output reads, and the BN."""
+    after, found = behind(known.anatomy), {}
+    none = torch.zeros(1, 1, dtype=torch.float64)
+    for form in ops.forms(known.anatomy.program):
+        if not is_weight(form) or form.operation.tensors["weight"] not in weights:
+            continue
+        weight, signal = form.operation.tensors["weight"], surrogate.signals[form.inputs[0]]
+        outputs, inputs = known.anatomy.shapes[weight][:2]
+        if signal is None or inputs != 1 or outputs % len(signal.mean):
+            continue
+        mean = stored(signal.mean[sources(len(signal.mean), outputs)])
+        bn, bias = after[weight]
+        found[weight] = InputStatistics(weight, 1, mean, none, none, torch.zeros_like(mean), 1, bn, bias)
+    return found
 
 
 def readers(anatomy: Anatomy, exclude: Sequence[str] = ()) -> dict[str, int]:
