@@ -23,7 +23,7 @@ from hope.ops.reading import sources
 from hope.ops.uses import uses_of_weights
 from hope.ops.weight import is_weight
 from hope.schedule.budget import Budget
-from hope.statistics.input_statistics import InputStatistics, behind, statistics_of, stored
+from hope.statistics.input_statistics import InputStatistics, bn_and_bias, statistics_of, stored
 from hope.statistics.propagated import Propagated
 from hope.structure.anatomy import Anatomy
 from hope.structure.removed import Removed
@@ -81,7 +81,7 @@ def _single(
     known: NetworkStatistics, surrogate: Propagated, weights: Collection[str]
 ) -> dict[str, InputStatistics]:
     """Statistics of depthwise weights: the mean of the one channel that each output reads, and the BN."""
-    after, found = behind(known.anatomy), {}
+    after, found = bn_and_bias(known.anatomy), {}
     none = torch.zeros(1, 1, dtype=torch.float64)
     for form in ops.forms(known.anatomy.program):
         if not is_weight(form) or form.operation.tensors["weight"] not in weights:

@@ -68,7 +68,7 @@ def stored(tensor: Tensor) -> Tensor:
     return tensor.float().double()
 
 
-def behind(anatomy: Anatomy) -> dict[str, tuple[str, str]]:
+def bn_and_bias(anatomy: Anatomy) -> dict[str, tuple[str, str]]:
     """Reading weight -> (the BN right behind it, its bias); "" for none."""
     forms = [form for form in ops.forms(anatomy.program) if form is not None]
     bns = {form.inputs[0]: bn_of(form.operation) for form in forms if is_bn(form)}
@@ -112,7 +112,7 @@ def statistics_of(
     Args:
         dims: reading weight -> the dimension that reads.
     """
-    beside = behind(anatomy)
+    beside = bn_and_bias(anatomy)
     found = {}
     for weight in sorted(dims.keys() & surrogate.readings.keys()):
         reading = surrogate.readings[weight]

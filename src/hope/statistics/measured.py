@@ -16,7 +16,7 @@ from hope.geometry.matrices import tap_distances
 from hope.geometry.projection import variances
 from hope.ops.reading import DEFAULT_DECAY
 from hope.ops.weight import Weighted, spatial
-from hope.statistics.input_statistics import InputStatistics, behind, centred, stored
+from hope.statistics.input_statistics import InputStatistics, bn_and_bias, centred, stored
 from hope.statistics.observe import observe
 from hope.statistics.token_weights import counts, mask_of, normed_adds, without_padding
 from hope.structure.anatomy import Anatomy
@@ -292,7 +292,7 @@ def _intake(
     weight: str, dim: int, one: _Sums, model: nn.Module, anatomy: Anatomy, known: InputStatistics | None
 ) -> InputStatistics:
     tensor = dict(model.named_parameters())[weight]
-    bn, bias = behind(anatomy).get(weight, ("", ""))
+    bn, bias = bn_and_bias(anatomy).get(weight, ("", ""))
     if known is not None:
         bn, bias = known.bn, known.bias
     mean, covariance = one.mean, one.covariance
