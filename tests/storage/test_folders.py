@@ -338,3 +338,30 @@ def test_a_lock_that_is_a_link_harms_nothing(tmp_path: Path) -> None:
     with pytest.raises(hope.CannotWrite, match="cannot be locked"):
         save(tmp_path / "run")
     assert (tmp_path / "mine").read_text() == "mine"
+
+
+class Tied(torch.nn.Module):
+    """A language model in small, whose head is its embedding."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding = torch.nn.Embedding(50, 8)
+        self.up, self.down = torch.nn.Linear(8, 16), torch.nn.Linear(16, 8)
+        self.head = torch.nn.Linear(8, 50, bias=False)
+        self.head.weight = self.embedding.weight
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = self.embedding(x)
+        return self.head(y + self.down(torch.relu(self.up(y))))
+
+
+def test_a_tied_tensor_is_stored_once_and_stays_tied(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    model = Tied().eval()
+    anatomy = hope.inspect(model, torch.zeros(1, 4, dtype=torch.long))
+    folder = hope.save(tmp_path, model, anatomy, [hope.Prune("up", [1, 2])])
+    stored = store.read_arrays(folder, store.read_run(folder).arrays)
+    assert sum(tensor.shape == (50, 8) for tensor in stored.values()) == 1
+    small = hope.load(folder, Tied())
+    assert torch.equal(small.head.weight, model.head.weight)
+    assert small.head.weight is small.embedding.weight

@@ -21,6 +21,7 @@ from hope.errors import (
     UnknownMethod,
 )
 from hope.schedule.budget import run_budget
+from hope.schedule.resources import Bytes
 
 if TYPE_CHECKING:
     from hope.methods import Method
@@ -191,7 +192,9 @@ def _run(options: argparse.Namespace, out: Path, budget: dict[str, Any]) -> None
         encoding.save(out, source=source)
     partial.unlink(missing_ok=True)
     print(encoding)
-    print(f"saved in {options.out}; for another budget of the same run: hope extract --help")
+    size = sum(file.stat().st_size for file in out.iterdir() if file.is_file())
+    print(f"saved in {options.out} ({Bytes().format(size)})", end="; ")
+    print("for another budget of the same run: hope extract --help")
     _report(options)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+import torch
 from torch import Tensor, nn
 
 from hope._util.calls import Example
@@ -67,6 +68,30 @@ def packed_weights(weights: Mapping[str, Tensor], grids: Mapping[str, tuple[int,
             del found[name]
             found[f"{name}{WHOLE}"] = pack(grid[0], bits)
             found[f"{name}{SCALE}"] = grid[1].to(weights[name].dtype)
+    return found
+
+
+def without_copies(weights: Mapping[str, Tensor], aliases: Mapping[str, Sequence[str]]) -> dict[str, Tensor]:
+    """A state dict in which a tensor that has several names, such as a tied head's, is there once.
+
+    Args:
+        aliases: name -> all names of the same tensor.
+    """
+    found = dict(weights)
+    for names in aliases.values():
+        first, *others = [name for name in names if name in found] or [""]
+        for name in others:
+            if torch.equal(found[name], found[first]):
+                del found[name]
+    return found
+
+
+def with_copies(weights: Mapping[str, Tensor], aliases: Mapping[str, Sequence[str]]) -> dict[str, Tensor]:
+    """The reverse of `without_copies`."""
+    found = dict(weights)
+    for names in aliases.values():
+        there = [name for name in names if name in found]
+        found |= {name: found[there[0]] for name in names if there and name not in found}
     return found
 
 

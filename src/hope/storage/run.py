@@ -46,7 +46,7 @@ from hope.storage.arrays import (
 from hope.storage.codec import SENSELESS, Plain, not_as_it_should, read_record, stored_files, write_record
 from hope.storage.inputs import read_inputs, write_inputs
 from hope.storage.moments import read_moments, write_moments
-from hope.storage.packed import grids_of, packed_weights, unpacked_weights
+from hope.storage.packed import grids_of, packed_weights, unpacked_weights, with_copies, without_copies
 from hope.storage.record import (
     PLAN,
     RUN,
@@ -160,11 +160,12 @@ def write_run(folder: Path, run: Run, weights: Mapping[str, Tensor], inputs: Seq
         inputs: that weights were fitted on, if they are to be saved.
     """
     times = run.trajectory.times
+    once = without_copies(weights, run.anatomy.aliases)
     with locked(folder):
         earlier = stored_files(folder / PLAN, RUN)
         record = RunRecord(
             original=run.original,
-            weights=write_arrays(folder, "weights", packed_weights(weights, run.grids)),
+            weights=write_arrays(folder, "weights", packed_weights(once, run.grids)),
             method=dict(run.told),
             steps=run.steps,
             trajectory=cast("Any", run.trajectory.steps),
@@ -279,12 +280,14 @@ def load(
 def _load(run: Run, model: nn.Module, budget: Budget | None, calibration: Iterable[Any] | None) -> nn.Module:
     if budget is not None and not _is_trained_at(run, budget):
         return _replay(run, model, budget, calibration)
-    weights = read_arrays(run.folder, run.arrays)
+    stored = weights = read_arrays(run.folder, run.arrays)
     small = duplicate(model)
     try:
         done = operate(small, run.anatomy, run.trajectory.steps[: run.steps], arithmetic=False)
         rewrite(small, done.config_fields(small, run.anatomy))
-        weights = unpacked_weights(weights, run.grids, small)
+        there = small.state_dict()
+        weights = with_copies(unpacked_weights(weights, run.grids, small), run.anatomy.aliases)
+        weights = {name: tensor for name, tensor in weights.items() if name in there or name in stored}
         fit_dtypes(small, weights)
         small.load_state_dict(weights, strict=True)
     except (InvalidAction, RuntimeError) as error:
