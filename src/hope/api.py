@@ -146,7 +146,7 @@ def encode(  # noqa: PLR0913
         Conv2d(3, 4, kernel_size=(3, 3), stride=(1, 1))
         >>> encoding.at(steps=1)[0]
         Conv2d(3, 7, kernel_size=(3, 3), stride=(1, 1))
-        >>> hope.encode(net, torch.zeros(1, 3, 8, 8), size="1.5kB").size.neurons
+        >>> hope.encode(net, torch.zeros(1, 3, 8, 8), size="1.5kB", bits=None).size.neurons
         5
         >>> encoding = hope.encode(net, torch.zeros(1, 3, 8, 8), latency=0.9)  # doctest: +SKIP
         >>> encoding.latency.predicted, encoding.latency.measured, encoding.latency.original  # doctest: +SKIP

@@ -21,7 +21,7 @@ from hope.errors import (
     UnknownMethod,
 )
 from hope.schedule.budget import run_budget
-from hope.schedule.resources import Bytes
+from hope.schedule.resources import UNITS, Bytes
 
 if TYPE_CHECKING:
     from hope.methods import Method
@@ -239,7 +239,10 @@ def _report(options: argparse.Namespace) -> None:
 
 
 def _check_options(options: argparse.Namespace) -> None:
-    """Check before any work which options the method does not have."""
+    """Check before any work which options the method does not have, and that there is a budget."""
+    if not budget_of(options) and options.bits in ("auto", None):
+        names = " ".join(f"--{name.replace('_', '-')}" for name in UNITS)
+        raise InfeasibleBudget(f"one of the arguments {names} --bits is required (see `hope encode --help`)")
     for name, methods in OPTIONS.items():
         if getattr(options, name) is not None and options.method not in methods:
             raise UnknownMethod(

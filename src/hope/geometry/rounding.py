@@ -203,7 +203,7 @@ def pack(whole: Tensor, bits: int) -> Tensor:
     """Whole numbers as bytes, without gaps.
 
     >>> pack(torch.tensor([1, -3, 0], dtype=torch.int8), 3).tolist()
-    [197, 0]
+    [41, 0]
     """
     wide = (whole.flatten().numpy().astype(np.uint8) & (2**bits - 1))[:, None]
     single = (wide >> np.arange(bits, dtype=np.uint8)) & 1
@@ -213,7 +213,7 @@ def pack(whole: Tensor, bits: int) -> Tensor:
 def unpack(packed: Tensor, bits: int, shape: tuple[int, ...]) -> Tensor:
     """The reverse of `pack`, int8.
 
-    >>> unpack(torch.tensor([197, 0], dtype=torch.uint8), 3, (3,)).tolist()
+    >>> unpack(torch.tensor([41, 0], dtype=torch.uint8), 3, (3,)).tolist()
     [1, -3, 0]
     """
     count = int(np.prod(shape))

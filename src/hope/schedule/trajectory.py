@@ -115,7 +115,7 @@ class Trajectory:
         >>> import torch, hope
         >>> net = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.ReLU(), torch.nn.Linear(8, 2))
         >>> Trajectory((hope.Prune("0", 1),), hope.inspect(net, torch.zeros(1, 4))).mix()
-        {'prune': 1, 'merge': 0, 'absorb': 0, 'evict': 0}
+        {'prune': 1, 'merge': 0, 'absorb': 0, 'evict': 0, 'quantise': 0}
         """
         counts = Counter(step.kind for step in self.steps[:steps])
         return {one.kind: counts[one.kind] for one in kinds()}
