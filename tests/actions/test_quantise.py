@@ -174,6 +174,35 @@ def test_depthwise_weights_are_corrected_too() -> None:
     assert torch.allclose(moved, change, atol=0.02)
 
 
+def test_grouped_weights_are_corrected_too() -> None:
+    torch.manual_seed(0)
+    net = nn.Sequential(
+        *(nn.Conv2d(3, 8, 1), nn.BatchNorm2d(8), nn.ReLU()),
+        *(nn.Conv2d(8, 12, 3, padding=1, groups=4), nn.BatchNorm2d(12), nn.ReLU(), nn.Conv2d(12, 4, 1)),
+    )
+    randomise(net).eval()
+    encoding = hope.encode(net, torch.zeros(1, 3, 8, 8), bits=2)
+    mean = torch.relu(torch.randn(200_000, 8) * net[1].weight.abs() + net[1].bias).mean(0)
+    change = (encoding.model[3].weight - net[3].weight).sum((2, 3))  # 12 outputs, 2 inputs each
+    want = (change.reshape(4, 3, 2) * mean.reshape(4, 1, 2)).sum(2).flatten()
+    moved = encoding.model[4].running_mean - net[4].running_mean
+    assert want.abs().max() > 0.01
+    assert torch.allclose(moved, want, atol=0.02)
+
+
+def test_without_ranges_only_weights_are_integers(tmp_path: Path) -> None:
+    runtime = pytest.importorskip("onnxruntime")
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(64, 256), nn.ReLU(), nn.Linear(256, 64)).eval()
+    encoding = hope.encode(net, torch.zeros(1, 64), bits=8)
+    written = encoding.export_onnx(tmp_path / "small.onnx")
+    assert "saves only bytes" in written.note
+    assert (tmp_path / "small.onnx").stat().st_size < 0.4 * 4 * 2 * 64 * 256
+    x = torch.randn(5, 64)
+    (found,) = runtime.InferenceSession(str(tmp_path / "small.onnx")).run(None, {"input": x.numpy()})
+    assert torch.allclose(torch.tensor(found), encoding.model(x), atol=1e-4)
+
+
 def test_bits_and_neurons_meet_a_budget_in_bytes_and_every_other_one(
     model: nn.Module, anatomy: hope.Anatomy, tmp_path: Path
 ) -> None:

@@ -113,7 +113,8 @@ class Quantise(Action, frozen=True, array_like=True, tag="quantise"):
         known = context.statistics.get(self.name)
         kept = context.kept(self.name, 1) if known is not None else None
         moments = moments_of(known, kept) if known is not None else None
-        if moments is None or len(moments.diagonal) != flat.shape[1]:
+        plain = moments is not None and len(moments.diagonal) == flat.shape[1]
+        if moments is None or not plain:
             moments = Moments.identity(flat.shape[1])
         rounded = self.rounded(flat, moments, significant_bits(tensor.dtype, self.bits))
         tensor.copy_(rounded.reshape(tensor.shape).to(tensor))
@@ -123,9 +124,16 @@ class Quantise(Action, frozen=True, array_like=True, tag="quantise"):
             rows = context.kept(self.name, 0)
             mean = known.mean if rows is None else known.mean[rows]
             _shift(model, known, (rounded - flat).sum(dim=1) * mean.double())
-        elif known.dim == 1:
+        elif plain:
             mean = known.mean.double() if kept is None else known.mean.double()[channels_kept(known, kept)]
             _shift(model, known, (rounded - flat).reshape(len(flat), len(mean), -1).sum(dim=2) @ mean)
+        elif (
+            kept is None and known.dim == 1 and len(known.mean) % tensor.shape[1] == 0 and known.repeat == 1
+        ):  # in groups
+            groups = len(known.mean) // tensor.shape[1]
+            parts = (rounded - flat).reshape(groups, len(flat) // groups, tensor.shape[1], -1)
+            mean = known.mean.double().reshape(groups, 1, -1)
+            _shift(model, known, (parts.sum(dim=3) * mean).sum(dim=2).flatten())
 
     def rounded(self, weight: Tensor, moments: Moments, precision: int = SIGNIFICANT) -> Tensor:
         """(rows, columns) of a weight on its grid.

@@ -19,7 +19,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from hope.errors import CannotExport, MissingExtra
+from hope.errors import MissingExtra
 
 Array: TypeAlias = NDArray[np.float64]
 Function: TypeAlias = Callable[[Array], Array]
@@ -238,9 +238,9 @@ def write_integers(
         if node.op_type in KINDS:
             (wanted if ready else left).append(node)
     if not any(node.op_type in ("Conv", "Gemm") for node in wanted):
-        raise CannotExport(
-            "no activation range is known: integer kernels need batch norm, or inputs (calibration=batches)"
-        )
+        _weights_only(model, grids)
+        onnx.save(model, path)
+        return "weights are integers, which saves only bytes: no range of activations is known"
     quantizer = QDQQuantizer(
         model,
         per_channel=True,
@@ -265,6 +265,28 @@ def write_integers(
     return f"integers in {len(wanted)} operations" + (
         f", {floats} of the rest with weights" if floats else ""
     )
+
+
+def _weights_only(model: Any, grids: Mapping[str, Grid]) -> None:
+    """Write rounded weights as integers that are made floats before they are used."""
+    from onnx import helper, numpy_helper
+
+    for one in list(model.graph.initializer):
+        grid, weight = grids.get(one.name), numpy_helper.to_array(one)
+        if grid is None or weight.dtype != np.float32 or len(weight) != len(grid.whole):
+            continue
+        whole, unit = (
+            grid.whole.numpy().reshape(weight.shape),
+            grid.scale.numpy().astype(np.float32).reshape(-1),
+        )
+        if not np.array_equal(whole * unit.reshape(-1, *[1] * (weight.ndim - 1)), weight):
+            continue  # a BN is folded into it
+        name = one.name
+        model.graph.initializer.remove(one)
+        model.graph.initializer.append(numpy_helper.from_array(whole, f"{name}_quantized"))
+        model.graph.initializer.append(numpy_helper.from_array(unit, f"{name}_scale"))
+        names = [f"{name}_quantized", f"{name}_scale"]
+        model.graph.node.insert(0, helper.make_node("DequantizeLinear", names, [name], axis=0))
 
 
 def _own_grids(done: Any, original: Any, grids: Mapping[str, Grid]) -> None:
