@@ -63,7 +63,7 @@ class Ablation(hope.Absorb):
     def rewrite(self) -> Rewrite:
         whole = super().rewrite
         kept = (self.takeover, self.constants, self.repair)
-        return Rewrite(*kept, refit=whole.refit, made_up=whole.made_up)
+        return Rewrite(*kept, refit=whole.refit, synthetic=whole.synthetic)
 
     @property
     def path(self) -> Callable[[AbsorbState], AbsorbPath]:

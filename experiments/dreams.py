@@ -24,8 +24,8 @@ from experiments.compression.page import TITLES
 from experiments.refit import loaded
 from hope.statistics import dreams
 from hope.statistics.checkpoint import Checkpoint
-from hope.statistics.input_statistics import InputStatistics, propagated_intakes
-from hope.statistics.measured import measured_intakes
+from hope.statistics.input_statistics import InputStatistics, propagated_statistics
+from hope.statistics.measured import measured_statistics
 
 RESULTS = FOLDER / "dreams.json"
 NETWORKS = ("cifar10-resnet20", "keras-resnet50")
@@ -45,10 +45,10 @@ def run(options: argparse.Namespace) -> None:
     torch.set_num_threads(1)
     for name, model, images, _, apart, entry, write in opened(options, NETWORKS, loaded):
         anatomy = hope.inspect(model, images[:1], progress=False)
-        known, _ = propagated_intakes(anatomy, Checkpoint.of(model, anatomy))
+        known, _ = propagated_statistics(anatomy, Checkpoint.of(model, anatomy))
 
         def moments(batches: Sequence[Any]) -> Mapping[str, InputStatistics]:
-            return measured_intakes(model, anatomy, batches, known, progress=False)  # noqa: B023
+            return measured_statistics(model, anatomy, batches, known, progress=False)  # noqa: B023
 
         real = None
         for way, make in WAYS.items():

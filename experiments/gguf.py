@@ -190,7 +190,7 @@ def smaller(model: nn.Module, ids: Tensor, stays: str) -> nn.Module:
         uniform=True,
         exclude=[f"*{stays}*"],
         multiple_of=4 if mixture and stays != "mlp" else None,
-        method=hope.Absorb(calibration=[{"input_ids": ids}], look=False, refit=False),
+        method=hope.Absorb(calibration=[{"input_ids": ids}], sensitivity=False, refit=False),
         progress=False,
     )
     return hope.stack_experts(encoding.model) if mixture else encoding.model

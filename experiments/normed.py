@@ -149,7 +149,7 @@ def measured(model: nn.Module, text: Tensor) -> dict[str, Any]:
                         model,
                         encoding.anatomy,
                         steps,
-                        intakes=encoding.intakes,
+                        input_statistics=encoding.input_statistics,
                         rewrite=encoding.method.rewrite,
                     )
                     scale(small, model, encoding.anatomy, steps, factor)

@@ -108,8 +108,10 @@ def _measured(
 
 def _after(encoding: Encoding, steps: int, inputs: Sequence[Any]) -> nn.Module:
     taken, how = encoding.trajectory.steps[:steps], encoding.method.rewrite
-    moments = encoding.intakes
-    return compressed(encoding.original, encoding.anatomy, taken, intakes=moments, rewrite=how, inputs=inputs)
+    moments = encoding.input_statistics
+    return compressed(
+        encoding.original, encoding.anatomy, taken, input_statistics=moments, rewrite=how, inputs=inputs
+    )
 
 
 def table() -> str:

@@ -1,7 +1,7 @@
 """By what a layer's cost should count: `python -m experiments.rules [NETWORK ...]`, resumable.
 
 Absorption in closed forms, without evictions, its layers' costs weighed by what the branch writes into the
-stream (as it is), by nothing, or by what the layer's loss does to the answers (`hope.Absorb(look=True)`); and
+stream (as it is), by nothing, or by what the layer's loss does to the answers (`sensitivity=True`); and
 the first of these with signals measured on patterns, without and with fitting (the default). Two of the
 networks were held out: no rule was chosen on them (`python -m experiments.train`).
 """
@@ -31,7 +31,7 @@ RESULTS = FOLDER / "rules.json"
 RULES = {
     "the branch's share": hope.Absorb(calibration=None, refit=False),
     "no weight": Ablation(calibration=None, refit=False, shares=False),
-    "sensitivity": hope.Absorb(calibration=None, refit=False, look=True),
+    "sensitivity": hope.Absorb(calibration=None, refit=False, sensitivity=True),
     "share, on patterns": hope.Absorb(refit=False),
     "the same, refitted (the default)": hope.Absorb(),
 }

@@ -121,7 +121,7 @@ def measured(path: Path, params: float) -> dict[str, Any]:
     batches = [{"input_ids": torch.randint(2, vocabulary, shape, generator=draw)} for _ in range(BATCHES)]
     with watch.phase("inspect"):
         anatomy = hope.inspect(model, batches[0])
-    method = hope.Absorb(calibration=batches, look=False)
+    method = hope.Absorb(calibration=batches, sensitivity=False)
     with watch.phase("encode"):
         how: dict[str, Any] = {"uniform": True, "anatomy": anatomy, "progress": None}
         encoding = hope.encode(model, batches[0], params=params, method=method, **how)
@@ -136,7 +136,7 @@ def measured(path: Path, params: float) -> dict[str, Any]:
         "parameters": [anatomy.size().parameters, encoding.size.parameters],
         "weights": round(sum(one.nbytes for one in model.parameters()) / GB, 3),
         "width": [model.config.intermediate_size, small.config.intermediate_size],
-        "moments": round(sum(8 * len(one.mean) ** 2 for one in encoding.intakes.values()) / GB, 3),
+        "moments": round(sum(8 * len(one.mean) ** 2 for one in encoding.input_statistics.values()) / GB, 3),
         "tokens": WINDOWS * TOKENS * BATCHES,
         "same logits": same,
         "phases": watch.found,

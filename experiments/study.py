@@ -70,8 +70,8 @@ def _exact_borders(encoding: hope.Encoding, small: torch.nn.Module, steps: int) 
         gone.setdefault(step.name, []).extend(step.removed)
     for layer in encoding.anatomy.layers:
         for reader in layer.readers if layer.name in gone else ():
-            intake = encoding.intakes[reader.weight]
-            channels = channels_of(layer, intake)
+            statistics = encoding.input_statistics[reader.weight]
+            channels = channels_of(layer, statistics)
             module = small.get_submodule(reader.module)
             if channels is None or channels.shape[1] != 1 or not isinstance(module, torch.nn.Conv2d):
                 continue
@@ -79,8 +79,8 @@ def _exact_borders(encoding: hope.Encoding, small: torch.nn.Module, steps: int) 
             dead[gone[layer.name]] = True
             keep, left = (~dead).nonzero()[:, 0], dead.nonzero()[:, 0]
             places = channels[:, 0]
-            shares = takeover(ridged(intake.moments[places][:, places]), keep, left)
-            constant = intake.mean[places[left]] - intake.mean[places[keep]] @ shares
+            shares = takeover(ridged(statistics.moments[places][:, places]), keep, left)
+            constant = statistics.mean[places[left]] - statistics.mean[places[keep]] @ shares
             weight = encoding.original.get_parameter(reader.weight).detach().double()
             weight = weight[:, places[left]]
             own = next((other for other in encoding.anatomy.layers if other.weight == reader.weight), None)

@@ -101,7 +101,9 @@ def _measured(
     for share, value in zip(shares, wanted, strict=True):
         steps = encoding.trajectory.steps_to(unit, value)
         taken, size = encoding.trajectory.steps[:steps], encoding.trajectory.size(steps)
-        cut = compressed(model, anatomy, taken, intakes=encoding.intakes, rewrite=method.rewrite)
+        cut = compressed(
+            model, anatomy, taken, input_statistics=encoding.input_statistics, rewrite=method.rewrite
+        )
         point: dict[str, Any] = {
             "accuracy": accuracy(cut, images, labels),
             "neurons": size.neurons,

@@ -56,7 +56,7 @@ def test_a_run_with_little_memory_is_the_same(
     plain = encoded(loaded(folder), anatomy, uniform=uniform)
     monkeypatch.setenv("HOPE_MEMORY", gigabytes)
     little = encoded(loaded(folder), anatomy, uniform=uniform)
-    assert {one.covariance.dtype for one in little.intakes.values()} == {torch.float32}
+    assert {one.covariance.dtype for one in little.input_statistics.values()} == {torch.float32}
     assert little.trajectory.steps == plain.trajectory.steps
     assert len(plain.trajectory) > 2 * 48 // FIRST  # paths went beyond their first part
     for name, tensor in plain.model.state_dict().items():

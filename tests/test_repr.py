@@ -29,7 +29,7 @@ METHODS = [
     hope.Paper(),
     hope.Paper(calibration=[torch.randn(64, 3, 32, 32)]),
     hope.Score("random"),
-    hope.Absorb(calibration=[torch.randn(64, 3, 32, 32)], refit=False, look=True),
+    hope.Absorb(calibration=[torch.randn(64, 3, 32, 32)], refit=False, sensitivity=True),
 ]
 
 

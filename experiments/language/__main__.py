@@ -28,7 +28,7 @@ SHARES = (0.1, 0.2, 0.3, 0.5)
 SOURCES = ("16", "64", "256", "512 short", "random tokens", "own text")
 RUNS: dict[str, dict[str, Any]] = {
     "absorb": {},
-    "absorb, not looked": {"look": False},
+    "absorb, not looked": {"sensitivity": False},
     "absorb, equal widths": {"uniform": True},
 }
 FITTED = ", refitted"
@@ -184,7 +184,7 @@ def absorbed(
         model,
         {"input_ids": batches[0]["input_ids"][:1]},
         params=whole - wanted(model, kind, max(shares)),
-        method=hope.Absorb(calibration=list(batches), refit=True, look=look),
+        method=hope.Absorb(calibration=list(batches), refit=True, sensitivity=look),
         evict=False,
         exclude=fixed,
         uniform=uniform,
@@ -199,7 +199,7 @@ def absorbed(
                 encoding.original,
                 encoding.anatomy,
                 encoding.trajectory.steps[:steps],
-                intakes=encoding.intakes,
+                input_statistics=encoding.input_statistics,
                 rewrite=encoding.method.rewrite,
                 inputs=encoding.inputs if method.endswith(FITTED) else (),
                 fixed=fixed,

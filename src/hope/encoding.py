@@ -16,12 +16,12 @@ from hope._util.numbers import plural
 from hope._util.progress import bar
 from hope._util.tables import grid, html, text
 from hope.errors import InfeasibleBudget, InvalidAction
-from hope.evaluate.fidelity import LOOKS, Fidelity, images_for, longest_above
+from hope.evaluate.fidelity import EVALUATIONS, Fidelity, images_for, longest_above
 from hope.latency.runtime import Runtime, machine
 from hope.latency.stopwatch import Stopwatch
 from hope.latency.timing import Latency, Timing
 from hope.methods.base import Method
-from hope.methods.calibration import MADE_UP
+from hope.methods.calibration import SYNTHETIC
 from hope.reasons import Reason
 from hope.report.accuracies import checked_points
 from hope.report.page import write_page
@@ -55,7 +55,7 @@ class Encoding:
         steps: how many steps the budget needs.
         method: the method that chose them.
         left_alone: units and blocks that the method kept, with the reason.
-        intakes: input statistics of weights, for absorption.
+        input_statistics: input statistics of weights, for absorption.
         notes: messages for the user.
         measures: unit -> capacity ‖f_i‖, or score, of each neuron before the first step.
         inputs: the inputs of the refit, if there is one.
@@ -81,7 +81,7 @@ class Encoding:
     steps: int
     method: Method
     left_alone: Mapping[str, Reason]
-    intakes: Mapping[str, InputStatistics]
+    input_statistics: Mapping[str, InputStatistics]
     notes: tuple[str, ...]
     original: nn.Module
     example: Example | None
@@ -112,7 +112,7 @@ class Encoding:
             self._intact(),
             self.anatomy,
             self.trajectory.steps[:steps],
-            intakes=self.intakes,
+            input_statistics=self.input_statistics,
             rewrite=self.method.rewrite,
             inputs=self.inputs,
             fixed=self.settings.get("exclude", ()),
@@ -152,7 +152,7 @@ class Encoding:
         before, after = (dict(net.named_parameters()) for net in (self._intact(), self.model))
         return {
             name: float(after[name].detach().abs().max() / before[name].detach().abs().max())
-            for name in self.intakes
+            for name in self.input_statistics
             if name in after and bool(before[name].any())
         }
 
@@ -194,7 +194,7 @@ class Encoding:
                 do.
         """
         if budget.unit == "fidelity":
-            with bar("searching the steps that keep the fidelity", LOOKS, progress) as show:
+            with bar("searching the steps that keep the fidelity", EVALUATIONS, progress) as show:
                 longest = longest_above(budget.value, len(self.trajectory), self.fidelity_after, show)
                 return replace(self, steps=self.trajectory.steps_to("steps", longest))
         try:
@@ -221,7 +221,7 @@ class Encoding:
             source: "model", "weights" and "input" on the command line, for `hope report` to repeat.
         """
         # synthetic inputs are saved, so that other budgets can be had back; others are not ours to keep
-        inputs = self.inputs if self.method.to_dict().get("calibration") in MADE_UP else ()
+        inputs = self.inputs if self.method.to_dict().get("calibration") in SYNTHETIC else ()
         return write_run(Path(folder), self.as_run(folder, source), state(self.model), inputs)
 
     def _timing(self) -> Timing | None:
@@ -276,7 +276,7 @@ class Encoding:
             self.method.to_dict(),
             Path(folder),
             details=Details(self.measures, self.left_alone, source or {}, looked, self.settings).rounded(),
-            held=self.intakes,
+            held=self.input_statistics,
             timing=self._timing(),
         )
 
@@ -286,8 +286,8 @@ class Encoding:
         Rounded weights are written as integers, and onnxruntime computes with integers where ranges of
         activations are known: from batch norm, or from the run's calibration inputs. Outputs are checked.
         """
-        made_up = self.method.to_dict().get("calibration") in (None, *MADE_UP)
-        found = integers_of(self.model, self.grids, self.intakes, () if made_up else self.inputs)
+        synthetic = self.method.to_dict().get("calibration") in (None, *SYNTHETIC)
+        found = integers_of(self.model, self.grids, self.input_statistics, () if synthetic else self.inputs)
         return export_onnx(self.model, self.example, path, check=check, integers=found)
 
     @cached_property

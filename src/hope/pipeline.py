@@ -14,7 +14,7 @@ from typing import Any
 from torch import nn
 
 from hope._util.calls import Example, duplicate
-from hope._util.memory import PART, allowed, beside, size_of
+from hope._util.memory import PART, allowed, share_weights, size_of
 from hope._util.progress import busy
 from hope.actions import Action
 from hope.encoding import Encoding
@@ -140,7 +140,7 @@ def compress(
         space.left_alone,
         statistics.input_statistics,
         (*space.notes(found.multiple_of), *notes),
-        beside(model) if large else duplicate(model),
+        share_weights(model) if large else duplicate(model),
         example,
         method.measures(statistics, space.states),
         settings,
@@ -224,14 +224,16 @@ def schedule(
     """The actions that meet a budget, in order, and what a user should know of the choice."""
     progress = options.progress
     begun = file.read(space.anatomy, len(space.branches)) if file is not None else Resume()
-    undecided = space.judged and (not begun.steps or begun.deciding is not None)
-    if space.method.needs_sensitivity and (not space.judged or (undecided and not ordered(begun))):
+    undecided = space.searches_evictions and (not begun.steps or begun.deciding is not None)
+    if space.method.needs_sensitivity and (
+        not space.searches_evictions or (undecided and not ordered(begun))
+    ):
         space = with_sensitivities(model, space, judges.best, progress=progress)
     if undecided:
         steps = with_evictions(model, space, judges.synthetic, begun, options.executor, file, progress)
         begun = Resume(tuple(steps))
     more: Iterator[Action] = iter(())
-    if not space.judged:
+    if not space.searches_evictions:
         more = space.steps(executor=options.executor, done=begun.steps)
     multiples: Sequence[int] = (options.multiple_of or 1,)
     if space.cost is not None and options.multiple_of is None:
@@ -239,7 +241,7 @@ def schedule(
     how: dict[str, Any] = {"cost": space.cost, "groups": space.groups, "progress": progress}
     how["roundings"] = roundings
     found = run_to_budget(space.anatomy, more, budget, begun.steps, multiples, file, **how)
-    if not (options.streams and space.method.evictions == "judged" and budget.is_cost):
+    if not (options.streams and space.method.evictions == "searched" and budget.is_cost):
         return found, ()
     some, rest = tuple(without_streams(space, found.steps)), without_streams(space, more)
     other = partial(run_to_budget, space.anatomy, rest, budget, some, multiples, **how)

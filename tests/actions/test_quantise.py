@@ -149,7 +149,7 @@ def test_all_weights_are_rounded_and_the_folder_is_as_small_as_promised(
 def test_mean_errors_go_into_the_bn(model: nn.Module, anatomy: hope.Anatomy) -> None:
     known = hope.Absorb(calibration=None).collect(model, EXAMPLE, anatomy)
     name = "blocks.0.conv2.weight"
-    small = hope.cut(model, anatomy, [hope.Quantise(name, 2)], intakes=known.input_statistics)
+    small = hope.cut(model, anatomy, [hope.Quantise(name, 2)], input_statistics=known.input_statistics)
     change = (small.get_parameter(name) - model.get_parameter(name)).double().sum(
         (2, 3)
     ) @ known.input_statistics[name].mean

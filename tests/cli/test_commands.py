@@ -324,7 +324,7 @@ def test_resume_does_not_replace_an_interrupted_run_of_other_options(
 ) -> None:
     partial = tmp_path / "run" / "partial.json"
     model = make(f"{file}:build").eval()
-    method = Absorb(look=False).to_dict()
+    method = Absorb(sensitivity=False).to_dict()
     told = {"original": fingerprint(model), "method": method, "evict": True, "exclude": []}
     RunCheckpoint(partial, told).write([], now=True)
     before = partial.read_bytes()

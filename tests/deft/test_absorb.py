@@ -15,7 +15,7 @@ from hope.deft import Partition, Tuning
 from hope.errors import InvalidPartition
 from hope.geometry.projection import variances
 from hope.statistics.checkpoint import Checkpoint
-from hope.statistics.input_statistics import propagated_intakes
+from hope.statistics.input_statistics import propagated_statistics
 from tests.deft.nets import (
     Residual,
     assert_core_kept,
@@ -152,16 +152,16 @@ def shocks(net: nn.Module, part: Partition, tuning: Tuning) -> dict[str, float]:
     """Reading weight -> E‖Δz‖² of what it says to its core outputs, before its BN, under the surrogate."""
     dims = {p.tensor: p.dim for unit in part.units for p in unit.places if p.role == "in"}
     tensors = Checkpoint.of(net, part.anatomy).tensors
-    intakes, _ = propagated_intakes(part.anatomy, Checkpoint.of(net, part.anatomy), dims=dims)
+    input_statistics, _ = propagated_statistics(part.anatomy, Checkpoint.of(net, part.anatomy), dims=dims)
     now = {**dict(tuning.model.named_parameters()), **dict(tuning.model.named_buffers())}
     found = {}
     for weight in part.severed:
-        intake = intakes[weight]
-        change = intake.laid(now[weight]) - intake.laid(tensors[weight])
-        name = f"{intake.bn}.running_mean" if intake.bn else intake.bias
-        moved = (now[name] - tensors[name]).double() * (-1 if intake.bn else 1)
-        spread = variances(change, intake.taps, intake.covariance)
-        found[weight] = float((spread + (change.sum(dim=1) @ intake.mean + moved).square()).sum())
+        statistics = input_statistics[weight]
+        change = statistics.laid(now[weight]) - statistics.laid(tensors[weight])
+        name = f"{statistics.bn}.running_mean" if statistics.bn else statistics.bias
+        moved = (now[name] - tensors[name]).double() * (-1 if statistics.bn else 1)
+        spread = variances(change, statistics.taps, statistics.covariance)
+        found[weight] = float((spread + (change.sum(dim=1) @ statistics.mean + moved).square()).sum())
     return found
 
 

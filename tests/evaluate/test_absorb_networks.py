@@ -13,7 +13,7 @@ from torch import nn
 import hope
 from hope.geometry.projection import RIDGE
 from hope.schedule.search_space import SearchSpace
-from hope.statistics.bn_recalibration import stand_in
+from hope.statistics.bn_recalibration import recalibrated_copy
 from hope.statistics.patterns import coloured_noise
 from tests.support import randomise
 
@@ -116,17 +116,17 @@ def test_absorbing_beats_pruning_the_same_neurons() -> None:
 def test_measured_moments_are_those_of_the_inputs_and_one_propagated_sample_per_channel() -> None:
     net = network(4)
     anatomy, x = hope.inspect(net, EXAMPLE), inputs(5, 128)
-    prior, intake = (
+    prior, statistics = (
         SearchSpace.of(net, EXAMPLE, anatomy, method, evict=False).statistics.input_statistics["8.weight"]
         for method in (hope.Absorb(calibration=None), hope.Absorb(calibration=[x]))
     )
     with torch.no_grad():
-        seen = stand_in(net, [x])[:8](x).double()  # type: ignore[index]
+        seen = recalibrated_copy(net, [x])[:8](x).double()  # type: ignore[index]
     trust = 128 / (128 + seen.shape[1])
     mean = trust * seen.mean(dim=0) + (1 - trust) * prior.mean
     covariance = trust * torch.cov(seen.T, correction=0) + (1 - trust) * prior.covariance
-    assert torch.allclose(intake.mean, mean, atol=1e-5)
-    assert torch.allclose(intake.covariance, covariance, atol=1e-5)
+    assert torch.allclose(statistics.mean, mean, atol=1e-5)
+    assert torch.allclose(statistics.covariance, covariance, atol=1e-5)
 
 
 def test_calibration_helps_on_the_inputs_it_saw() -> None:
@@ -260,7 +260,7 @@ def test_repaired_variances_are_those_of_the_signals() -> None:
 def test_weights_that_grow_are_reported() -> None:
     net = network(3)
     encoding = hope.encode(net, EXAMPLE, density=0.6, method="absorb", evict=False)
-    assert set(encoding.growth) == set(encoding.intakes)
+    assert set(encoding.growth) == set(encoding.input_statistics)
     assert all(0 < times < 4 for times in encoding.growth.values())
     assert "grew" not in str(encoding)
     with torch.no_grad():

@@ -43,14 +43,14 @@ def test_sizes_after_evictions_count_the_biases_that_stay() -> None:
     plan = SearchSpace.of(
         net, EXAMPLE, hope.inspect(net, EXAMPLE), hope.Absorb(calibration=None, refit=False)
     )
-    weaver = _EvictionSearch(plan, list(plan.steps()))
-    weaver.evicted = [(2, 1)]
-    weaver.woven = weaver.weave(weaver.evicted)
-    for length in range(4, len(weaver.woven)):
-        steps = weaver.woven[:length]
-        left = plan.amounts([*steps, weaver._step(0)])[-1]
-        met = (plan.amounts(weaver.woven) <= left).nonzero()[0]
-        assert weaver._same_size(steps, 0) == (int(met[0]) if len(met) else None)
+    search = _EvictionSearch(plan, list(plan.steps()))
+    search.evicted = [(2, 1)]
+    search.steps = search.interleave(search.evicted)
+    for length in range(4, len(search.steps)):
+        steps = search.steps[:length]
+        left = plan.amounts([*steps, search._step(0)])[-1]
+        met = (plan.amounts(search.steps) <= left).nonzero()[0]
+        assert search._same_size(steps, 0) == (int(met[0]) if len(met) else None)
     biased = [branch for branch in plan.branches if branch.bias is not None]
     assert biased  # or nothing was tested
 

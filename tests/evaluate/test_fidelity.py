@@ -1,4 +1,4 @@
-"""The judge, its probes, and what is decided by them."""
+"""The fidelity, its probes, and what is decided by them."""
 
 from __future__ import annotations
 
@@ -74,13 +74,13 @@ class TwoHeads(nn.Module):
 def test_of_several_outputs_the_worst_counts(head: str) -> None:
     net = TwoHeads().eval()
     anatomy = hope.inspect(net, EXAMPLE)
-    judge, broken = Fidelity(net, EXAMPLE, anatomy.program), copy.deepcopy(net)
-    assert judge.by_output(net) == {"boxes.0": 1.0, "classes.0": 1.0}
+    fidelity, broken = Fidelity(net, EXAMPLE, anatomy.program), copy.deepcopy(net)
+    assert fidelity.by_output(net) == {"boxes.0": 1.0, "classes.0": 1.0}
     for parameter in broken.get_submodule(head).parameters():
         nn.init.zeros_(parameter)
-    assert sorted(judge.by_output(broken).values()) == [0.0, 1.0]
-    assert judge.by_output(broken)[f"{head}.0"] == 0.0
-    assert judge(broken) == hope.fidelity(net, broken, EXAMPLE) == 0.0
+    assert sorted(fidelity.by_output(broken).values()) == [0.0, 1.0]
+    assert fidelity.by_output(broken)[f"{head}.0"] == 0.0
+    assert fidelity(broken) == hope.fidelity(net, broken, EXAMPLE) == 0.0
 
 
 def test_a_model_without_float_outputs_cannot_be_compared() -> None:
@@ -116,8 +116,8 @@ def test_a_batch_is_looked_at_as_far_as_was_asked_and_single_numbers_stay() -> N
             assert by.ndim == 0
             return x[:3] * by
 
-    judge = Fidelity(Scaled(), None, count=3, inputs=[{"x": torch.randn(8, 4), "by": torch.tensor(2.0)}])
-    assert judge(Scaled()) == 1.0
+    fidelity = Fidelity(Scaled(), None, count=3, inputs=[{"x": torch.randn(8, 4), "by": torch.tensor(2.0)}])
+    assert fidelity(Scaled()) == 1.0
 
 
 def test_as_many_batches_are_looked_at_as_that_takes() -> None:
@@ -170,22 +170,22 @@ def test_evictions_are_decided_within_the_stated_number_of_looks() -> None:
             looks += 1
             return super().__call__(model)
 
-    woven = decide(net, plan, list(plan.steps()), Counting(net, EXAMPLE, plan.anatomy.program))
-    evicted = sum(isinstance(step, Evict) for step in woven)
+    steps = decide(net, plan, list(plan.steps()), Counting(net, EXAMPLE, plan.anatomy.program))
+    evicted = sum(isinstance(step, Evict) for step in steps)
     assert looks <= (len(LEVELS) + evicted) * (2 + TRIED)
 
 
 def test_a_block_taken_out_of_a_copy_is_one_that_was_evicted_with_the_rest() -> None:
     net = network(5)
     plan = SearchSpace.of(net, EXAMPLE, hope.inspect(net, EXAMPLE), hope.Absorb())
-    judge = Fidelity(net, EXAMPLE, plan.anatomy.program)
-    looks, steps = _EvictionTrials(net, plan, judge), list(plan.steps())[:6]
+    fidelity = Fidelity(net, EXAMPLE, plan.anatomy.program)
+    looks, steps = _EvictionTrials(net, plan, fidelity), list(plan.steps())[:6]
     for branch in plan.branches:
         evict = Evict(branch.name, branch.bias, cost=0.0, release=branch.release)
-        want = 1 - judge(_network(net, plan, [*steps, evict]))
+        want = 1 - fidelity(_network(net, plan, [*steps, evict]))
         assert looks.without(steps, evict) == pytest.approx(want, abs=1e-6)
         assert want > looks.after(steps) + 1e-3
-    assert looks.after(steps) == 1 - judge(_network(net, plan, steps))
+    assert looks.after(steps) == 1 - fidelity(_network(net, plan, steps))
 
 
 def test_the_network_at_a_level_is_made_once(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -204,7 +204,7 @@ def test_the_network_at_a_level_is_made_once(monkeypatch: pytest.MonkeyPatch) ->
     search = _EvictionSearch(plan, sequence, looks)
     reached = search.reach(0.8)
     assert reached is not None
-    assert len(search._candidates(search.woven[:reached])) > 1
+    assert len(search._candidates(search.steps[:reached])) > 1
     search.evict_at(reached)
     assert made.count(reached) == 1
     assert all(map(torch.equal, before, net.state_dict().values()))
@@ -226,12 +226,12 @@ def test_weaving_leaves_out_what_an_evicted_block_contains() -> None:
     net = network(6)
     plan = SearchSpace.of(net, EXAMPLE, hope.inspect(net, EXAMPLE), hope.Absorb())
     sequence = list(plan.steps())
-    woven = _EvictionSearch(plan, sequence).weave([(3, 1)])
-    position = next(k for k, step in enumerate(woven) if isinstance(step, Evict))
+    steps = _EvictionSearch(plan, sequence).interleave([(3, 1)])
+    position = next(k for k, step in enumerate(steps) if isinstance(step, Evict))
     inside = set(plan.branches[1].layers)
     assert position == 3
-    assert not any(step.name in inside for step in woven[4:])
-    small = _network(net, plan, woven[:8])
+    assert not any(step.name in inside for step in steps[4:])
+    small = _network(net, plan, steps[:8])
     with torch.no_grad():
         assert small(EXAMPLE).shape == (2, 5)
 

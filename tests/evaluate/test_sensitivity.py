@@ -15,7 +15,7 @@ from hope.methods.absorption import AbsorbState
 from hope.schedule.search_space import SearchSpace
 from tests.evaluate.test_absorb_networks import EXAMPLE, network
 
-LOOKING = hope.Absorb(look=True)
+LOOKING = hope.Absorb(sensitivity=True)
 
 
 def shares(plan: SearchSpace) -> dict[str, float]:
@@ -25,17 +25,17 @@ def shares(plan: SearchSpace) -> dict[str, float]:
 def test_a_layer_counts_by_the_fidelity_that_its_own_loss_costs() -> None:
     net = network(2)
     anatomy = hope.inspect(net, EXAMPLE)
-    plan, judge = SearchSpace.of(net, EXAMPLE, anatomy, LOOKING), Fidelity(net, EXAMPLE, anatomy.program)
+    plan, fidelity = SearchSpace.of(net, EXAMPLE, anatomy, LOOKING), Fidelity(net, EXAMPLE, anatomy.program)
     before = {name: [s.cost for s in plan.method.path(state).steps()] for name, state in named(plan).items()}
     old = shares(plan)
-    plan = with_sensitivities(net, plan, judge)
+    plan = with_sensitivities(net, plan, fidelity)
     for name, state in named(plan).items():
         path, steps = hope.Absorb().path(state), []
         while path.left > LEFT and path.neurons > 1:
             steps.append(next(path.steps()))
-        small = hope.cut(net, anatomy, steps, intakes=plan.statistics.input_statistics)
+        small = hope.cut(net, anatomy, steps, input_statistics=plan.statistics.input_statistics)
         assert len(steps) > 0
-        assert state.share == pytest.approx(max(LEAST, 1 - judge(small)) / -math.log(path.left))
+        assert state.share == pytest.approx(max(LEAST, 1 - fidelity(small)) / -math.log(path.left))
         after = [s.cost for s in plan.method.path(state).steps()]
         assert after == pytest.approx([cost * state.share / old[name] for cost in before[name]])
 
@@ -84,7 +84,7 @@ def test_inputs_are_looked_at_where_there_are_some() -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("hope.pipeline.Fidelity", Listening)
         hope.encode(
-            net, EXAMPLE, density=0.7, method=hope.Absorb(look=True, calibration=[batch]), evict=False
+            net, EXAMPLE, density=0.7, method=hope.Absorb(sensitivity=True, calibration=[batch]), evict=False
         )
     assert len(seen) == 1
     assert torch.equal(seen[0], batch)
@@ -98,7 +98,7 @@ def test_layers_are_looked_at_by_default_where_no_bn_tells_and_there_are_inputs(
         return SearchSpace.of(net, example, hope.inspect(net, example), method).method.needs_sensitivity
 
     assert looks(plain, x, hope.Absorb(calibration=[x]))
-    assert not looks(plain, x, hope.Absorb(calibration=[x], look=False))
+    assert not looks(plain, x, hope.Absorb(calibration=[x], sensitivity=False))
     assert not looks(network(2), EXAMPLE, hope.Absorb())
     assert looks(network(2), EXAMPLE, LOOKING)
 
@@ -116,5 +116,5 @@ def test_every_token_of_a_text_has_its_own_answer() -> None:
             return torch.stack([x, torch.roll(x, int(self.wrong), -1)], dim=1) * loud
 
     x = torch.randn(64, 500)
-    judge = Fidelity(Says(0), x, inputs=[x], count=64)
-    assert judge(Says(1)) == pytest.approx(0.5, abs=0.02)
+    fidelity = Fidelity(Says(0), x, inputs=[x], count=64)
+    assert fidelity(Says(1)) == pytest.approx(0.5, abs=0.02)

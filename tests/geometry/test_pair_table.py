@@ -42,7 +42,7 @@ def test_bounds_hold_and_say_something(merge: str) -> None:
     ratios = []
     for state in states():
         bounds, pairs = table(state, merge), table(state, merge)
-        pairs.settle_below(np.inf)
+        pairs.evaluate_below(np.inf)
         assert bounds.open.sum() == state.neurons * (state.neurons - 1)
         assert not pairs.open.any()
         off = ~np.eye(state.neurons, dtype=bool)
@@ -56,12 +56,12 @@ def test_bounds_hold_and_say_something(merge: str) -> None:
 def test_a_pair_comes_to_the_same_bits_whenever_and_with_whomever_it_is_worked_out() -> None:
     state = random_layer(0, 40, clusters=7, noise=0.3).state()
     together, apart = table(state, "sum"), table(state, "sum")
-    together.settle_below(np.inf)
+    together.evaluate_below(np.inf)
     rng = np.random.default_rng(0)
     while apart.open.any():
         i, j = np.nonzero(apart.open)
         some = rng.permutation(len(i))[: int(rng.integers(1, 3 * BATCH))]
-        apart.settle(i[some], j[some])
+        apart.evaluate(i[some], j[some])
     assert (apart.distance == together.distance).all()
     assert (apart.alignment == together.alignment).all()
 

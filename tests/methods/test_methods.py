@@ -15,7 +15,7 @@ from hope.methods.absorption import AbsorbState
 
 ALL: list[Method] = [
     hope.Absorb(),
-    hope.Absorb(calibration=[torch.zeros(2, 3, 4, 4)], look=True),
+    hope.Absorb(calibration=[torch.zeros(2, 3, 4, 4)], sensitivity=True),
     hope.Absorb(calibration="dream"),
     hope.Paper(),
     hope.Paper(merge=None, kernel="exact", release="live"),

@@ -49,7 +49,7 @@ def test_the_headline_says_model_size_and_accuracy(visit: Any, folder: Path) -> 
     said = visit("measured").locator("h1").inner_text()
     assert said == f"digits: {sizes}, accuracy 90.0 → 87.6"
     value = dict(run.details.fidelities)[run.steps]
-    said = visit("judged").locator("h1").inner_text()
+    said = visit("searched").locator("h1").inner_text()
     assert said.endswith(f"predicted fidelity {f'{value:.3f}'.removeprefix('0')}")
     assert visit("bare").locator("h1").inner_text().endswith(" parameters")
     page = visit("measured")
@@ -95,7 +95,7 @@ def test_the_table_is_at_equal_size_and_says_what_lies_between_looks(visit: Any,
 
 def test_a_run_without_looks_has_no_empty_comparison(visit: Any) -> None:
     assert not visit("bare").locator("#works").is_visible()
-    page = visit("judged")
+    page = visit("searched")
     assert page.locator("#chart-fidelity").is_visible()
     assert page.locator("#equal tbody th").all_inner_texts() == ["fidelity"]
     assert not page.locator("#chart-accuracy").is_visible()

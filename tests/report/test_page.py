@@ -109,12 +109,12 @@ def test_a_baselines_scores_fall_too(original: nn.Module, tmp_path: Path) -> Non
 
 def test_absorbers_are_the_projection_on_the_survivors(absorbed: Path) -> None:
     run = read_run(absorbed)
-    intakes = run.intakes()
+    input_statistics = run.input_statistics()
     layer = run.anatomy.unit("squeeze")
     order = [s.removed[0] for s in run.trajectory if isinstance(s, Absorption) and s.name == layer.name]
-    found = absorbers(layer, intakes, order[:5])
+    found = absorbers(layer, input_statistics, order[:5])
     assert found is not None
-    moments = intakes["head.weight"].moments
+    moments = input_statistics["head.weight"].moments
     floor = RIDGE * moments.diagonal().mean() * torch.eye(len(moments), dtype=torch.float64)
     rest = [i for i in range(layer.neurons) if i not in order[:5]]
     want = torch.linalg.solve((moments + floor)[rest][:, rest], moments[rest, order[4]])

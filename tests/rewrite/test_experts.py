@@ -107,10 +107,10 @@ def test_an_expert_is_measured_on_what_it_is_sent() -> None:
             total, means = total + torch.outer(said, said), means + said
         count += len(x)
     name = "model.layers.0.mlp.experts.each.1.down.weight"
-    intake = encoding.intakes[name]
+    statistics = encoding.input_statistics[name]
     wanted = total / count - torch.outer(means, means) / count**2
     # tokens count by one over the size of the stream, which differs little between them here
-    found = intake.covariance.double()
+    found = statistics.covariance.double()
     assert float((found * wanted).sum() / (found.norm() * wanted.norm())) > 0.98
 
 

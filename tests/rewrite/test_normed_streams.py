@@ -239,7 +239,9 @@ def test_norms_keep_what_is_left_as_loud_as_it_was(kind: str) -> None:
     method = hope.Absorb(calibration=batches, refit=False)
     encoding = hope.encode(net, example, density=0.3, method=method, streams=True, anatomy=anatomy)
     steps = [step for step in encoding.trajectory if step.name == unit.name][: unit.neurons // 3]
-    small = hope.cut(net, anatomy, steps, intakes=encoding.intakes, rewrite=encoding.method.rewrite)
+    small = hope.cut(
+        net, anatomy, steps, input_statistics=encoding.input_statistics, rewrite=encoding.method.rewrite
+    )
     gone = {neuron for step in steps for neuron in step.removed}
     kept = [neuron for neuron in range(unit.neurons) if neuron not in gone]
     heard: dict[str, list[Tensor]] = {}
@@ -276,7 +278,9 @@ def test_what_a_channel_says_is_taken_over_behind_the_norm(norm: Callable[[int],
     encoding = hope.encode(net, example, density=0.3, method=method, streams=True, evict=False)
     first = next(step for step in encoding.trajectory if step.name == unit.name)
     assert first.removed[0] in (2, 5)
-    small = hope.cut(net, anatomy, [first], intakes=encoding.intakes, rewrite=encoding.method.rewrite)
+    small = hope.cut(
+        net, anatomy, [first], input_statistics=encoding.input_statistics, rewrite=encoding.method.rewrite
+    )
     pruned = hope.cut(net, anatomy, [hope.Prune(unit.name, first.removed)])
     seen = torch.cat(batches)
     with torch.no_grad():

@@ -331,8 +331,8 @@ def test_a_bias_that_goes_elsewhere_takes_no_constants() -> None:
     model = randomise(nn.Sequential(*layers)).double().eval()
     batches = inputs(64, 6)
     encoding = hope.encode(model, batches[0][:1], params=0.6, method=hope.Absorb(calibration=batches))
-    assert encoding.intakes["2.weight"].bias == ""
-    assert encoding.intakes["4.weight"].bias == "4.bias"
+    assert encoding.input_statistics["2.weight"].bias == ""
+    assert encoding.input_statistics["4.weight"].bias == "4.bias"
     found = spots(hope.inspect(model, batches[0]).program)
     assert {name: one.bias for name, one in found.items()} == {
         "0.weight": "",

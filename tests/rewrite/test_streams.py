@@ -207,7 +207,9 @@ def test_a_channel_that_says_what_another_says_is_absorbed_without_a_loss() -> N
     encoding = hope.encode(net, EXAMPLE.double(), density=0.5, streams=True, evict=False, anatomy=anatomy)
     (first, *_) = [step for step in encoding.trajectory if step.name == unit.name]
     assert first.removed[0] in (2, 5)
-    small = hope.cut(net, anatomy, [first], intakes=encoding.intakes, rewrite=encoding.method.rewrite)
+    small = hope.cut(
+        net, anatomy, [first], input_statistics=encoding.input_statistics, rewrite=encoding.method.rewrite
+    )
     torch.testing.assert_close(
         small(EXAMPLE.double()), net(EXAMPLE.double()), rtol=2e-2, atol=2e-3
     )  # up to the ridge

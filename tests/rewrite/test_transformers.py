@@ -427,7 +427,7 @@ def test_the_example_may_have_a_mask_and_the_texts_none_or_the_reverse() -> None
         (texts, masked),
         ({**texts, "use_cache": True}, texts),
     ):
-        method = hope.Absorb(calibration=[batch], look=False)
+        method = hope.Absorb(calibration=[batch], sensitivity=False)
         said.append(logits(encode(model, params=0.9, example=example, method=method).model))
     assert all(torch.equal(one, said[0]) for one in said)
 
@@ -549,13 +549,15 @@ def test_padding_that_is_masked_counts_nothing(how: str, refit: bool) -> None:
             tokens(),
             params=0.8,
             evict=False,
-            method=hope.Absorb(calibration=[given], refit=refit, look=False),
+            method=hope.Absorb(calibration=[given], refit=refit, sensitivity=False),
         )
         for given in ({"input_ids": ids}, padded)
     )
-    for weight, intake in plain.intakes.items():
-        torch.testing.assert_close(other.intakes[weight].mean, intake.mean, rtol=1e-4, atol=1e-5)
-        torch.testing.assert_close(other.intakes[weight].covariance, intake.covariance, rtol=1e-4, atol=1e-5)
+    for weight, statistics in plain.input_statistics.items():
+        torch.testing.assert_close(other.input_statistics[weight].mean, statistics.mean, rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(
+            other.input_statistics[weight].covariance, statistics.covariance, rtol=1e-4, atol=1e-5
+        )
     assert [step.removed for step in plain.trajectory] == [step.removed for step in other.trajectory]
     far = (logits(other.model) - logits(plain.model)).norm() / logits(plain.model).norm()
     assert far < (0.02 if refit else 1e-4)

@@ -14,7 +14,7 @@ from msgspec.structs import replace
 
 import hope
 from hope._util.digest import digest_of
-from hope._util.hashing import told_inputs
+from hope._util.hashing import hash_inputs
 from hope.actions import Action
 from hope.demo import DigitsNet
 from hope.schedule import resume
@@ -113,10 +113,10 @@ def test_a_file_of_a_method_under_its_former_name_is_resumed(tmp_path: Path) -> 
 
 def test_a_file_of_other_calibration_inputs_is_not_gone_on_with() -> None:
     first, second = [torch.zeros(2, 3), torch.ones(2, 3)], [torch.zeros(2, 3), torch.ones(2, 3) / 2]
-    told = [told_inputs(some) for some in (None, "dream", first, second, iter(first))]
+    told = [hash_inputs(some) for some in (None, "dream", first, second, iter(first))]
     assert len(set(told)) == 5
-    assert told_inputs(tuple(first)) == told[2]
-    assert told_inputs([first[0].bfloat16()]) != told_inputs([])
+    assert hash_inputs(tuple(first)) == told[2]
+    assert hash_inputs([first[0].bfloat16()]) != hash_inputs([])
     assert hope.Absorb(calibration=first).to_dict()["calibration"] == told[2]
     assert hope.Paper(calibration=first).to_dict()["calibration"] == told[2]
 

@@ -10,7 +10,7 @@ from torch import nn
 
 import hope
 from hope.rewrite.refit import close_loop
-from hope.statistics.bn_recalibration import carry, stand_in
+from hope.statistics.bn_recalibration import carry, recalibrated_copy
 
 
 class Residual(nn.Module):
@@ -40,7 +40,7 @@ def network(seed: int = 0) -> nn.Module:
 
 def test_the_statistics_are_those_of_all_batches_layer_after_layer() -> None:
     net, x = network(), 3 * torch.randn(640, 3, 8, 8) + 1
-    stand = stand_in(net, list(x.split(200)), made_up=True)
+    stand = recalibrated_copy(net, list(x.split(200)), synthetic=True)
     heard: dict[str, torch.Tensor] = {}
     for name in ("bn", "mid", "norm"):
         stand.get_submodule(name).register_forward_hook(lambda _m, _i, out, n=name: heard.update({n: out}))
@@ -56,7 +56,7 @@ def test_what_a_bn_remembers_counts_as_one_more_input() -> None:
     net = nn.Sequential(nn.Linear(2, 3), nn.BatchNorm1d(3)).eval()
     nn.init.constant_(net[1].running_mean, 5.0)
     nn.init.constant_(net[1].running_var, 9.0)
-    stand = stand_in(net, [torch.ones(1, 2)], made_up=True)
+    stand = recalibrated_copy(net, [torch.ones(1, 2)], synthetic=True)
     said = net[0](torch.ones(1, 2))[0]
     torch.testing.assert_close(stand[1].running_mean, (said + 5) / 2)
     torch.testing.assert_close(stand[1].running_var, torch.full((3,), 4.5))
@@ -64,7 +64,7 @@ def test_what_a_bn_remembers_counts_as_one_more_input() -> None:
 
 def test_carried_there_and_back_is_where_it_was() -> None:
     net, x = network(), torch.randn(64, 3, 8, 8)
-    stand, left = stand_in(net, [x]), torch.tensor([0, 2, 5])
+    stand, left = recalibrated_copy(net, [x]), torch.tensor([0, 2, 5])
     small = hope.cut(net, hope.inspect(net, x[:1]), [])
     for bn in (small.bn, small.norm):
         bn.running_mean = bn.running_mean[left] + torch.tensor([0.0, 0.5, -1.0])
@@ -94,7 +94,7 @@ def test_inputs_of_another_scale_lead_to_the_same_network() -> None:
     fitted = [copy.deepcopy(small) for _ in range(2)]
     rows = {"inner.weight": torch.tensor([0, 2, 3, 5, 6, 7])}
     for one, scale in zip(fitted, (1.0, 20.0), strict=True):
-        close_loop(net, one, [scale * x], rows, made_up=True, progress=False)
+        close_loop(net, one, [scale * x], rows, synthetic=True, progress=False)
     assert not torch.allclose(fitted[0].conv.weight, small.conv.weight, atol=1e-2)
     for a, b in zip(*(net.parameters() for net in fitted), strict=True):
         torch.testing.assert_close(a, b, atol=2e-3, rtol=2e-3)
@@ -103,9 +103,9 @@ def test_inputs_of_another_scale_lead_to_the_same_network() -> None:
 def test_bad_batches_are_refused_in_words() -> None:
     net = network()
     with pytest.raises(hope.InvalidExample, match="batch 1 has entries that are NaN"):
-        stand_in(net, [torch.zeros(2, 3, 8, 8), torch.full((2, 3, 8, 8), float("nan"))])
+        recalibrated_copy(net, [torch.zeros(2, 3, 8, 8), torch.full((2, 3, 8, 8), float("nan"))])
     with pytest.raises(hope.InvalidExample, match="cannot run on batch 0"):
-        stand_in(net, [torch.zeros(2, 5, 8, 8)])
+        recalibrated_copy(net, [torch.zeros(2, 5, 8, 8)])
 
 
 def test_of_what_a_users_inputs_differ_by_the_part_that_chance_explains_is_taken_over() -> None:
@@ -114,9 +114,9 @@ def test_of_what_a_users_inputs_differ_by_the_part_that_chance_explains_is_taken
         said = net[0](x)
     net[1].running_mean.copy_(said.mean(dim=0))
     net[1].running_var.copy_(said.var(dim=0))
-    few = stand_in(net, [x[:16]])
+    few = recalibrated_copy(net, [x[:16]])
     near = said[:16].mean(dim=0) - net[1].running_mean
     assert (few[1].running_mean - net[1].running_mean).norm() > 0.5 * near.norm()  # by chance: nearly all
-    shifted = stand_in(net, [x[:2000] + 3.0])
+    shifted = recalibrated_copy(net, [x[:2000] + 3.0])
     far = net[0](x[:2000] + 3.0).mean(dim=0) - net[1].running_mean
     assert (shifted[1].running_mean - net[1].running_mean).norm() < 0.01 * far.norm()  # for a reason: hardly

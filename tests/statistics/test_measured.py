@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 import hope
-from hope.statistics.measured import apart, measured_intakes, untold
+from hope.statistics.measured import apart, measured_statistics, unexplained_share
 
 
 class Mlp(nn.Module):
@@ -42,7 +42,7 @@ def off(net: Mlp, small: nn.Module) -> float:
 
 def test_what_is_not_trusted_is_taken_to_be_independent() -> None:
     net, x = made(10), torch.randn(30, 12, generator=torch.Generator().manual_seed(1))
-    intake = measured_intakes(net, hope.inspect(net, x[:1]), [x[:20], x[20:]], {})["down.weight"]
+    statistics = measured_statistics(net, hope.inspect(net, x[:1]), [x[:20], x[20:]], {})["down.weight"]
     with torch.no_grad():
         read = net.signals(x).double()
     plain = torch.cov(read.T, correction=0)
@@ -50,8 +50,8 @@ def test_what_is_not_trusted_is_taken_to_be_independent() -> None:
     left = 1 - float(sum(told)) / 10
     ratio = 10 / 30 * left * 1.5 / (1 - left * 1.5)  # one sample per channel, as far as others tell no more
     wanted = (plain + ratio * plain.diagonal().diag()) / (1 + ratio)
-    torch.testing.assert_close(intake.covariance.double(), wanted, rtol=1e-4, atol=1e-7)
-    torch.testing.assert_close(intake.mean.double(), read.mean(dim=0), rtol=1e-4, atol=1e-7)
+    torch.testing.assert_close(statistics.covariance.double(), wanted, rtol=1e-4, atol=1e-7)
+    torch.testing.assert_close(statistics.mean.double(), read.mean(dim=0), rtol=1e-4, atol=1e-7)
 
 
 def test_multiples_of_one_signal_stay_what_they_are() -> None:
@@ -109,14 +109,14 @@ def test_what_others_tell_of_a_neuron_is_known_from_few_inputs(inputs: int) -> N
         net.signals(torch.randn(n, inputs, generator=torch.Generator().manual_seed(3))).detach().double()
         for n in (150, 100_000)
     )
-    truth = untold(torch.cov(many.T), len(many))
-    assert abs(untold(torch.cov(few.T), len(few)) - truth) < 0.25 * truth + 0.01
-    assert untold(torch.cov(few.T), 100) == 0.5
+    truth = unexplained_share(torch.cov(many.T), len(many))
+    assert abs(unexplained_share(torch.cov(few.T), len(few)) - truth) < 0.25 * truth + 0.01
+    assert unexplained_share(torch.cov(few.T), 100) == 0.5
 
 
 def test_neurons_that_others_tell_all_of_are_taken_as_they_are_measured() -> None:
     net = made(96)  # of twelve inputs
     x = torch.randn(400, 12, generator=torch.Generator().manual_seed(1))
-    intake = measured_intakes(net, hope.inspect(net, x[:1]), [x], {})["down.weight"]
+    statistics = measured_statistics(net, hope.inspect(net, x[:1]), [x], {})["down.weight"]
     plain = torch.cov(net.signals(x).detach().double().T, correction=0)
-    assert float((intake.covariance.double() - plain).norm() / plain.norm()) < 0.01
+    assert float((statistics.covariance.double() - plain).norm() / plain.norm()) < 0.01

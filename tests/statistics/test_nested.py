@@ -74,9 +74,9 @@ def test_a_list_of_feature_maps_of_different_sizes_has_inputs_in_rows() -> None:
 def test_batches_of_lists_are_joined_by_their_entries() -> None:
     batches = [(list(torch.randn(4, 3, 8, 8)),) for _ in range(3)]
     model = made(torch.stack)
-    judge = Fidelity(model, ([X[0]],), inputs=batches, count=10)
-    assert judge(model) == 1
-    assert [len(output) for output in judge._outputs.values()] == [10]
+    fidelity = Fidelity(model, ([X[0]],), inputs=batches, count=10)
+    assert fidelity(model) == 1
+    assert [len(output) for output in fidelity._outputs.values()] == [10]
     encoding = hope.encode(model, ([X[0]],), params=0.6, calibration=batches)
     assert encoding.fidelity > 0.5
 

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 import hope
 from hope.rewrite.normal_equations import FLOOR, NormalEquations
-from hope.statistics.measured import measured_intakes, untold
+from hope.statistics.measured import measured_statistics, unexplained_share
 from hope.statistics.token_weights import normed_adds
 from hope.trace.capture import capture
 from hope.trace.program import read_program
@@ -87,18 +87,18 @@ def test_moments_are_those_of_places_by_what_they_count() -> None:
     x = torch.randn(5, 4, 6)
     x[:, 0] *= 300  # one place that carries nearly all of the plain second moments
     anatomy = hope.inspect(net, x)
-    intake = measured_intakes(net, anatomy, [x[:2], x[2:]], {})["blocks.0.down.weight"]
+    statistics = measured_statistics(net, anatomy, [x[:2], x[2:]], {})["blocks.0.down.weight"]
     block = net.blocks[0]
     read = F.gelu(block.up(block.norm(x))).double().flatten(0, 1)
     count = 1 / block(x).double().square().mean(-1).flatten()
     mean = (count[:, None] * read).sum(0) / count.sum()
     square = (count[:, None] * read).T @ read / count.sum()
-    torch.testing.assert_close(intake.mean, mean, rtol=1e-4, atol=1e-6)
+    torch.testing.assert_close(statistics.mean, mean, rtol=1e-4, atol=1e-6)
     covariance = square - torch.outer(mean, mean)
-    left = untold(covariance.detach(), 20)  # what is not trusted is taken to be independent
+    left = unexplained_share(covariance.detach(), 20)  # what is not trusted is taken to be independent
     trust = 5 * (1 - left) / (5 * (1 - left) + 9 * left)
     covariance = trust * covariance + (1 - trust) * covariance.diagonal().diag()
-    torch.testing.assert_close(intake.covariance, covariance, rtol=1e-4, atol=1e-6)
+    torch.testing.assert_close(statistics.covariance, covariance, rtol=1e-4, atol=1e-6)
 
 
 def test_a_weighted_fit_is_weighted_least_squares() -> None:

@@ -11,10 +11,10 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 
-def told_inputs(inputs: Iterable[Any] | str | None) -> str | None:
+def hash_inputs(inputs: Iterable[Any] | str | None) -> str | None:
     """A hash of batches that can be iterated again; otherwise only the word "batches".
 
-    >>> told_inputs("dream"), told_inputs(None), told_inputs(iter([]))
+    >>> hash_inputs("dream"), hash_inputs(None), hash_inputs(iter([]))
     ('dream', None, 'batches')
     """
     if inputs is None or isinstance(inputs, str):

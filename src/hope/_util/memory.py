@@ -45,7 +45,7 @@ def filed(tensor: Tensor) -> Tensor:
     return held.reshape(tensor.shape).copy_(tensor)
 
 
-def beside(model: nn.Module) -> nn.Module:
+def share_weights(model: nn.Module) -> nn.Module:
     """A copy whose parameters and buffers share memory with the model's; converting or moving one does not
     change the other.
     """

@@ -1,4 +1,4 @@
-"""Former names of methods: accepted as input, and in folders that earlier versions wrote."""
+"""Former names of methods and options: accepted as input, and in folders that earlier versions wrote."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 FORMER = {"hope": "paper"}
+OPTIONS = {"look": "sensitivity"}
 
 
 def current_method(name: str) -> str:
@@ -18,7 +19,7 @@ def current_method(name: str) -> str:
 
 
 def current_settings(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """The settings of a run, with its method under its present name.
+    """The settings of a run, with its method and the method's options under their present names.
 
     >>> current_settings({"evict": True, "method": {"name": "hope", "merge": "pair"}})
     {'evict': True, 'method': {'name': 'paper', 'merge': 'pair'}}
@@ -26,4 +27,5 @@ def current_settings(settings: Mapping[str, Any]) -> dict[str, Any]:
     method = settings.get("method")
     if not isinstance(method, Mapping) or not isinstance(method.get("name"), str):
         return dict(settings)
-    return {**settings, "method": {**method, "name": current_method(method["name"])}}
+    options = {OPTIONS.get(name, name): value for name, value in method.items()}
+    return {**settings, "method": {**options, "name": current_method(method["name"])}}

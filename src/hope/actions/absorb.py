@@ -13,7 +13,7 @@ from hope.actions.base import Rewrite, RewriteContext
 from hope.actions.prune import Prune
 from hope.errors import InvalidAction
 from hope.geometry.projection import ridged, takeover, variances
-from hope.statistics.input_statistics import InputStatistics, beside, channels_of
+from hope.statistics.input_statistics import InputStatistics, channels_of, permanent_channels
 from hope.structure.anatomy import Anatomy
 from hope.structure.units import Unit
 
@@ -35,14 +35,14 @@ class Absorption(Prune, frozen=True, array_like=True, tag="absorb"):
     colours: ClassVar[tuple[str, str]] = ("#7d4cc2", "#b796ee")
     compensates: ClassVar[bool] = True
 
-    def writes(self, anatomy: Anatomy, statistics: Mapping[str, InputStatistics]) -> set[str] | None:
+    def writes(self, anatomy: Anatomy, input_statistics: Mapping[str, InputStatistics]) -> set[str] | None:
         """The readers' weights and biases; not known where a BN follows."""
         found: set[str] = set()
         for reader in anatomy.unit(self.name).readers:
-            intake = statistics.get(reader.weight)
-            if intake is None or intake.bn:
+            statistics = input_statistics.get(reader.weight)
+            if statistics is None or statistics.bn:
                 return None
-            names = [intake.weight, *([intake.bias] if intake.bias else [])]
+            names = [statistics.weight, *([statistics.bias] if statistics.bias else [])]
             found.update(name for one in names for name in anatomy.names(one))
         return found
 
@@ -67,7 +67,7 @@ def rewrite_readers(
     model: nn.Module,
     anatomy: Anatomy,
     layers: Sequence[tuple[Unit, Sequence[int]]],
-    statistics: Mapping[str, InputStatistics],
+    input_statistics: Mapping[str, InputStatistics],
     rewrite: Rewrite,
 ) -> None:
     """Rewrite every reader of these layers, in place. Removed neurons are sliced out later.
@@ -75,7 +75,7 @@ def rewrite_readers(
     Args:
         anatomy: the network.
         layers: layers with the neurons that are absorbed, all at once; one by one gives the same weights.
-        statistics: weight -> its input statistics.
+        input_statistics: weight -> its input statistics.
         rewrite: what is rewritten.
     """
     read: dict[str, list[tuple[Unit, Sequence[int]]]] = {}
@@ -83,41 +83,41 @@ def rewrite_readers(
         for reader in layer.readers:
             read.setdefault(reader.weight, []).append((layer, removed))
     for weight, feeding in read.items():
-        if weight not in statistics:
+        if weight not in input_statistics:
             raise InvalidAction(f"there are no moments of what {weight} reads: prune instead of absorbing")
-        _rewrite(model, anatomy, statistics[weight], feeding, rewrite)
+        _rewrite(model, anatomy, input_statistics[weight], feeding, rewrite)
 
 
 def _rewrite(
     model: nn.Module,
     anatomy: Anatomy,
-    intake: InputStatistics,
+    statistics: InputStatistics,
     feeding: Sequence[tuple[Unit, Sequence[int]]],
     rewrite: Rewrite,
 ) -> None:
-    weight = intake.laid(get(model, intake.weight).cpu())
+    weight = statistics.laid(get(model, statistics.weight).cpu())
     shift = torch.zeros(len(weight), dtype=torch.float64)
     for layer, removed in feeding:
-        channels = channels_of(layer, intake)
+        channels = channels_of(layer, statistics)
         assert channels is not None
         one = torch.zeros(layer.neurons, dtype=torch.bool)
         one[list(removed)] = True
-        kept = beside(anatomy, layer, intake)
+        kept = permanent_channels(anatomy, layer, statistics)
         mask = torch.cat([one.repeat_interleave(channels.shape[1]), torch.zeros_like(kept, dtype=torch.bool)])
-        shift += compensate(intake, weight, torch.cat([channels.flatten(), kept]), mask, rewrite.takeover)
-    if intake.bn and not rewrite.constants:
+        shift += compensate(statistics, weight, torch.cat([channels.flatten(), kept]), mask, rewrite.takeover)
+    if statistics.bn and not rewrite.constants:
         shift = torch.zeros_like(shift)
-    write_back(model, intake, weight, shift, repair=rewrite.repair)
+    write_back(model, statistics, weight, shift, repair=rewrite.repair)
 
 
 def compensate(
-    intake: InputStatistics, weight: Tensor, channels: Tensor, removed: Tensor, rewrite_kept: bool = True
+    statistics: InputStatistics, weight: Tensor, channels: Tensor, removed: Tensor, rewrite_kept: bool = True
 ) -> Tensor:
     """Add to the weights of kept channels what compensates for removed ones, in place.
 
     Args:
-        intake: what the weight reads.
-        weight: (outputs, taps, channels) as `intake.laid` lays it, or some of its outputs.
+        statistics: what the weight reads.
+        weight: (outputs, taps, channels) as `statistics.laid` lays it, or some of its outputs.
         channels: those concerned.
         removed: of them, True for those that are removed; the others compensate.
         rewrite_kept: False to leave the weights of kept channels as they are: only a constant compensates.
@@ -128,19 +128,19 @@ def compensate(
     keep, lost = (~removed).nonzero()[:, 0], removed.nonzero()[:, 0]
     shares = torch.zeros(len(keep), len(lost), dtype=torch.float64)  # (S, R)
     if rewrite_kept:
-        shares = takeover(ridged(intake.moments[channels][:, channels]), keep, lost)
+        shares = takeover(ridged(statistics.moments[channels][:, channels]), keep, lost)
     outgoing = weight[:, :, channels[lost]]
     weight[:, :, channels[keep]] += outgoing @ shares.T
     weight[:, :, channels[lost]] = 0
-    if not intake.absorbs_constants:
+    if not statistics.absorbs_constants:
         return torch.zeros(len(weight), dtype=torch.float64)
-    return outgoing.sum(dim=1) @ (intake.mean[channels[lost]] - intake.mean[channels[keep]] @ shares)
+    return outgoing.sum(dim=1) @ (statistics.mean[channels[lost]] - statistics.mean[channels[keep]] @ shares)
 
 
 @torch.no_grad()
 def write_back(
     model: nn.Module,
-    intake: InputStatistics,
+    statistics: InputStatistics,
     weight: Tensor,
     shift: Tensor,
     outputs: Tensor | None = None,
@@ -156,15 +156,15 @@ def write_back(
         repair: whether the BN's variance follows.
     """
     which = torch.ones(len(weight), dtype=torch.bool) if outputs is None else outputs
-    tensor = get(model, intake.weight)
-    tensor.copy_(intake.back(weight, tensor))
-    if intake.bn:
+    tensor = get(model, statistics.weight)
+    tensor.copy_(statistics.back(weight, tensor))
+    if statistics.bn:
         read = (weight != 0).flatten(0, 1).any(dim=0)
-        after = variances(weight[:, :, read], intake.taps, intake.covariance[read][:, read].double())
-        after = torch.where(which, after, intake.variance) if repair else intake.variance
-        _repair(model.get_submodule(intake.bn), shift, after, intake.variance)
-    elif intake.bias:
-        bias = get(model, intake.bias)
+        after = variances(weight[:, :, read], statistics.taps, statistics.covariance[read][:, read].double())
+        after = torch.where(which, after, statistics.variance) if repair else statistics.variance
+        _repair(model.get_submodule(statistics.bn), shift, after, statistics.variance)
+    elif statistics.bias:
+        bias = get(model, statistics.bias)
         bias.copy_((bias.double().cpu() + shift).to(bias.dtype))
 
 

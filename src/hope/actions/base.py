@@ -35,7 +35,7 @@ class Rewrite:
     # below that; otherwise σ² = s² and γ = √(s² + ε), exact for every s
     clamp: bool = False
     refit: bool = False  # with inputs, weights are refitted to the original's activations
-    made_up: bool = False  # the inputs are synthetic, so their statistics are not those of data
+    synthetic: bool = False  # the inputs are synthetic, so their statistics are not those of data
 
 
 @dataclass(frozen=True)

@@ -268,9 +268,9 @@ def _check_options(options: argparse.Namespace) -> None:
 def _calibration(what: str | None, options: argparse.Namespace, model: Any, example: Any) -> Any:
     """The inputs to measure statistics on."""
     from hope.cli.calibration import inputs
-    from hope.methods.calibration import MADE_UP
+    from hope.methods.calibration import SYNTHETIC
 
-    if what is None or what in MADE_UP:
+    if what is None or what in SYNTHETIC:
         return what
     if what == "none":
         return None

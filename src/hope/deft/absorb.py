@@ -27,8 +27,8 @@ from hope.deft.partition import Partition
 from hope.ops.norm import uses_of_bns
 from hope.ops.uses import uses_of_weights
 from hope.statistics.checkpoint import Checkpoint
-from hope.statistics.input_statistics import InputStatistics, propagated_intakes
-from hope.statistics.measured import measured_intakes
+from hope.statistics.input_statistics import InputStatistics, propagated_statistics
+from hope.statistics.measured import measured_statistics
 from hope.structure.units import Unit
 
 
@@ -49,10 +49,12 @@ def absorb(model: nn.Module, partition: Partition, calibration: Iterable[Any] | 
     """
     anatomy = partition.anatomy
     dims = {p.tensor: p.dim for unit in partition.units for p in unit.places if p.role == "in"}
-    intakes, _ = propagated_intakes(anatomy, Checkpoint.of(model, anatomy), dims=dims)
+    input_statistics, _ = propagated_statistics(anatomy, Checkpoint.of(model, anatomy), dims=dims)
     measured = calibration is not None
     if calibration is not None:
-        intakes = measured_intakes(model, anatomy, calibration, intakes, units=partition.units)
+        input_statistics = measured_statistics(
+            model, anatomy, calibration, input_statistics, units=partition.units
+        )
     uses = uses_of_weights(anatomy.program) + uses_of_bns(anatomy.program)
     head = model.get_submodule(partition.head)
     before = {name: value.clone() for name, value in head.state_dict().items()}
@@ -61,10 +63,10 @@ def absorb(model: nn.Module, partition: Partition, calibration: Iterable[Any] | 
         last = in_head(weight, partition.head)
         if not bool((partition.head_columns if last else partition.severed)[weight].any()):
             continue
-        intake = intakes.get(weight)
-        if intake is not None and last:
-            intake = replace(intake, bn="")  # a BN after the head is not part of the head
-        found = _channels(intake, weight, partition, uses, measured)
+        statistics = input_statistics.get(weight)
+        if statistics is not None and last:
+            statistics = replace(statistics, bn="")  # a BN after the head is not part of the head
+        found = _channels(statistics, weight, partition, uses, measured)
         if isinstance(found, str):
             notes.append(f"{weight}: its weights for slack are masked, not absorbed: {found}")
             continue
@@ -76,30 +78,34 @@ def absorb(model: nn.Module, partition: Partition, calibration: Iterable[Any] | 
 
 
 def _rewrite(
-    model: nn.Module, intake: InputStatistics, channels: Tensor, gone: Tensor, frozen: Tensor
+    model: nn.Module, statistics: InputStatistics, channels: Tensor, gone: Tensor, frozen: Tensor
 ) -> None:
     """Rewrite the core outputs of one weight."""
-    rows = intake.laid(frozen).flatten(1).bool().any(dim=1)
-    weight = intake.laid(get(model, intake.weight).cpu())
+    rows = statistics.laid(frozen).flatten(1).bool().any(dim=1)
+    weight = statistics.laid(get(model, statistics.weight).cpu())
     core = weight[rows]
     shift = torch.zeros(len(weight), dtype=torch.float64)
-    shift[rows] = compensate(intake, core, channels, gone)
+    shift[rows] = compensate(statistics, core, channels, gone)
     weight[rows] = core
-    write_back(model, intake, weight, shift, rows)
+    write_back(model, statistics, weight, shift, rows)
 
 
 def _channels(
-    intake: InputStatistics | None, weight: str, partition: Partition, uses: Mapping[str, int], measured: bool
+    statistics: InputStatistics | None,
+    weight: str,
+    partition: Partition,
+    uses: Mapping[str, int],
+    measured: bool,
 ) -> tuple[InputStatistics, Tensor, Tensor] | str:
     """A weight's input statistics, the channels with known moments, and which of them are slack; or a
     reason.
     """
-    if intake is None:
+    if statistics is None:
         return "the moments of its input are unknown"
-    if uses[weight] > 1 or uses.get(intake.bn, 0) > 1:
+    if uses[weight] > 1 or uses.get(statistics.bn, 0) > 1:
         return "it, or the BN after it, is used several times"
-    size = partition.anatomy.shapes[weight][intake.dim]
-    if size != len(intake.mean) * intake.repeat:
+    size = partition.anatomy.shapes[weight][statistics.dim]
+    if size != len(statistics.mean) * statistics.repeat:
         return "it reads its inputs in groups"
     known, slack = torch.zeros(2, size, dtype=torch.bool)
     for unit in partition.units:
@@ -110,11 +116,11 @@ def _channels(
                     known |= owned(place, torch.ones(unit.neurons, dtype=torch.bool))
     if bool((slack & ~known).any()):
         return "there is no BN before its input"
-    known, slack = (mask.reshape(-1, intake.repeat) for mask in (known, slack))
+    known, slack = (mask.reshape(-1, statistics.repeat) for mask in (known, slack))
     if not all(torch.equal(mask.any(dim=1), mask.all(dim=1)) for mask in (known, slack)):
         return "its input channels do not match the neurons"
     channels = known.any(dim=1).nonzero()[:, 0]
-    return intake, channels, slack.any(dim=1)[channels]
+    return statistics, channels, slack.any(dim=1)[channels]
 
 
 def _normalised(unit: Unit, weight: str) -> bool:

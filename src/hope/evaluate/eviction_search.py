@@ -36,7 +36,7 @@ def decide(
     model: nn.Module,
     space: SearchSpace,
     sequence: Sequence[Action],
-    judge: Callable[[nn.Module], float],
+    fidelity: Callable[[nn.Module], float],
     *,
     begun: EvictionProgress | None = None,
     note: Callable[[EvictionProgress], object] = lambda _: None,
@@ -48,13 +48,13 @@ def decide(
 
     Args:
         sequence: the run's steps in order, without evictions.
-        judge: a network -> its fidelity.
+        fidelity: a network -> its fidelity.
     """
-    weaver = _EvictionSearch(space, sequence, _EvictionTrials(model, space, judge))
+    search = _EvictionSearch(space, sequence, _EvictionTrials(model, space, fidelity))
     begun = begun or EvictionProgress(0)
     if begun.evicted:
-        weaver.evicted = list(begun.evicted)
-        weaver.woven = weaver.weave(weaver.evicted)
+        search.evicted = list(begun.evicted)
+        search.steps = search.interleave(search.evicted)
     floor = space.bare / max(1, space.amount({}, ()))
     levels = [level for level in LEVELS if level > floor]
     must = not waiting(space.anatomy, space.left_alone)  # otherwise calibration helps more
@@ -63,16 +63,16 @@ def decide(
         for done, level in enumerate(levels, start=1):
             if done > (begun.levels or 0):
                 show(done - 1)
-                while must and weaver.reach(level) is None and weaver.evict_at(last, must=True):
+                while must and search.reach(level) is None and search.evict_at(last, must=True):
                     last += 1
-                reached = weaver.reach(level)
-                while reached is not None and weaver.evict_at(reached):
+                reached = search.reach(level)
+                while reached is not None and search.evict_at(reached):
                     reached += 1
-                note(EvictionProgress(done, tuple(weaver.evicted)))
+                note(EvictionProgress(done, tuple(search.evicted)))
                 show(done)
-            met = weaver.reach(level)
+            met = search.reach(level)
             last = last if met is None else met
-    return weaver.woven
+    return search.steps
 
 
 def ordered(begun: Resume) -> bool:
@@ -83,7 +83,7 @@ def ordered(begun: Resume) -> bool:
 def with_evictions(
     model: nn.Module,
     space: SearchSpace,
-    judge: Callable[[nn.Module], float],
+    fidelity: Callable[[nn.Module], float],
     begun: Resume,
     executor: Executor | None,
     file: RunCheckpoint | None,
@@ -106,17 +106,21 @@ def with_evictions(
             file.write(steps, so_far, now=True)
 
     note(deciding)
-    woven = decide(model, space, steps, judge, begun=deciding, note=note, progress=progress)
+    found = decide(model, space, steps, fidelity, begun=deciding, note=note, progress=progress)
     if file is not None:
-        file.write(woven, now=True)
-    return woven
+        file.write(found, now=True)
+    return found
 
 
 def network(model: nn.Module, space: SearchSpace, steps: Sequence[Action]) -> nn.Module:
     """The network after these steps."""
     small = duplicate(model)
     operate(
-        small, space.anatomy, steps, intakes=space.statistics.input_statistics, rewrite=space.method.rewrite
+        small,
+        space.anatomy,
+        steps,
+        input_statistics=space.statistics.input_statistics,
+        rewrite=space.method.rewrite,
     )
     return small
 
@@ -124,8 +128,8 @@ def network(model: nn.Module, space: SearchSpace, steps: Sequence[Action]) -> nn
 class _EvictionTrials:
     """Losses of fidelity. The last network is kept, and so is every loss."""
 
-    def __init__(self, model: nn.Module, space: SearchSpace, judge: Callable[[nn.Module], float]) -> None:
-        self._model, self._space, self._judge = model, space, judge
+    def __init__(self, model: nn.Module, space: SearchSpace, fidelity: Callable[[nn.Module], float]) -> None:
+        self._model, self._space, self._fidelity = model, space, fidelity
         self._kept: tuple[object, nn.Module] | None = None
         self._losses: dict[object, float] = {}
 
@@ -133,7 +137,7 @@ class _EvictionTrials:
         """After these steps of the run."""
         key = _key(steps)
         if key not in self._losses:
-            self._losses[key] = 1 - self._judge(self._network(steps))
+            self._losses[key] = 1 - self._fidelity(self._network(steps))
         return self._losses[key]
 
     def without(self, steps: Sequence[Action], evict: Evict) -> float:
@@ -144,7 +148,7 @@ class _EvictionTrials:
         for step in steps:
             removed.setdefault(step.name, []).extend(step.removed)
         remove_branch(small, block, bias_left(self._space.anatomy, block, evict.bias, removed))
-        return 1 - self._judge(small)
+        return 1 - self._fidelity(small)
 
     def _network(self, steps: Sequence[Action]) -> nn.Module:
         key = _key(steps)
@@ -163,37 +167,37 @@ class _EvictionSearch:
 
     Attributes:
         evicted: (position in the sequence, branch) of each eviction.
-        woven: the sequence with these evictions.
+        steps: the sequence with these evictions.
     """
 
     def __init__(
         self,
         space: SearchSpace,
         sequence: Sequence[Action],
-        looks: _EvictionTrials | None = None,
+        trials: _EvictionTrials | None = None,
     ) -> None:
-        self.space, self.sequence, self._looks = space, sequence, looks
+        self.space, self.sequence, self._trials = space, sequence, trials
         self._order = {step: position for position, step in enumerate(sequence)}
         self.evicted: list[tuple[int, int]] = []
-        self.woven = list(sequence)
+        self.steps = list(sequence)
         self._known: tuple[int, Counts] | None = None
 
-    def weave(self, evicted: Sequence[tuple[int, int]]) -> list[Action]:
+    def interleave(self, evicted: Sequence[tuple[int, int]]) -> list[Action]:
         """The sequence with blocks evicted at given positions; their contents are not removed again later."""
-        woven: list[Action] = []
+        steps: list[Action] = []
         inside: set[str] = set()
         waiting = sorted(evicted, key=lambda one: one[0])  # stable: in the order of decision
         for position, step in enumerate(self.sequence):
             while waiting and waiting[0][0] <= position:
-                inside |= self._evict(waiting.pop(0)[1], woven)
+                inside |= self._evict(waiting.pop(0)[1], steps)
             if step.name not in inside:
-                woven.append(step)
+                steps.append(step)
         for _, branch in waiting:
-            inside |= self._evict(branch, woven)
-        return woven
+            inside |= self._evict(branch, steps)
+        return steps
 
-    def _evict(self, number: int, woven: list[Action]) -> set[str]:
-        woven.append(self._step(number))
+    def _evict(self, number: int, steps: list[Action]) -> set[str]:
+        steps.append(self._step(number))
         return set(self.space.branches[number].layers)
 
     def _step(self, number: int) -> Evict:
@@ -204,31 +208,31 @@ class _EvictionSearch:
         """Evict the best block after so many steps, if it clearly pays, or if absorption cannot reach some
         level otherwise.
         """
-        assert self._looks is not None
-        so_far = self.woven[:reached]
+        assert self._trials is not None
+        so_far = self.steps[:reached]
         here, found, least = self._position(so_far), None, math.inf
         same = {
             branch: None if must else self._same_size(so_far, branch)
             for branch in self._candidates(so_far)[:TRIED]
         }
         tried = [branch for branch, steps in same.items() if must or steps is not None]
-        losses = [self._looks.without(so_far, self._step(branch)) for branch in tried]  # of one network
+        losses = [self._trials.without(so_far, self._step(branch)) for branch in tried]  # of one network
         for branch, after in zip(tried, losses, strict=True):
             trial, steps = [*self.evicted, (here, branch)], same[branch]
-            gap = 1.0 if steps is None else (self._looks.after(so_far) + self._after(steps)) / 2
+            gap = 1.0 if steps is None else (self._trials.after(so_far) + self._after(steps)) / 2
             if (must or after < self.space.method.margin * gap) and after / gap < least:
-                least, found = after / gap, (trial, self.weave(trial))
+                least, found = after / gap, (trial, self.interleave(trial))
         if found is not None:
-            self.evicted, self.woven = found
+            self.evicted, self.steps = found
         return found is not None
 
     def _after(self, steps: int) -> float:
         """The loss of absorption after so many steps, interpolated linearly between levels."""
-        assert self._looks is not None
-        ends = [0, *(met for level in LEVELS if (met := self.reach(level)) is not None), len(self.woven)]
+        assert self._trials is not None
+        ends = [0, *(met for level in LEVELS if (met := self.reach(level)) is not None), len(self.steps)]
         low = max(end for end in ends if end <= steps)
         high = min(end for end in ends if end >= steps)
-        a, b = (self._looks.after(self.woven[:end]) for end in (low, high))
+        a, b = (self._trials.after(self.steps[:end]) for end in (low, high))
         return a if low == high else a + (b - a) * (steps - low) / (high - low)
 
     def reach(self, level: float) -> int | None:
@@ -240,7 +244,7 @@ class _EvictionSearch:
     def _amounts(self) -> Counts:
         """(steps + 1,) remaining size along the run, recomputed after each eviction."""
         if self._known is None or self._known[0] != len(self.evicted):
-            self._known = (len(self.evicted), self.space.amounts(self.woven))
+            self._known = (len(self.evicted), self.space.amounts(self.steps))
         return self._known[1]
 
     def _same_size(self, steps: Sequence[Action], branch: int) -> int | None:
@@ -249,15 +253,15 @@ class _EvictionSearch:
         met = (self._amounts() <= left).nonzero()[0]
         return int(met[0]) if len(met) else None
 
-    def _position(self, woven: Sequence[Action]) -> int:
+    def _position(self, steps: Sequence[Action]) -> int:
         """The position of an interleaved run in the sequence without evictions."""
-        return max((self._order[step] + 1 for step in woven if step.evicts is None), default=0)
+        return max((self._order[step] + 1 for step in steps if step.evicts is None), default=0)
 
-    def _candidates(self, woven: Sequence[Action]) -> list[int]:
+    def _candidates(self, steps: Sequence[Action]) -> list[int]:
         """Branches that are not evicted, by their value per parameter."""
         evicted = {branch for _, branch in self.evicted}
         removed: dict[str, int] = {}
-        for step in woven:
+        for step in steps:
             if step.evicts is None:
                 removed[step.name] = removed.get(step.name, 0) + len(step.removed)
         names = [self.space.branches[number].name for number in evicted]

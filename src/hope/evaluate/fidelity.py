@@ -23,7 +23,7 @@ from hope.trace.trace import Trace
 
 IMAGES = 32
 GRID, REFINEMENTS = 20, 6  # evaluations of a run's fidelity
-LOOKS = GRID + REFINEMENTS
+EVALUATIONS = GRID + REFINEMENTS
 LEAST_IMAGES, WORK = 8, 6.4e10  # fewer images for large networks: so many multiply-accumulates per evaluation
 
 
@@ -227,9 +227,9 @@ def longest_above(
     Args:
         after: steps -> the fidelity after them.
     """
-    looks = sorted({round(total * k / GRID) for k in range(1, GRID + 1)})
+    points = sorted({round(total * k / GRID) for k in range(1, GRID + 1)})
     low = 0
-    for done, steps in enumerate(looks):
+    for done, steps in enumerate(points):
         show(done)
         if after(steps) < least:
             high = steps

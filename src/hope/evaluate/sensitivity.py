@@ -24,24 +24,28 @@ LEAST = 1e-4  # the smallest loss of fidelity that can be distinguished from non
 
 
 def with_sensitivities(
-    model: nn.Module, space: SearchSpace, judge: Callable[[nn.Module], float], *, progress: bool | None = None
+    model: nn.Module,
+    space: SearchSpace,
+    fidelity: Callable[[nn.Module], float],
+    *,
+    progress: bool | None = None,
 ) -> SearchSpace:
     """The same search space with costs weighted by sensitivities.
 
     Args:
-        judge: a network -> its fidelity.
+        fidelity: a network -> its fidelity.
     """
     found = list(space.states)
     with bar("measuring the sensitivity of each layer", len(found), progress) as show:
         for done, state in enumerate(space.states):
             show(done)
             if isinstance(state, AbsorbState):
-                found[done] = replace(state, share=_sensitivity(model, space, state, judge))
+                found[done] = replace(state, share=_sensitivity(model, space, state, fidelity))
     return replace(space, states=tuple(found))
 
 
 def _sensitivity(
-    model: nn.Module, space: SearchSpace, state: AbsorbState, judge: Callable[[nn.Module], float]
+    model: nn.Module, space: SearchSpace, state: AbsorbState, fidelity: Callable[[nn.Module], float]
 ) -> float:
     """Loss of fidelity per loss of the layer's signal; the latter as a logarithm, so that losses add up."""
     path, steps = space.method.path(state), []
@@ -49,5 +53,5 @@ def _sensitivity(
         steps.append(step)
         if path.left <= LEFT:
             break
-    small = cut(model, space.anatomy, steps, intakes=space.statistics.input_statistics, shared=True)
-    return max(LEAST, 1 - judge(small)) / max(LEAST, -math.log(path.left))
+    small = cut(model, space.anatomy, steps, input_statistics=space.statistics.input_statistics, shared=True)
+    return max(LEAST, 1 - fidelity(small)) / max(LEAST, -math.log(path.left))

@@ -30,12 +30,12 @@ def choose_streams(
     budget: Budget,
     thinned: Collected,
     other: Callable[[], Collected],
-    judge: Callable[[nn.Module], float],
+    fidelity: Callable[[nn.Module], float],
 ) -> tuple[Collected, tuple[str, ...]]:
     """The run whose network has the higher fidelity at a budget, and a note if streams are kept.
 
     Args:
-        judge: a network -> its fidelity.
+        fidelity: a network -> its fidelity.
     """
     steps = _upto(thinned, budget)
     if len(list(without_streams(space, steps))) == len(steps):
@@ -43,7 +43,7 @@ def choose_streams(
     whole = other()
     if not whole.trajectory.meets(budget):
         return thinned, ()
-    cut, kept = (judge(network(model, space, some)) for some in (steps, _upto(whole, budget)))
+    cut, kept = (fidelity(network(model, space, some)) for some in (steps, _upto(whole, budget)))
     if cut >= kept:
         return thinned, ()
     return whole, (f"streams stay: at {budget} the network keeps more of its answers with all of them",)

@@ -69,7 +69,7 @@ class PairTable:
         self.distance: Array = np.full((n, n), np.inf)
         self.open = np.full((n, n), kernel == "exact")
         self._age = -np.arange(n)
-        self._settled = -1.0
+        self._evaluated = -1.0
         some = layer.neurons
         self._bent = bend(some.mean, some.spread, some.slope) if kernel == "exact" else None
         rows = max(1, TILE // n)
@@ -98,10 +98,10 @@ class PairTable:
         distance[0, i] = np.inf
         self.alignment[i], self.alignment[:, i] = alignment[0], alignment[0]
         self.distance[i], self.distance[:, i] = distance[0], distance[0]
-        near = np.flatnonzero(self.open[i] & (distance[0] <= self._settled) & among)
-        self.settle(np.full_like(near, i), near)
+        near = np.flatnonzero(self.open[i] & (distance[0] <= self._evaluated) & among)
+        self.evaluate(np.full_like(near, i), near)
 
-    def settle(self, i: Indices, j: Indices) -> None:
+    def evaluate(self, i: Indices, j: Indices) -> None:
         """Work out some pairs."""
         for first in range(0, len(i), TOGETHER):
             some = slice(first, first + TOGETHER)
@@ -114,13 +114,13 @@ class PairTable:
                 table[one, other] = table[other, one] = values[: len(one)]
             self.open[one, other] = self.open[other, one] = False
 
-    def settle_below(self, distance: float, among: NDArray[np.bool_] | None = None) -> None:
+    def evaluate_below(self, distance: float, among: NDArray[np.bool_] | None = None) -> None:
         """Work out all pairs whose distance may be below this one, of some neurons or all."""
-        self._settled = distance
+        self._evaluated = distance
         wanted = np.triu(self.open & (self.distance <= distance))
         if among is not None:
             wanted &= among & among[:, None]
-        self.settle(*np.nonzero(wanted))
+        self.evaluate(*np.nonzero(wanted))
 
     def _worked_out(self, i: Indices, j: Indices) -> tuple[Array, Array]:
         at, to = torch.from_numpy(i), torch.from_numpy(j)

@@ -95,7 +95,7 @@ class Table:
         except CannotWrite as error:
             raise CannotWrite(f"{error}; set HOPE_CACHE to a folder for measured latencies") from error
 
-    def look(self, operator: TimedOperator, width: Width) -> float:
+    def lookup(self, operator: TimedOperator, width: Width) -> float:
         """Nanoseconds of a measured operator."""
         return self.kept.operators[operator.name][_key(width)]
 

@@ -19,7 +19,7 @@ FRACTIONS = (1.0, 0.75, 0.5, 0.25, 0.125)  # shares of a width at which it is me
 ALIGNED = 4  # channels that a convolution may read without leaving the blocks
 Width = tuple[int, int]
 Times = NDArray[np.float64]
-Look = Callable[[TimedOperator, Width], float]
+Lookup = Callable[[TimedOperator, Width], float]
 
 
 @dataclass(frozen=True)
@@ -113,15 +113,15 @@ class LatencyCurve:
             found += [(a, b) for a in rows for b in columns or (a,)]
         return found
 
-    def settle(self, look: Look) -> None:
+    def settle(self, lookup: Lookup) -> None:
         """Set the measured times."""
-        self._meshes = self._mesh(self._even_grid, look), self._mesh(self._odd_grid, look)
+        self._meshes = self._mesh(self._even_grid, lookup), self._mesh(self._odd_grid, lookup)
 
-    def _mesh(self, grid: tuple[tuple[int, ...], tuple[int, ...]], look: Look) -> LatencySurface | None:
+    def _mesh(self, grid: tuple[tuple[int, ...], tuple[int, ...]], lookup: Lookup) -> LatencySurface | None:
         rows, columns = grid
         if not rows or (grid is self._odd_grid and not self._odd_ways):
             return None
-        values = [[look(self.site.operator, (a, b)) for b in columns or (a,)] for a in rows]
+        values = [[lookup(self.site.operator, (a, b)) for b in columns or (a,)] for a in rows]
         return LatencySurface(rows, columns or (1,), np.array(values))
 
     @property

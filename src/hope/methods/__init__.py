@@ -11,7 +11,7 @@ from hope._util.names import current_method
 from hope.errors import UnknownMethod
 from hope.methods.absorb import Absorb
 from hope.methods.base import Method
-from hope.methods.calibration import MADE_UP
+from hope.methods.calibration import SYNTHETIC
 from hope.methods.paper import Paper
 from hope.methods.scores import SCORES, Score
 
@@ -67,7 +67,7 @@ def method_from_dict(told: Mapping[str, Any]) -> Method | None:
     method = made()
     own = {one.name for one in fields(method)}
     once = {"refit": False, **told}  # the oldest saved runs have none
-    once["calibration"] = known if (known := told.get("calibration")) in MADE_UP else None
+    once["calibration"] = known if (known := told.get("calibration")) in SYNTHETIC else None
     return replace(method, **{name: value for name, value in once.items() if name in own})
 
 

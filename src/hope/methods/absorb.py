@@ -15,7 +15,7 @@ from torch.utils import _pytree as pytree
 
 from hope._util.batching import batching_of
 from hope._util.calls import Example, unlabelled
-from hope._util.hashing import told_inputs
+from hope._util.hashing import hash_inputs
 from hope._util.progress import busy
 from hope.actions import Rewrite
 from hope.errors import first_line
@@ -25,18 +25,23 @@ from hope.methods.base import Branch, Method, NetworkStatistics, State, listed
 from hope.methods.calibration import Calibration, batches_of, check_calibration
 from hope.ops.uses import uses_of_weights
 from hope.reasons import Cause, Reason
-from hope.statistics.bn_recalibration import stand_in
+from hope.statistics.bn_recalibration import recalibrated_copy
 from hope.statistics.checkpoint import Checkpoint
 from hope.statistics.energy import capacities
-from hope.statistics.input_statistics import InputStatistics, beside, channels_of, propagated_intakes
-from hope.statistics.measured import many_moments, measured_intakes
+from hope.statistics.input_statistics import (
+    InputStatistics,
+    channels_of,
+    permanent_channels,
+    propagated_statistics,
+)
+from hope.statistics.measured import many_moments, measured_statistics
 from hope.structure.anatomy import Anatomy
 from hope.structure.sizes import ParameterSavings
 from hope.structure.units import Unit
 from hope.trace.blocks import Block
 
 Matrix: TypeAlias = Callable[[], Tensor]  # type of calibration
-AUTOMATIC = ("look", "refit")  # options that depend on the network unless they are given
+AUTOMATIC = ("sensitivity", "refit")  # options that depend on the network unless they are given
 MOST = 512  # inputs of the refit
 
 
@@ -52,21 +57,21 @@ class Absorb(Method):
         refit: fit every weight to the original's activations on the same inputs (see `hope.refit`), at most
             512 of them. The default is True except for models of tokens, where a refit on about ten thousand
             tokens was worse than none.
-        look: weight a layer's cost by its sensitivity: the effect of its loss on the outputs, on noise or on
-            the first of the inputs. By default only without BN and with inputs.
+        sensitivity: weight a layer's cost by the effect of its loss on the outputs, on noise or on the first
+            of the inputs. By default only without BN and with inputs.
 
     >>> Absorb(refit=False).to_dict()
-    {'name': 'absorb', 'calibration': 'patterns', 'refit': False, 'look': None}
+    {'name': 'absorb', 'calibration': 'patterns', 'refit': False, 'sensitivity': None}
     """
 
-    evictions: ClassVar[Literal["priced", "judged", "none"]] = "judged"
+    evictions: ClassVar[Literal["priced", "searched", "none"]] = "searched"
     by_budget: ClassVar[bool] = True
     quantises: ClassVar[bool] = True
     margin: ClassVar[float] = 0.85  # fidelity overrates evictions
 
     calibration: Calibration = field(default="patterns", repr=False, compare=False)
     refit: bool | None = None
-    look: bool | None = None
+    sensitivity: bool | None = None
 
     def __post_init__(self) -> None:
         check_calibration(self.calibration)
@@ -82,14 +87,16 @@ class Absorb(Method):
         """Moments at the weights' inputs: propagated, or measured if there are inputs."""
         numbers = Checkpoint.of(model, anatomy)
         with busy("propagating statistics", progress):
-            intakes, surrogate = propagated_intakes(anatomy, numbers, **self.propagation)
+            input_statistics, surrogate = propagated_statistics(anatomy, numbers, **self.propagation)
         inputs: list[Any] = []
         notes: tuple[str, ...] = ()
         if self.calibration is not None and (self.calibration != "patterns" or anatomy.eps):
             if self.calibration == "patterns":
                 batching_of(model, example)  # an error here is not one of a single forward
             try:
-                intakes, inputs, notes = self._measured(model, example, anatomy, intakes, progress)
+                input_statistics, inputs, notes = self._measured(
+                    model, example, anatomy, input_statistics, progress
+                )
             except Exception as error:  # synthetic inputs may not suit the model's forward
                 if self.calibration != "patterns":
                     raise
@@ -98,7 +105,7 @@ class Absorb(Method):
             some = listed(surrogate.fallbacks)
             notes += (f"not propagated, taken pair by pair instead: the inputs of {some}",)
         many = bool(inputs) and many_moments(anatomy)
-        return NetworkStatistics(anatomy, numbers, intakes, surrogate, notes, tuple(inputs), many)
+        return NetworkStatistics(anatomy, numbers, input_statistics, surrogate, notes, tuple(inputs), many)
 
     @property
     def propagation(self) -> dict[str, Any]:
@@ -110,7 +117,7 @@ class Absorb(Method):
         model: nn.Module,
         example: Example | None,
         anatomy: Anatomy,
-        intakes: Mapping[str, InputStatistics],
+        input_statistics: Mapping[str, InputStatistics],
         progress: bool | None,
     ) -> tuple[dict[str, InputStatistics], list[Any], tuple[str, ...]]:
         """Moments measured on inputs with the BN statistics of these inputs; the inputs of the
@@ -120,14 +127,14 @@ class Absorb(Method):
         batches, notes = batches_of(self.calibration, model, example, anatomy, progress=progress)
         source = iter(unlabelled(model, batches))
         inputs = taken(source, MOST)
-        stand, made_up = model, self.rewrite.made_up
+        stand, synthetic = model, self.rewrite.synthetic
         if anatomy.eps and inputs:
             with busy("recalibrating batch norm", progress):
-                stand = stand_in(model, inputs, made_up, anatomy.trace)
+                stand = recalibrated_copy(model, inputs, synthetic, anatomy.trace)
         total = len(batches) if isinstance(batches, Sized) else None
         heard = chain(inputs, source)
-        how: dict[str, Any] = {"total": total, "made_up": made_up, "progress": progress}
-        found = measured_intakes(stand, anatomy, heard, intakes, **how)
+        how: dict[str, Any] = {"total": total, "synthetic": synthetic, "progress": progress}
+        found = measured_statistics(stand, anatomy, heard, input_statistics, **how)
         return found, inputs, notes + _unheard(anatomy, found)
 
     def state(self, unit: Unit, known: NetworkStatistics) -> AbsorbState | Reason:
@@ -137,20 +144,20 @@ class Absorb(Method):
         stream = unit.kind == "stream"
         uses = uses_of_weights(known.anatomy.program)
         for reader in unit.readers:
-            intake = known.input_statistics.get(reader.weight)
+            statistics = known.input_statistics.get(reader.weight)
             if self.calibration in (None, "patterns") and reader.last("bn") is None:
                 return Cause.NO_BN_BEFORE.at(reader.module)
-            if intake is None:
+            if statistics is None:
                 return Cause.UNKNOWN_MOMENTS.at(reader.module)
             if uses[reader.weight] > 1:
                 return Cause.READ_AGAIN.at(reader.module)
-            channels = channels_of(unit, intake)
+            channels = channels_of(unit, statistics)
             if channels is None:
                 return Cause.NO_PLAIN_ORDER.at(reader.module)
             flat = channels.flatten()
-            every = torch.cat([flat, beside(known.anatomy, unit, intake)])
-            moments.append(partial(_moments, intake, every, len(flat)))
-            outer.append(partial(_outer, intake, flat, known))
+            every = torch.cat([flat, permanent_channels(known.anatomy, unit, statistics)])
+            moments.append(partial(_moments, statistics, every, len(flat)))
+            outer.append(partial(_outer, statistics, flat, known))
             home = known.anatomy.home(reader.weight) if stream else None
             parts.append(self.share(home, known) if home is not None else 1.0)
         made = LazyMatrices if known.many else _made
@@ -160,22 +167,24 @@ class Absorb(Method):
     @property
     def needs_sensitivity(self) -> bool:
         """Whether costs are weighted by sensitivities."""
-        return bool(self.look)
+        return bool(self.sensitivity)
 
     def resolve(self, known: NetworkStatistics) -> Absorb:
         """Resolve the options that depend on the network: whether to measure sensitivities, and to refit."""
         leaves = pytree.tree_leaves_with_path(list(known.inputs[:1]))
         given = [one for path, one in leaves if isinstance(one, Tensor) and "mask" not in pytree.keystr(path)]
         tokens = not any(one.is_floating_point() for one in given)
-        look = bool(known.inputs) and not known.anatomy.eps if self.look is None else self.look
-        return replace(self, look=look, refit=not tokens if self.refit is None else self.refit)
+        sensitivity = (
+            bool(known.inputs) and not known.anatomy.eps if self.sensitivity is None else self.sensitivity
+        )
+        return replace(self, sensitivity=sensitivity, refit=not tokens if self.refit is None else self.refit)
 
     @property
     def rewrite(self) -> Rewrite:
         """What absorptions rewrite."""
-        made_up = isinstance(self.calibration, str)
+        synthetic = isinstance(self.calibration, str)
         fits = bool(self.refit)
-        return Rewrite(refit=fits, made_up=made_up)
+        return Rewrite(refit=fits, synthetic=synthetic)
 
     @property
     def path(self) -> Callable[[AbsorbState], AbsorbPath]:
@@ -217,7 +226,7 @@ class Absorb(Method):
 
     def to_dict(self) -> dict[str, Any]:
         """As plain data; calibration inputs by a hash."""
-        return {**super().to_dict(), "calibration": told_inputs(self.calibration)}
+        return {**super().to_dict(), "calibration": hash_inputs(self.calibration)}
 
 
 def _unheard(anatomy: Anatomy, found: Mapping[str, InputStatistics]) -> tuple[str, ...]:
@@ -235,15 +244,15 @@ def _made(make: Sequence[Matrix]) -> list[Tensor]:
     return [each() for each in make]
 
 
-def _moments(intake: InputStatistics, channels: Tensor, own: int) -> Tensor:
+def _moments(statistics: InputStatistics, channels: Tensor, own: int) -> Tensor:
     """Ridged covariances of the first of these channels, without the part that the others explain."""
-    return unexplained(ridged(intake.moments[channels][:, channels]), own)
+    return unexplained(ridged(statistics.moments[channels][:, channels]), own)
 
 
-def _outer(intake: InputStatistics, channels: Tensor, known: NetworkStatistics) -> Tensor:
+def _outer(statistics: InputStatistics, channels: Tensor, known: NetworkStatistics) -> Tensor:
     """The Gram matrix of a weight's columns for these channels."""
-    weight = intake.laid(known.numbers[intake.weight])[:, :, channels]
-    return outgoing(weight, intake.taps, metric(intake, known))
+    weight = statistics.laid(known.numbers[statistics.weight])[:, :, channels]
+    return outgoing(weight, statistics.taps, metric(statistics, known))
 
 
 def taken(batches: Iterator[Any], most: int) -> list[Any]:
@@ -289,14 +298,14 @@ def branch_mean(block: Block, known: NetworkStatistics) -> tuple[float, ...] | N
     return tuple(bn.shift.tolist()) if bn is not None and len(bn.shift) == block.channels else None
 
 
-def metric(intake: InputStatistics, known: NetworkStatistics) -> Tensor:
+def metric(statistics: InputStatistics, known: NetworkStatistics) -> Tensor:
     """Weight of a unit of variance in each output: γ²/Var after a BN; all outputs together have weight 1."""
-    alive = intake.variance > 1e-12 * intake.variance.mean()
-    bn = known.numbers.bn(intake.bn) if intake.bn else None
+    alive = statistics.variance > 1e-12 * statistics.variance.mean()
+    bn = known.numbers.bn(statistics.bn) if statistics.bn else None
     if bn is None:
-        total = float(intake.variance.sum())
-        return alive / total if total > 0 else torch.zeros_like(intake.variance)
+        total = float(statistics.variance.sum())
+        return alive / total if total > 0 else torch.zeros_like(statistics.variance)
     power = bn.scale**2
-    safe = torch.where(alive, intake.variance, torch.ones_like(intake.variance))
+    safe = torch.where(alive, statistics.variance, torch.ones_like(statistics.variance))
     total = float(power.sum())
     return alive * power / safe / total if total > 0 else torch.zeros_like(power)

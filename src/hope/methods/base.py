@@ -118,13 +118,13 @@ class Method(ABC):
     """Base of all methods: a frozen dataclass of its own options.
 
     Attributes:
-        evictions: "priced" like any step, "judged" (by the eviction search), or "none".
+        evictions: "priced" like any step, "searched" (by the eviction search), or "none".
         by_budget: whether a budget in MACs ranks steps by the MACs that they save.
         quantises: whether a budget in bytes is met by bits, too, without being asked for.
         margin: in the eviction search, an eviction must cost less than this share of the loss it saves.
     """
 
-    evictions: ClassVar[Literal["priced", "judged", "none"]] = "none"
+    evictions: ClassVar[Literal["priced", "searched", "none"]] = "none"
     by_budget: ClassVar[bool] = False
     quantises: ClassVar[bool] = False
     margin: ClassVar[float] = 1.0

@@ -16,13 +16,13 @@ from hope.trace.trace import Trace
 
 Calibration: TypeAlias = "Iterable[Any] | str | None"
 
-MADE_UP = {"patterns": 0, "dream": PASSES}  # at most so many forward and backward passes
+SYNTHETIC = {"patterns": 0, "dream": PASSES}  # at most so many forward and backward passes
 
 
 def check_calibration(calibration: Calibration) -> None:
     """Refuse an unknown name."""
-    if isinstance(calibration, str) and calibration not in MADE_UP:
-        words = " or ".join(f'"{word}"' for word in MADE_UP)
+    if isinstance(calibration, str) and calibration not in SYNTHETIC:
+        words = " or ".join(f'"{word}"' for word in SYNTHETIC)
         raise UnknownMethod(f"calibration must be batches of inputs, or {words}, got {calibration!r}")
 
 
@@ -40,13 +40,13 @@ def batches_of(
         return calibration, ()
     noise = "there is no BN to dream from: what was measured on is noise; give inputs"
     told = anatomy.eps or (calibration == "dream" and speaks(model, as_call(example)[1]))
-    made = synthetic(calibration, model, example, anatomy.trace, progress=progress)
+    made = synthetic_batches(calibration, model, example, anatomy.trace, progress=progress)
     return made, () if told else (noise,)
 
 
-def synthetic(
+def synthetic_batches(
     word: str, model: nn.Module, example: Example | None, trace: Trace, *, progress: bool | None = None
 ) -> list[Any]:
     """Batches of synthetic inputs."""
     check_calibration(word)
-    return dreamed(model, example, trace, steps=MADE_UP[word], progress=progress)
+    return dreamed(model, example, trace, steps=SYNTHETIC[word], progress=progress)

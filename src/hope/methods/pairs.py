@@ -108,13 +108,13 @@ class PairPath:
     @property
     def alignment(self) -> Array:
         """(N, N) b = ⟨ψ*, f_i + f_j⟩ of all pairs."""
-        self._table.settle_below(math.inf)
+        self._table.evaluate_below(math.inf)
         return self._table.alignment
 
     @property
     def distance(self) -> Array:
         """(N, N) D of all pairs, infinite where there is no parent."""
-        self._table.settle_below(math.inf)
+        self._table.evaluate_below(math.inf)
         return self._table.distance
 
     def _costs(self, rows: Indices, ceiling: float) -> Array:
@@ -138,7 +138,7 @@ class PairPath:
             if not least.min() <= ceiling * (1 + 1e-9):
                 return cost
             # J ≥ N·D/(E + the floor of E_rem): only pairs below this matter
-            table.settle_below(AHEAD * ceiling * (self._total + costs.LEAST) / self.neurons, self.alive)
+            table.evaluate_below(AHEAD * ceiling * (self._total + costs.LEAST) / self.neurons, self.alive)
 
     # ---- the path --------------------------------------------------------------------------------
 
@@ -222,7 +222,7 @@ class PairPath:
 
     def _merge(self, cost: float, i: int, j: int) -> Merge:
         if self._table.open[i, j]:
-            self._table.settle(np.array([i]), np.array([j]))
+            self._table.evaluate(np.array([i]), np.array([j]))
         made, capacity = self._parent(i, j)
         delta = self._distortion(i, j, capacity)
         self._remove(j)

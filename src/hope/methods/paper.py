@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from hope._util.calls import Example
-from hope._util.hashing import told_inputs
+from hope._util.hashing import hash_inputs
 from hope.actions import Rewrite
 from hope.geometry import costs, gaussian
 from hope.methods.base import Branch, Method, NetworkStatistics, State, listed
@@ -57,7 +57,7 @@ class Paper(Method):
     Paper(merge='sum', kernel='zero-bias', release='static', reading='mended')
     """
 
-    evictions: ClassVar[Literal["priced", "judged", "none"]] = "priced"
+    evictions: ClassVar[Literal["priced", "searched", "none"]] = "priced"
 
     merge: str | None = "pair"
     kernel: str = "zero-bias"
@@ -105,8 +105,8 @@ class Paper(Method):
         if self.calibration is None:
             return NetworkStatistics(anatomy, Checkpoint.of(model, anatomy, literal=literal))
         batches, notes = batches_of(self.calibration, model, example, anatomy, progress=progress)
-        made_up = isinstance(self.calibration, str)
-        measured = measured_marginals(model, anatomy, batches, made_up=made_up, progress=progress)
+        synthetic = isinstance(self.calibration, str)
+        measured = measured_marginals(model, anatomy, batches, synthetic=synthetic, progress=progress)
         numbers = Checkpoint.of(model, anatomy, literal=literal, measured=measured)
         if self.merge is not None:
             notes += _pruned_only(anatomy)
@@ -152,7 +152,7 @@ class Paper(Method):
 
     def to_dict(self) -> dict[str, Any]:
         """As plain data; calibration inputs by a hash."""
-        return {**super().to_dict(), "calibration": told_inputs(self.calibration)}
+        return {**super().to_dict(), "calibration": hash_inputs(self.calibration)}
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ MOST = 2  # absorbers that are named
 
 
 def absorbers(
-    layer: Unit, intakes: Mapping[str, InputStatistics], removed: Sequence[int]
+    layer: Unit, input_statistics: Mapping[str, InputStatistics], removed: Sequence[int]
 ) -> list[list[tuple[int, float]]] | None:
     """For each removed neuron, in order, the absorbers with the largest coefficients.
 
@@ -26,12 +26,12 @@ def absorbers(
     Returns:
         None if the moments are unknown, or the layer is too wide for a page.
     """
-    intake = intakes.get(layer.readers[0].weight) if layer.readers else None
-    channels = channels_of(layer, intake) if intake is not None else None
-    if intake is None or channels is None or channels.shape[1] != 1 or layer.neurons > WIDEST:
+    statistics = input_statistics.get(layer.readers[0].weight) if layer.readers else None
+    channels = channels_of(layer, statistics) if statistics is not None else None
+    if statistics is None or channels is None or channels.shape[1] != 1 or layer.neurons > WIDEST:
         return None
     flat = channels.flatten()
-    inverse: NDArray[np.float64] = np.linalg.inv(ridged(intake.moments[flat][:, flat]).numpy())
+    inverse: NDArray[np.float64] = np.linalg.inv(ridged(statistics.moments[flat][:, flat]).numpy())
     alive = np.ones(layer.neurons, dtype=bool)
     found = []
     for i in removed:

@@ -110,10 +110,10 @@ def _absorbers(run: Run) -> dict[str, list[list[float]]]:
         if step.compensates and len(step.removed) == 1:
             times.setdefault(step.name, []).append(t)
     found: dict[str, list[list[float]]] = {}
-    intakes = run.intakes() if times else {}
+    input_statistics = run.input_statistics() if times else {}
     for name, some in times.items():
         order = [run.trajectory[t].removed[0] for t in some]
-        shares = absorbers(run.anatomy.unit(name), intakes, order)
+        shares = absorbers(run.anatomy.unit(name), input_statistics, order)
         for t, taken in zip(some, shares or (), strict=False):
             found[str(t)] = [[neuron, round(share, 3)] for neuron, share in taken]
     return found

@@ -72,7 +72,7 @@ def operate(
     anatomy: Anatomy,
     steps: Sequence[Action],
     *,
-    intakes: Mapping[str, InputStatistics] | None = None,
+    input_statistics: Mapping[str, InputStatistics] | None = None,
     rewrite: Rewrite | None = None,
     arithmetic: bool = True,
     finished: bool = True,
@@ -80,13 +80,13 @@ def operate(
     """Carry out actions on a model in place.
 
     Args:
-        intakes: weight -> its input statistics, for absorptions.
+        input_statistics: weight -> its input statistics, for absorptions.
         rewrite: how actions rewrite weights.
         arithmetic: False to change modules and shapes only, for weights that are loaded afterwards.
         finished: False if weights are still to be fitted: `finish` is then called after that.
     """
     done = outcome(anatomy, steps)
-    context = _context(anatomy, done, intakes, rewrite)
+    context = _context(anatomy, done, input_statistics, rewrite)
     if arithmetic:
         before = Removed(anatomy)
         for step in steps:
@@ -113,11 +113,11 @@ def finish(
     anatomy: Anatomy,
     steps: Sequence[Action],
     *,
-    intakes: Mapping[str, InputStatistics] | None = None,
+    input_statistics: Mapping[str, InputStatistics] | None = None,
     rewrite: Rewrite | None = None,
 ) -> None:
     """Do in place what actions do last, in a network that was made smaller and fitted."""
-    _finish(model, _context(anatomy, outcome(anatomy, steps), intakes, rewrite), steps)
+    _finish(model, _context(anatomy, outcome(anatomy, steps), input_statistics, rewrite), steps)
 
 
 def _finish(model: nn.Module, context: RewriteContext, steps: Sequence[Action]) -> None:
@@ -168,7 +168,7 @@ def cut(
     anatomy: Anatomy,
     steps: Sequence[Action],
     *,
-    intakes: Mapping[str, InputStatistics] | None = None,
+    input_statistics: Mapping[str, InputStatistics] | None = None,
     rewrite: Rewrite | None = None,
     shared: bool = False,
 ) -> nn.Module:
@@ -181,7 +181,7 @@ def cut(
         model: the model that was inspected.
         anatomy: what `hope.inspect` returned for it.
         steps: what to do, in order: `hope.Prune`, `hope.Merge`, `hope.Evict`.
-        intakes: moments of what weights read; only absorptions need them, and `hope.encode` makes them.
+        input_statistics: of weights, for absorptions; `encoding.input_statistics` has them.
         rewrite: how steps rewrite weights.
         shared: leave tensors that stay as they are in common with the model, for a copy that is only run.
 
@@ -196,7 +196,9 @@ def cut(
           (2): Linear(in_features=5, out_features=2, bias=True)
         )
     """
-    return smaller_copy(model, anatomy, steps, intakes=intakes, rewrite=rewrite, shared=shared)
+    return smaller_copy(
+        model, anatomy, steps, input_statistics=input_statistics, rewrite=rewrite, shared=shared
+    )
 
 
 def smaller_copy(
@@ -204,7 +206,7 @@ def smaller_copy(
     anatomy: Anatomy,
     steps: Sequence[Action],
     *,
-    intakes: Mapping[str, InputStatistics] | None = None,
+    input_statistics: Mapping[str, InputStatistics] | None = None,
     rewrite: Rewrite | None = None,
     shared: bool = False,
     finished: bool = True,
@@ -220,11 +222,13 @@ def smaller_copy(
                 "inspect this model first"
             )
     outcome(anatomy, steps)
-    own = _written(anatomy, steps, intakes or {})
+    own = _written(anatomy, steps, input_statistics or {})
     every = [*model.named_parameters(), *model.named_buffers()]
     same = [tensor for name, tensor in every if own is not None and name not in own]
     small = duplicate(model, same)
-    done = operate(small, anatomy, steps, intakes=intakes, rewrite=rewrite, finished=finished)
+    done = operate(
+        small, anatomy, steps, input_statistics=input_statistics, rewrite=rewrite, finished=finished
+    )
     config.rewrite(small, done.config_fields(small, anatomy))
     return small if shared or not same else duplicate(small, _apart(small, model))
 

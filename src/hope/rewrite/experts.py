@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from hope._util.calls import duplicate
-from hope._util.memory import PART, allowed, beside, size_of
+from hope._util.memory import PART, allowed, share_weights, size_of
 from hope.errors import UnsupportedModel, first_line
 from hope.trace.capture import check_readable
 
@@ -123,7 +123,7 @@ def unstack_experts(model: nn.Module) -> nn.Module:
         ('MixtralForCausalLM', True)
     """
     check_readable(model)
-    opened = beside(model) if size_of(model) > allowed() / PART else duplicate(model)
+    opened = share_weights(model) if size_of(model) > allowed() / PART else duplicate(model)
     uses = Counter(id(one) for module in opened.modules() for one in module._parameters.values())
 
     def made(name: str, module: nn.Module) -> nn.Module:

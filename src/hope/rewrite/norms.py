@@ -26,7 +26,7 @@ def gains(
     anatomy: Anatomy,
     kept: Mapping[tuple[str, int], Tensor],
     absorbed: Collection[str],
-    intakes: Mapping[str, InputStatistics],
+    input_statistics: Mapping[str, InputStatistics],
 ) -> dict[str, float]:
     """Weight of a norm -> what it is multiplied by.
 
@@ -34,14 +34,14 @@ def gains(
         model: before the cut.
         kept: (tensor, dimension) -> the places that stay.
         absorbed: units whose channels were absorbed; what others lose is silent.
-        intakes: moments of what weights read.
+        input_statistics: moments of what weights read.
     """
     found: dict[str, float] = {}
     for unit in sorted(anatomy.streams, key=lambda one: one.name in absorbed):  # two may share a norm
         norms = [part.tensor for part in unit.places if part.role == "norm" and (part.tensor, 0) in kept]
         parts: dict[str, float] = {}
         if unit.name in absorbed:
-            heard = {weight: _energies(model, anatomy, unit, weight, intakes) for weight in norms}
+            heard = {weight: _energies(model, anatomy, unit, weight, input_statistics) for weight in norms}
             parts = {name: _part(one, kept[name, 0]) for name, one in heard.items() if one is not None}
         usual = sum(parts.values()) / len(parts) if parts else 1.0  # a norm that no weight reads as it is
         for weight in norms:
@@ -51,20 +51,24 @@ def gains(
 
 
 def _energies(
-    model: nn.Module, anatomy: Anatomy, unit: Unit, weight: str, intakes: Mapping[str, InputStatistics]
+    model: nn.Module,
+    anatomy: Anatomy,
+    unit: Unit,
+    weight: str,
+    input_statistics: Mapping[str, InputStatistics],
 ) -> Tensor | None:
     """(C,) E n̂² of what a norm divides, before its weight and bias, as a weight behind it hears it."""
     place = unit.at(weight, "norm")
     assert place is not None
     for reader in unit.readers:
-        intake, read = intakes.get(reader.weight), unit.at(reader.weight, "in")
-        if intake is None or read is None or not reader.behind(weight):
+        statistics, read = input_statistics.get(reader.weight), unit.at(reader.weight, "in")
+        if statistics is None or read is None or not reader.behind(weight):
             continue
-        if np.array_equal(read.owner, place.owner) and intake.repeat == 1:
+        if np.array_equal(read.owner, place.owner) and statistics.repeat == 1:
             scale = get(model, weight).detach().double().cpu()
             name = f"{weight.rpartition('.')[0]}.bias"
             shift = get(model, name).detach().double().cpu() if unit.at(name) is not None else 0.0
-            square = intake.covariance.diagonal().double() + (intake.mean - shift) ** 2
+            square = statistics.covariance.diagonal().double() + (statistics.mean - shift) ** 2
             told = scale.abs() > 1e-6 * scale.abs().max()
             energies = square / torch.where(told, scale, torch.ones_like(scale)) ** 2
             energies = torch.where(told, energies, energies[told].mean())

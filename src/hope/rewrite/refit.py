@@ -33,12 +33,12 @@ from hope._util.tensors import get
 from hope.actions import Action, Rewrite
 from hope.actions.absorb import LEAST
 from hope.errors import InvalidExample
-from hope.methods.calibration import synthetic
+from hope.methods.calibration import synthetic_batches
 from hope.rewrite.apply import finish, kept_places, outcome, smaller_copy
 from hope.rewrite.layer_sites import STATISTICS, LayerSite, every_row, gain, given_rows, spots
 from hope.rewrite.normal_equations import NormalEquations
 from hope.rewrite.refit_checkpoint import Fitted
-from hope.statistics.bn_recalibration import carry, stand_in, statistics
+from hope.statistics.bn_recalibration import carry, recalibrated_copy, statistics
 from hope.statistics.input_statistics import InputStatistics
 from hope.statistics.observe import check_batch
 from hope.statistics.token_weights import counts, mask_of, normed_adds, without_padding
@@ -122,7 +122,7 @@ class LayerwiseRefit:
 
     def _fit(self, spot: LayerSite) -> bool:
         weight, model = get(self.now.model, spot.weight), self.now.model
-        read, said = self.now.look(spot.reads), self.now.look(spot.position)
+        read, said = self.now.value(spot.reads), self.now.value(spot.position)
         lacks = self._lacks(spot, weight, said)  # one batch at a time is held
         total = sum(one.numel() for one in said) // max(1, len(weight))
         sums = NormalEquations(self.now.program[spot.position], weight, total, seed=spot.position)
@@ -199,7 +199,7 @@ def close_loop(  # noqa: PLR0913
     *,
     fixed: Collection[str] = (),
     drift: bool = True,
-    made_up: bool = False,
+    synthetic: bool = False,
     checkpoint: Path | None = None,
     trace: Trace | None = None,
     progress: bool | None = None,
@@ -212,16 +212,16 @@ def close_loop(  # noqa: PLR0913
             named.
         fixed: patterns of modules that stay as they are.
         drift: branches make up for what the stream lacks.
-        made_up: the inputs are (see `statistics/bn_recalibration.py`).
+        synthetic: the inputs are (see `statistics/bn_recalibration.py`).
         checkpoint: a file to note what is fitted in; what an earlier attempt has noted is taken from it.
         trace: the original's captured graphs.
     """
     trace = trace or Trace()
     file = None
     if checkpoint is not None:
-        file = Fitted.of(checkpoint, (original, small), batches, (sorted(fixed), drift, made_up))
+        file = Fitted.of(checkpoint, (original, small), batches, (sorted(fixed), drift, synthetic))
     with busy("preparing the refit", progress):
-        stand = stand_in(original, batches, made_up, trace)
+        stand = recalibrated_copy(original, batches, synthetic, trace)
     loop = LayerwiseRefit(stand, small, batches, rows, fixed, drift, trace)
     _fit(original, small, loop, file, progress)
 
@@ -248,7 +248,7 @@ def compressed(  # noqa: PLR0913
     anatomy: Anatomy,
     steps: Sequence[Action],
     *,
-    intakes: Mapping[str, InputStatistics] | None = None,
+    input_statistics: Mapping[str, InputStatistics] | None = None,
     rewrite: Rewrite | None = None,
     inputs: Sequence[Example] = (),
     fixed: Collection[str] = (),
@@ -258,20 +258,22 @@ def compressed(  # noqa: PLR0913
     """A smaller copy of a model, its loop closed if there are inputs for that.
 
     Args:
-        model, anatomy, steps, intakes, rewrite: as `hope.cut` takes them.
+        model, anatomy, steps, input_statistics, rewrite: as `hope.cut` takes them.
         inputs: to fit weights on.
         fixed: patterns of modules that are not fitted.
         checkpoint: as `close_loop` takes it.
     """
     fits = bool(steps and inputs) and rewrite is not None and rewrite.refit
-    small = smaller_copy(model, anatomy, steps, intakes=intakes, rewrite=rewrite, finished=not fits)
+    small = smaller_copy(
+        model, anatomy, steps, input_statistics=input_statistics, rewrite=rewrite, finished=not fits
+    )
     if rewrite is not None and fits:
         places = kept_places(anatomy, outcome(anatomy, steps))
         rows = {tensor: left for (tensor, dim), left in places.items() if dim == 0}
-        how: dict[str, Any] = {"made_up": rewrite.made_up, "checkpoint": checkpoint, "progress": progress}
+        how: dict[str, Any] = {"synthetic": rewrite.synthetic, "checkpoint": checkpoint, "progress": progress}
         how["trace"] = anatomy.trace
         close_loop(model, small, inputs, rows, fixed=fixed, **how)
-        finish(small, anatomy, steps, intakes=intakes, rewrite=rewrite)
+        finish(small, anatomy, steps, input_statistics=input_statistics, rewrite=rewrite)
     return small
 
 
@@ -318,10 +320,10 @@ def refit(
         >>> bool((fitted(x) - net(x)).square().sum() < (small(x) - net(x)).square().sum())
         True
     """
-    made_up = isinstance(inputs, str)
+    synthetic = isinstance(inputs, str)
     trace = Trace()
     if isinstance(inputs, str):
-        inputs = synthetic(inputs, original, example, trace, progress=progress)
+        inputs = synthetic_batches(inputs, original, example, trace, progress=progress)
     batches = list(unlabelled(original, inputs))
     if not batches:
         raise InvalidExample("refit: there were no inputs; give an iterable of batches")
@@ -330,12 +332,12 @@ def refit(
     fitted = duplicate(small)
     given = given_rows(original, kept or {})
     with busy("preparing the refit", progress):
-        stand = stand_in(original, batches, made_up, trace)
+        stand = recalibrated_copy(original, batches, synthetic, trace)
     loop = LayerwiseRefit(stand, fitted, batches, {}, exclude, trace=trace)
     loop.rows = every_row(original, small, loop.there.values(), given)
     file = None
     if checkpoint is not None:
-        told = (sorted(exclude), made_up, sorted((name, list(rows)) for name, rows in (kept or {}).items()))
+        told = (sorted(exclude), synthetic, sorted((name, list(rows)) for name, rows in (kept or {}).items()))
         file = Fitted.of(Path(checkpoint), (original, small), batches, told)
     _fit(original, fitted, loop, file, progress)
     return fitted

@@ -14,7 +14,7 @@ from safetensors.torch import save
 from torch import Tensor, nn
 
 from hope._util.files import make_folder, write_file
-from hope._util.hashing import told_inputs
+from hope._util.hashing import hash_inputs
 from hope._util.notes import note
 
 EVERY = 15.0  # seconds between two writes
@@ -38,9 +38,9 @@ class Fitted:
     @classmethod
     def of(cls, path: Path, models: Sequence[nn.Module], inputs: Sequence[Any], rest: object) -> Fitted:
         """The file of a fit, with what it has; a note says if that cannot be used."""
-        digest = hashlib.sha256(f"{rest} {told_inputs(list(inputs))}".encode())
+        digest = hashlib.sha256(f"{rest} {hash_inputs(list(inputs))}".encode())
         for model in models:
-            digest.update(str(told_inputs(sorted(model.state_dict().items()))).encode())
+            digest.update(str(hash_inputs(sorted(model.state_dict().items()))).encode())
         found = cls(path, digest.hexdigest())
         try:
             with safe_open(str(path), framework="pt") as file:
@@ -75,4 +75,4 @@ class Fitted:
 
 def _digest(told: str, tensors: Mapping[str, Tensor]) -> str:
     """A hash of what a file holds."""
-    return hashlib.sha256(f"{told} {told_inputs(sorted(tensors.items()))}".encode()).hexdigest()
+    return hashlib.sha256(f"{told} {hash_inputs(sorted(tensors.items()))}".encode()).hexdigest()

@@ -72,7 +72,7 @@ class _Walker:
             self.neurons, self.capacity = path.neurons, path.left
         self._steps = _in_parts(walk, state, done) if in_turn else path.steps()
 
-    def look(self) -> None:
+    def peek(self) -> None:
         """Find the next step, None at the path's end."""
         if self._steps is None:
             assert self._future is not None
@@ -150,7 +150,7 @@ class Scheduler:
 
     def __iter__(self) -> Iterator[Action]:
         for walker in self._walkers:
-            walker.look()
+            walker.peek()
         yield from self._belated()
         self._queue_units()
         self._queue_branches()
@@ -165,7 +165,7 @@ class Scheduler:
                 changed = self._note(steps[0])
                 for each in changed:
                     self._walkers[each] = self._walker(each)
-                    self._walkers[each].look()
+                    self._walkers[each].peek()
                     self._queue_unit(each)
                 layers = (*self._branches[number].layers, *(self._states[each].name for each in changed))
                 again = {inside for layer in layers for inside in self._inside.get(layer, ())}
@@ -198,7 +198,7 @@ class Scheduler:
     def _advance(self, number: int) -> Action:
         """Take a unit's next step."""
         step = self._priced(self._walkers[number].take())
-        self._walkers[number].look()
+        self._walkers[number].peek()
         self._note(step)
         return step
 

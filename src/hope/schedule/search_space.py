@@ -75,12 +75,12 @@ class SearchSpace:
         )
 
     @property
-    def judged(self) -> bool:
-        """Whether the judge has to decide about evictions."""
-        return bool(self.branches) and self.method.evictions == "judged"
+    def searches_evictions(self) -> bool:
+        """Whether evictions are decided by the eviction search."""
+        return bool(self.branches) and self.method.evictions == "searched"
 
     def steps(self, *, executor: Executor | None = None, done: Sequence[Action] = ()) -> Iterator[Action]:
-        """The method's steps, one at a time; evictions that the judge decides about are not among them.
+        """The method's steps, one at a time; without those that the eviction search decides about.
 
         Args:
             done: what an interrupted run has done already; the rest follows.
@@ -88,7 +88,7 @@ class SearchSpace:
         return iter(
             Scheduler(
                 self.states,
-                () if self.judged else self.branches,
+                () if self.searches_evictions else self.branches,
                 Removed(self.anatomy),
                 walk=self.method.path,
                 rank=self.method.rank,

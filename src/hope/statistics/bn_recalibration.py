@@ -31,18 +31,18 @@ MEAN, VARIANCE = "running_mean", "running_var"
 CHANCE = 1.5  # /N: what means and deviations of N independent inputs differ by, of the variance
 
 
-def stand_in(
-    model: nn.Module, batches: Sequence[Example], made_up: bool = False, trace: Trace | None = None
+def recalibrated_copy(
+    model: nn.Module, batches: Sequence[Example], synthetic: bool = False, trace: Trace | None = None
 ) -> nn.Module:
     """A copy of a network whose BNs have the statistics of these inputs, all batches together, as far as they
     differ from what the BNs remember by chance. BNs that are used more than once stay as they are.
 
     Args:
-        made_up: they are, so that they differ in any case; what the BN remembers counts as one more input.
+        synthetic: they are, so that they differ in any case; what the BN remembers counts as one more input.
         trace: the network's captured graphs.
 
     >>> net = nn.Sequential(nn.Conv2d(1, 2, 1), nn.BatchNorm2d(2)).eval()
-    >>> out = stand_in(net, [torch.randn(128, 1, 8, 8)], made_up=True)(torch.randn(99, 1, 8, 8))
+    >>> out = recalibrated_copy(net, [torch.randn(128, 1, 8, 8)], synthetic=True)(torch.randn(99, 1, 8, 8))
     >>> out.var(dim=(0, 2, 3)).round().tolist()
     [1.0, 1.0]
     """
@@ -65,11 +65,11 @@ def stand_in(
         def settle(position: int) -> None:
             if position not in behind:
                 return
-            inputs, counted, mean, variance = statistics(execution.look(position))
+            inputs, counted, mean, variance = statistics(execution.value(position))
             for bn in behind[position]:
                 known = [tensors[f"{bn}.{name}"] for name in (MEAN, VARIANCE)]
                 part = counted / (counted + 1)
-                if not made_up:
+                if not synthetic:
                     part = min(1.0, CHANCE / inputs / max(1e-12, _apart(mean, variance, *known)))
                 for old, found in zip(known, (mean, variance), strict=True):
                     old += part * (found.to(old) - old)

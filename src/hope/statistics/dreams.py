@@ -335,7 +335,7 @@ def _first_half(model: nn.Module, x: Tensor, batch: Batch, total: int, trace: Tr
     first, terms = found[: max(1, total // 2)], list[Tensor]()
 
     def observe(position: int) -> None:
-        terms.extend(bn_distance(bn, run.look(reads)[0]) for reads, bn in first if reads == position)
+        terms.extend(bn_distance(bn, run.value(reads)[0]) for reads, bn in first if reads == position)
 
     run = trace.interpreter(model, [batch(x)], after=observe, in_place=True)
     run.run_in_order(max(reads for reads, _ in first))

@@ -1,4 +1,4 @@
-"""What weights read, as far as absorption needs to know: an intake per reading weight."""
+"""What weights read, as far as absorption needs to know: one `InputStatistics` per reading weight."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def bn_and_bias(anatomy: Anatomy) -> dict[str, tuple[str, str]]:
     return found
 
 
-def propagated_intakes(
+def propagated_statistics(
     anatomy: Anatomy,
     numbers: Checkpoint,
     *,
@@ -112,11 +112,11 @@ def statistics_of(
     Args:
         dims: reading weight -> the dimension that reads.
     """
-    beside = bn_and_bias(anatomy)
+    neighbours = bn_and_bias(anatomy)
     found = {}
     for weight in sorted(dims.keys() & surrogate.readings.keys()):
         reading = surrogate.readings[weight]
-        bn, bias = beside[weight]
+        bn, bias = neighbours[weight]
         if reading.bn is None:
             bn = ""
         signal = reading.signal
@@ -150,27 +150,27 @@ def centred(anatomy: Anatomy, weight: str) -> str:
     return ""
 
 
-def beside(anatomy: Anatomy, unit: Unit, intake: InputStatistics) -> Tensor:
+def permanent_channels(anatomy: Anatomy, unit: Unit, statistics: InputStatistics) -> Tensor:
     """Channels that a weight reads beside those of a stream and that never go, such as those that a skip
     pads: what a removed channel did, they take over, too. None beside a layer.
     """
     if unit.kind != "stream":
         return torch.zeros(0, dtype=torch.long)
-    going = torch.zeros(len(intake.mean), dtype=torch.bool)
+    going = torch.zeros(len(statistics.mean), dtype=torch.bool)
     for one in anatomy.layers:
-        part = one.at(intake.weight, "in")
+        part = one.at(statistics.weight, "in")
         if part is not None:
-            going[torch.from_numpy(part.owned) // intake.repeat] = True
+            going[torch.from_numpy(part.owned) // statistics.repeat] = True
     return (~going).nonzero()[:, 0]
 
 
-def channels_of(layer: Unit, intake: InputStatistics) -> Tensor | None:
+def channels_of(layer: Unit, statistics: InputStatistics) -> Tensor | None:
     """(neurons, channels) where a layer's neurons stand in what a weight reads; None if not plainly."""
-    part = layer.at(intake.weight, "in")
+    part = layer.at(statistics.weight, "in")
     assert part is not None
     index = torch.from_numpy(part.index)
-    if intake.repeat > 1:
-        first = index[:, :1] // intake.repeat
-        plain = index.shape[1] == intake.repeat and bool((index // intake.repeat == first).all())
+    if statistics.repeat > 1:
+        first = index[:, :1] // statistics.repeat
+        plain = index.shape[1] == statistics.repeat and bool((index // statistics.repeat == first).all())
         return first if plain else None
     return index

@@ -74,7 +74,7 @@ def measured_marginals(
     anatomy: Anatomy,
     inputs: Iterable[object],
     *,
-    made_up: bool = False,
+    synthetic: bool = False,
     progress: bool | None = None,
 ) -> dict[tuple[str, str], Marginal]:
     """(Unit, reading weight) -> what the weight sees of the unit, before the activation; and (block, "") ->
@@ -96,7 +96,7 @@ def measured_marginals(
         for dim in wanted[name]:
             sums[name, dim].add(result, dim)
 
-    how: dict[str, Any] = {"trace": anatomy.trace, "made_up": made_up, "progress": progress}
+    how: dict[str, Any] = {"trace": anatomy.trace, "synthetic": synthetic, "progress": progress}
     observe(model, anatomy.program, inputs, wanted, observer, **how)
     found = {}
     for key, tap in taps.items():

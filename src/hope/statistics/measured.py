@@ -88,7 +88,7 @@ class _Sums:
         return min(0.99, max(0.0, self.near / self.own)) if self.own > 0 else DEFAULT_DECAY
 
 
-def measured_intakes(
+def measured_statistics(
     model: nn.Module,
     anatomy: Anatomy,
     inputs: Iterable[Any],
@@ -96,20 +96,20 @@ def measured_intakes(
     *,
     units: Sequence[Unit] | None = None,
     total: int | None = None,
-    made_up: bool = False,
+    synthetic: bool = False,
     progress: bool | None = None,
 ) -> dict[str, InputStatistics]:
     """What every weight reads, measured on a few inputs.
 
     Args:
         inputs: batches as `example` takes them, or pairs of inputs and labels; labels are not used.
-        known: intakes of the propagated surrogate, kept where nothing could be measured.
+        known: input_statistics of the propagated surrogate, kept where nothing could be measured.
         units: whose readers; all layers by default.
         total: how many batches there are, where they do not tell it themselves.
         progress: show how far it is; None shows it on a terminal.
     """
     readers = _readers(model, anatomy, anatomy.layers if units is None else units)
-    how: dict[str, Any] = {"total": total, "made_up": made_up, "progress": progress}
+    how: dict[str, Any] = {"total": total, "synthetic": synthetic, "progress": progress}
     if not many_moments(anatomy):
         sums = {weight: _Sums(repeat, space) for weight, (_, repeat, space) in readers.items()}
         _gather(model, anatomy, inputs, sums, **how)
@@ -118,8 +118,8 @@ def measured_intakes(
     for part in _parts(anatomy, readers):
         sums = {weight: _Sums(*readers[weight][1:]) for weight in part}
         _gather(model, anatomy, inputs, sums, **how)
-        for weight, intake in _told(model, anatomy, readers, sums, known):
-            found[weight] = replace(intake, covariance=filed(intake.covariance.float()))
+        for weight, statistics in _told(model, anatomy, readers, sums, known):
+            found[weight] = replace(statistics, covariance=filed(statistics.covariance.float()))
     return found
 
 
@@ -268,13 +268,13 @@ def apart(covariance: Tensor, samples: int = 3) -> Tensor:
     return torch.where(first[:, None] == first, together, torch.zeros((), dtype=together.dtype))
 
 
-def untold(covariance: Tensor, samples: int) -> float:
+def unexplained_share(covariance: Tensor, samples: int) -> float:
     """The part of a signal that others do not tell, on average over signals, had it been measured on as many
     samples as one likes; a half where they are too few to say.
 
     Example:
         >>> import torch
-        >>> untold(torch.tensor([[1.0, 0.8], [0.8, 1.0]]), 10_000)  # 1 - 0.8²
+        >>> unexplained_share(torch.tensor([[1.0, 0.8], [0.8, 1.0]]), 10_000)  # 1 - 0.8²
         0.36...
     """
     alive = covariance.diagonal() > 0
@@ -298,7 +298,7 @@ def _intake(
     mean, covariance = one.mean, one.covariance
     before, left = (mean, covariance), 0.5
     if known is None:
-        before, left = (mean, apart(covariance, one.telling)), untold(covariance, one.telling)
+        before, left = (mean, apart(covariance, one.telling)), unexplained_share(covariance, one.telling)
     elif known.repeat == one.repeat and known.mean.shape == mean.shape:
         before = known.mean, known.covariance
     trust = one.counted * (1 - left)  # what was known before counts as one sample per channel
@@ -307,13 +307,13 @@ def _intake(
     covariance = trust * covariance + (1 - trust) * before[1]
     taps = one.decay ** tap_distances(tuple(tensor.shape[2:]) if one.spatial else one.repeat)
     blank = torch.zeros(0)
-    intake = InputStatistics(
+    statistics = InputStatistics(
         weight, dim, stored(mean), stored(covariance), stored(taps), blank, one.repeat, bn, bias
     )
-    variance = stored(variances(intake.laid(tensor.cpu()), intake.taps, intake.covariance))
+    variance = stored(variances(statistics.laid(tensor.cpu()), statistics.taps, statistics.covariance))
     norm = centred(anatomy, weight)
     if norm and one.repeat == 1:
         common = dict(model.named_parameters())[norm].detach().double().cpu()
-        covariance = stored(intake.covariance + torch.outer(common, common))
-        intake = replace(intake, covariance=covariance)
-    return replace(intake, variance=variance)
+        covariance = stored(statistics.covariance + torch.outer(common, common))
+        statistics = replace(statistics, covariance=covariance)
+    return replace(statistics, variance=variance)

@@ -29,7 +29,7 @@ def observe(  # noqa: PLR0913
     trace: Trace,
     begin: Callable[[Any], None] = lambda _: None,
     total: int | None = None,
-    made_up: bool = False,
+    synthetic: bool = False,
     progress: bool | None = None,
 ) -> None:
     """Run a network on batches in evaluation; the observer gets what the wanted operations return.
@@ -40,7 +40,7 @@ def observe(  # noqa: PLR0913
         observer: called with a name and a result, as soon as that is there.
         trace: the network's captured graphs.
         total: how many batches there are, where they do not tell it themselves.
-        made_up: the batches are: no token of theirs is padding.
+        synthetic: the batches are: no token of theirs is padding.
         progress: show how far it is; None shows it on a terminal.
     """
     batches, count = unlabelled(model, inputs), 0
@@ -49,7 +49,7 @@ def observe(  # noqa: PLR0913
         for batch in batches:
             check_batch(batch, count)
             check_tokens(model, batch, f"calibration: batch {count}")
-            if not count and not made_up and (words := unmasked(model, batch)):
+            if not count and not synthetic and (words := unmasked(model, batch)):
                 note(f"calibration: {words}")
             begin(batch)
             with running(f"batch {count}"):

@@ -73,7 +73,7 @@ class StoredStatistics(msgspec.Struct, frozen=True, array_like=True, forbid_unkn
 class Moments(Arrays, frozen=True, kw_only=True):
     """The file of the moments, and their weights."""
 
-    intakes: tuple[StoredStatistics, ...]
+    input_statistics: tuple[StoredStatistics, ...] = msgspec.field(name="intakes")
 
 
 class StoredAnatomy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -147,7 +147,7 @@ class Run:
         """The saved inputs of the refit, batch by batch."""
         return read_inputs(self.folder, self.fitted)
 
-    def intakes(self) -> dict[str, InputStatistics]:
+    def input_statistics(self) -> dict[str, InputStatistics]:
         """The moments of its absorptions."""
         return read_moments(self.folder, self.moments) if self.held is None else dict(self.held)
 
@@ -323,5 +323,10 @@ def _replay(run: Run, model: nn.Module, budget: Budget, calibration: Iterable[An
             "same batches with calibration="
         )
     fixed = run.details.settings.get("exclude", ())
-    how = {"intakes": run.intakes(), "rewrite": run.rewrite, "inputs": inputs, "fixed": fixed}
+    how = {
+        "input_statistics": run.input_statistics(),
+        "rewrite": run.rewrite,
+        "inputs": inputs,
+        "fixed": fixed,
+    }
     return compressed(model, run.anatomy, steps, **how)

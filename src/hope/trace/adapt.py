@@ -100,7 +100,7 @@ def _resized(
     graph, fake, answers = replace(captured.graph, nodes=nodes), FakeTensorMode(), list[Tensor]()
 
     def after(position: int) -> None:
-        node, (value,) = nodes[position], run.look(position)
+        node, (value,) = nodes[position], run.value(position)
         node.meta["val"] = pytree.tree_map_only(Tensor, fake.from_tensor, value)
         if node.op == "output":
             answers.extend(_tensors(value))

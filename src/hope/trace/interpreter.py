@@ -69,7 +69,7 @@ class Interpreter:
         self._used(position)
         return value
 
-    def look(self, position: int) -> Value:
+    def value(self, position: int) -> Value:
         """A result that is still there."""
         return self._values[position]
 

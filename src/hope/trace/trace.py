@@ -90,8 +90,8 @@ class Trace:
         names = {there[name]: name for name in wanted}
 
         def after(position: int) -> None:
-            if position in names and isinstance(run.look(position)[0], Tensor):
-                observer(names[position], run.look(position)[0])
+            if position in names and isinstance(run.value(position)[0], Tensor):
+                observer(names[position], run.value(position)[0])
 
         run = self.interpreter(model, [batch], after=after, in_place=True)
         run.run_in_order(max(names, default=-1))
