@@ -124,7 +124,7 @@ def compress(
     original, settings = fingerprint(model), settings_of(options, space)
     file = None
     if checkpoint is not None:
-        measured = {"clock": numbers} if cost is not None and (numbers := cost.to_list()) else {}
+        measured = {"latencies": numbers} if cost is not None and (numbers := cost.to_list()) else {}
         file = RunCheckpoint(checkpoint, {"original": original, **settings, **measured})
     judges = Judges(model, example, anatomy, statistics.inputs, options.progress)
     found, notes = schedule(model, space, budget, options, judges, file, rounding)

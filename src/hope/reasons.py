@@ -181,7 +181,7 @@ class Cause(Enum):
     NO_CAPACITY = "no_capacity", "a layer in its branch has no capacity", "layer without capacity"
     NESTED = "nested", "it is inside another block", "inside another block"
     ASKED = "asked", "requested with core=", "requested"
-    TOLD = "told", "{detail}", "written by an earlier version"
+    EARLIER = "told", "{detail}", "written by an earlier version"
 
     def at(self, place: str = "", detail: str = "") -> Reason:
         """This cause, at a place."""

@@ -52,15 +52,15 @@ class Depthwise(nn.Module):
         return self.head(F.relu(self.up(x)).mean((2, 3)))
 
 
-def test_the_clock_says_what_networks_of_any_widths_take(network: nn.Module) -> None:
+def test_the_model_predicts_networks_of_any_widths(network: nn.Module) -> None:
     anatomy = hope.inspect(network, EXAMPLE)
     with faked() as fake:
-        clock = latency_model(network, EXAMPLE, anatomy, TORCH)
+        model = latency_model(network, EXAMPLE, anatomy, TORCH)
         rng = np.random.default_rng(0)
         for _ in range(5):
             removed = {unit.name: int(rng.integers(unit.neurons * 7 // 8)) for unit in anatomy.layers}
             took = fake.network(narrow(network, anatomy, removed), EXAMPLE, 1)
-            assert clock.after(removed) == pytest.approx(took, rel=0.02)
+            assert model.after(removed) == pytest.approx(took, rel=0.02)
 
 
 @pytest.mark.parametrize("method", ["paper", "absorb", "l1-in"])
@@ -90,16 +90,16 @@ def test_what_takes_time_goes_before_what_has_parameters() -> None:
 def test_savings_follow_the_network_and_stay_above_zero(network: nn.Module) -> None:
     anatomy = hope.inspect(network, EXAMPLE)
     with faked():
-        clock = latency_model(network, EXAMPLE, anatomy, TORCH)
+        model = latency_model(network, EXAMPLE, anatomy, TORCH)
         run = hope.encode(network, EXAMPLE, density=0.3, method="paper")
-    fresh, saves = clock.savings(), clock.savings()
+    fresh, saves = model.savings(), model.savings()
     name = anatomy.layers[0].name
     some = anatomy.layers[0].neurons // 2
-    drop = clock.after({}) - clock.after({name: some})
+    drop = model.after({}) - model.after({name: some})
     assert saves.unit(name) == pytest.approx(drop / some, rel=0.05)
     for step in run.trajectory.steps:
         changed = saves.take(step)
-        fresh = clock.savings()
+        fresh = model.savings()
         for taken in run.trajectory.steps[: run.trajectory.steps.index(step) + 1]:
             fresh.take(taken)
         assert isinstance(step, Evict) or step.name in changed
@@ -107,7 +107,7 @@ def test_savings_follow_the_network_and_stay_above_zero(network: nn.Module) -> N
             assert saves.unit(unit.name) == fresh.unit(unit.name) > 0
         if run.trajectory.steps.index(step) > 20:
             break
-    assert all(clock.savings().block(block.name) > 0 for block in anatomy.blocks)
+    assert all(model.savings().block(block.name) > 0 for block in anatomy.blocks)
 
 
 def test_where_times_go_in_steps_the_run_goes_on(network: nn.Module) -> None:
@@ -337,10 +337,10 @@ def test_a_batch_that_the_model_cannot_run_on_is_named(network: nn.Module) -> No
         Stopwatch(Runtime("torch", batch=3, threads=1)).networks([Fixed()], EXAMPLE)
 
 
-def test_clocks_of_the_same_table_are_the_same(network: nn.Module, tmp_path: Path) -> None:
+def test_models_of_the_same_table_are_the_same(network: nn.Module, tmp_path: Path) -> None:
     anatomy = hope.inspect(network, EXAMPLE)
-    clocks: list[LatencyModel] = []
+    models: list[LatencyModel] = []
     for _ in range(2):
         with faked(folder=str(tmp_path)):
-            clocks.append(latency_model(network, EXAMPLE, anatomy, TORCH))
-    assert clocks[0].to_list() == clocks[1].to_list()
+            models.append(latency_model(network, EXAMPLE, anatomy, TORCH))
+    assert models[0].to_list() == models[1].to_list()

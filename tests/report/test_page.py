@@ -142,7 +142,7 @@ def test_runs_saved_before_there_were_details_still_have_a_page(folder: Path, tm
 def test_names_cannot_break_out(folder: Path) -> None:
     evil = "</script><script>alert(1)</script><!-- & \u2028 {{js}}"
     run = read_run(folder)
-    run = replace(run, anatomy=replace(run.anatomy, model=evil), told={"name": evil})
+    run = replace(run, anatomy=replace(run.anatomy, model=evil), method_settings={"name": evil})
     page = render(page_data([run]))
     data = embedded(page)
     assert data["runs"][0]["model"] == evil

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 import hope
 from hope.rewrite import normal_equations, refit_checkpoint
 from hope.rewrite import refit as loop
-from hope.rewrite.layer_sites import spots
+from hope.rewrite.layer_sites import layer_sites
 from hope.rewrite.normal_equations import FLOOR, PLACES, NormalEquations
 from hope.trace.trace import Trace
 from tests.support import check_cut, randomise, run
@@ -186,8 +186,8 @@ def test_moments_are_those_of_what_the_weight_reads(layer: Any, shape: tuple[int
     layer = layer.double()
     x, y = inputs(*shape, count=2)
     program = Trace().interpreter(nn.Sequential(layer), [x]).program
-    (spot,) = spots(program).values()
-    sums = NormalEquations(program[spot.position], layer.weight.detach(), 10**9)
+    (site,) = layer_sites(program).values()
+    sums = NormalEquations(program[site.position], layer.weight.detach(), 10**9)
     with torch.no_grad():
         lacks = [torch.sin(3 * layer(one)) for one in (x, y)]
     sums.share = 1.0
@@ -223,8 +223,8 @@ def test_fewer_places_are_looked_at_where_there_are_plenty() -> None:
     layer = nn.Conv2d(2, 3, 1)
     x = torch.randn(8, 2, 64, 64)
     program = Trace().interpreter(nn.Sequential(layer), [x]).program
-    (spot,) = spots(program).values()
-    sums = NormalEquations(program[spot.position], layer.weight.detach(), 8 * 64 * 64)
+    (site,) = layer_sites(program).values()
+    sums = NormalEquations(program[site.position], layer.weight.detach(), 8 * 64 * 64)
     sums.add(x, torch.randn(8, 3, 64, 64))
     assert sums.places == 8 * 64 * 64
     assert normal_equations.LEAST * 0.9 < sums.samples < normal_equations.LEAST * 1.1
@@ -333,7 +333,7 @@ def test_a_bias_that_goes_elsewhere_takes_no_constants() -> None:
     encoding = hope.encode(model, batches[0][:1], params=0.6, method=hope.Absorb(calibration=batches))
     assert encoding.input_statistics["2.weight"].bias == ""
     assert encoding.input_statistics["4.weight"].bias == "4.bias"
-    found = spots(hope.inspect(model, batches[0]).program)
+    found = layer_sites(hope.inspect(model, batches[0]).program)
     assert {name: one.bias for name, one in found.items()} == {
         "0.weight": "",
         "2.weight": "",

@@ -113,12 +113,12 @@ def test_a_file_of_a_method_under_its_former_name_is_resumed(tmp_path: Path) -> 
 
 def test_a_file_of_other_calibration_inputs_is_not_gone_on_with() -> None:
     first, second = [torch.zeros(2, 3), torch.ones(2, 3)], [torch.zeros(2, 3), torch.ones(2, 3) / 2]
-    told = [hash_inputs(some) for some in (None, "dream", first, second, iter(first))]
-    assert len(set(told)) == 5
-    assert hash_inputs(tuple(first)) == told[2]
+    hashes = [hash_inputs(some) for some in (None, "dream", first, second, iter(first))]
+    assert len(set(hashes)) == 5
+    assert hash_inputs(tuple(first)) == hashes[2]
     assert hash_inputs([first[0].bfloat16()]) != hash_inputs([])
-    assert hope.Absorb(calibration=first).to_dict()["calibration"] == told[2]
-    assert hope.Paper(calibration=first).to_dict()["calibration"] == told[2]
+    assert hope.Absorb(calibration=first).to_dict()["calibration"] == hashes[2]
+    assert hope.Paper(calibration=first).to_dict()["calibration"] == hashes[2]
 
 
 def interrupted(net: torch.nn.Module, file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -188,10 +188,10 @@ def test_a_checkpoint_that_makes_no_sense_is_told_in_a_line(
     file.write_text(json.dumps({**data, "sha256": digest_of(data)}))
     capsys.readouterr()
     assert hope.encode(net, EXAMPLE, density=0.9, method="paper", checkpoint=file).steps > 0
-    told = capsys.readouterr().err
-    assert told.endswith(": the run starts anew\n")
-    assert ("other options" in told) == ("settings" in change)
-    assert told.count("\n") == 1
+    hashes = capsys.readouterr().err
+    assert hashes.endswith(": the run starts anew\n")
+    assert ("other options" in hashes) == ("settings" in change)
+    assert hashes.count("\n") == 1
 
 
 @pytest.mark.parametrize("content", [b"", b"[]", b"\xff\xfe", b"[" * 100_000, b'{"a":' * 100_000])

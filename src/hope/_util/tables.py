@@ -72,8 +72,8 @@ def _narrowed(table: Grid, console: Console) -> tuple[Table, list[str]]:
     kept, optional = list(range(len(table.columns))), list(table.optional)
     while optional and _natural(_with(table, kept), console) > console.width:
         kept.remove(optional.pop())
-    gone = [str(column.header) for k, column in enumerate(table.columns) if k not in kept]
-    return _with(table, kept), gone
+    dropped = [str(column.header) for k, column in enumerate(table.columns) if k not in kept]
+    return _with(table, kept), dropped
 
 
 def _natural(table: Table, console: Console) -> int:

@@ -45,12 +45,12 @@ class LatencyCandidate:
         self._budgets = sorted(budgets, key=lambda one: -parse(one, UNITS)[1])
         self._ways = [(m, n) for m in methods for n in dict.fromkeys((1, multiple_of))]
         self._anatomy = inspect(model, example, progress=False)
-        self._clock = cache(self._measured)
+        self._latency_model = cache(self._measured)
         self._by_parameters = cache(self._ranked)
 
     def predicted(self, engine: str, batch: int, network: Candidate) -> float:
         """Milliseconds that a network should take."""
-        return float(self._clock(_runtime(engine, batch)).counts(network.steps)[-1]) / 1e6
+        return float(self._latency_model(_runtime(engine, batch)).counts(network.steps)[-1]) / 1e6
 
     def more(self, engine: str, batch: int) -> Iterator[Candidate]:
         """The networks for an engine and a batch."""
@@ -72,7 +72,7 @@ class LatencyCandidate:
                 other = self._by_parameters(method, multiple)
                 if other is None:
                     continue
-                times = self._clock(runtime).counts(other.trajectory.steps)
+                times = self._latency_model(runtime).counts(other.trajectory.steps)
                 timed = replace(other.trajectory, predicted={"latency": times})
                 try:
                     yield self._network(other, timed, share, method, f"{budget} by parameters", multiple)

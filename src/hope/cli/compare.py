@@ -44,9 +44,9 @@ def differing(
     runtime = wanted.pop("runtime", None)
     where = None if runtime is None else resolve_runtime(runtime, example)
     before = None if saved.timing is None else saved.timing.runtime
-    told = _flat({**USUAL, **saved.details.settings})
-    found = _other(told, wanted)
-    if told.get("method") == wanted["method"] and not wanted.keys() <= told.keys():
+    stored = _flat({**USUAL, **saved.details.settings})
+    found = _other(stored, wanted)
+    if stored.get("method") == wanted["method"] and not wanted.keys() <= stored.keys():
         found.append("it does not store its options")
     if where != before:
         found.append(f"it was made for {before or 'no latency'}, not for {where or 'none'}")
@@ -73,7 +73,7 @@ def started_otherwise(
 
     try:
         data = parsed(partial.read_bytes())
-        version, told = (data["format"], data["version"]), dict(data["settings"])
+        version, stored = (data["format"], data["version"]), dict(data["settings"])
     except FileNotFoundError:
         return []
     except (OSError, ArithmeticError, LookupError, RecursionError, TypeError, ValueError):
@@ -84,12 +84,12 @@ def started_otherwise(
     runtime = wanted.pop("runtime", None)
     where = None if runtime is None else resolve_runtime(runtime, example).to_dict()
     found = _other(
-        _flat({**USUAL, **current_settings(told)}),
+        _flat({**USUAL, **current_settings(stored)}),
         {name: wanted[name] for name in wanted if name != "widths"},
     )
-    if where != told.get("runtime"):
+    if where != stored.get("runtime"):
         found.append("it was made for another latency" if where else "it was made for a latency")
-    return found if told.get("original") == fingerprint(model) else [*found, "it has other weights"]
+    return found if stored.get("original") == fingerprint(model) else [*found, "it has other weights"]
 
 
 def _wanted(budget: dict[str, Any], given: dict[str, Any]) -> dict[str, Any]:
@@ -102,15 +102,15 @@ def _wanted(budget: dict[str, Any], given: dict[str, Any]) -> dict[str, Any]:
     return _flat({**options, **_unsaid(asked or Budget("steps", 0), given)})
 
 
-def _other(told: Mapping[str, Any], wanted: Mapping[str, Any]) -> list[str]:
+def _other(stored: Mapping[str, Any], wanted: Mapping[str, Any]) -> list[str]:
     """The options of a run that are not those that are asked for."""
     from hope.methods.absorb import AUTOMATIC
 
     return [
-        f"{name} was {_word(told[name])}, not {_word(value)}"
+        f"{name} was {_word(stored[name])}, not {_word(value)}"
         for name, value in wanted.items()
-        if name in told
-        and told[name] != value
+        if name in stored
+        and stored[name] != value
         and not (value is None and name in (*AUTOMATIC, "multiple_of"))
     ]
 

@@ -98,8 +98,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             if isinstance(error, HopeError):
                 print(f"hope: {error}", file=sys.stderr)
                 return 2
-            told = f"{type(error).__name__}: {first_line(error)}"
-            print(f"hope: {told} (hope --debug {shlex.join(words)} shows where)", file=sys.stderr)
+            message = f"{type(error).__name__}: {first_line(error)}"
+            print(f"hope: {message} (hope --debug {shlex.join(words)} shows where)", file=sys.stderr)
             return 1
 
 

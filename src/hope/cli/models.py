@@ -25,7 +25,7 @@ HELP = "torchvision:NAME, timm:NAME, hf:FOLDER, hf:ORG/NAME, or file.py:function
 
 EXTRAS = {"torchvision": "torchvision", "timm": "timm", "hf": "transformers"}  # which brings what
 LIBRARIES = ("torchvision", "timm")  # these build networks with random weights, or with their own
-_told: set[str] = set()
+_noted: set[str] = set()
 
 
 def add_arguments(parser: argparse.ArgumentParser, *, optional: bool = False) -> None:
@@ -122,8 +122,8 @@ def make(spec: str, *, pretrained: bool = False) -> nn.Module:
         raise
     except Exception as error:  # whatever the library or the user's function raises
         raise UnknownModel(_why(spec, pretrained, error)) from error
-    if missing and not known and "torchvision" in sys.modules and NOTE not in _told:
-        _told.add(NOTE)
+    if missing and not known and "torchvision" in sys.modules and NOTE not in _noted:
+        _noted.add(NOTE)
         note(NOTE)
     if not isinstance(model, nn.Module):
         raise UnknownModel(f"{spec} gives a {type(model).__name__}, not a torch.nn.Module")

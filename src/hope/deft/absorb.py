@@ -78,14 +78,14 @@ def absorb(model: nn.Module, partition: Partition, calibration: Iterable[Any] | 
 
 
 def _rewrite(
-    model: nn.Module, statistics: InputStatistics, channels: Tensor, gone: Tensor, frozen: Tensor
+    model: nn.Module, statistics: InputStatistics, channels: Tensor, removed: Tensor, frozen: Tensor
 ) -> None:
     """Rewrite the core outputs of one weight."""
     rows = statistics.laid(frozen).flatten(1).bool().any(dim=1)
     weight = statistics.laid(get(model, statistics.weight).cpu())
     core = weight[rows]
     shift = torch.zeros(len(weight), dtype=torch.float64)
-    shift[rows] = compensate(statistics, core, channels, gone)
+    shift[rows] = compensate(statistics, core, channels, removed)
     weight[rows] = core
     write_back(model, statistics, weight, shift, rows)
 

@@ -181,14 +181,14 @@ class CoreSlackSplit:
 def find_bounds(split: CoreSlackSplit, tau: float | None, proven: bool) -> Bounds:
     """All bounds."""
     units = [unit for unit in split.units if unit.name in split.states]
-    heard = {unit.name: _heard(split, unit) for unit in units}
-    left_out = [name for name, one in heard.items() if one.behind and not _known(split, one)]
-    bounds = tuple(_bound(split, unit, heard[unit.name], tau) for unit in units)
+    found = {unit.name: _readers(split, unit) for unit in units}
+    left_out = [name for name, one in found.items() if one.behind and not _known(split, one)]
+    bounds = tuple(_bound(split, unit, found[unit.name], tau) for unit in units)
     return Bounds(bounds, proven, tuple(left_out))
 
 
 @dataclass(frozen=True)
-class _Heard:
+class _Readers:
     """What reads a unit's neurons."""
 
     core: Tensor  # (neurons,) ‖w_core,j‖²·K(j,j)
@@ -197,42 +197,42 @@ class _Heard:
     behind: set[str]  # the units, or the weights of none, that read it
 
 
-def _heard(split: CoreSlackSplit, unit: Unit) -> _Heard:
+def _readers(split: CoreSlackSplit, unit: Unit) -> _Readers:
     core, head = torch.zeros(2, unit.neurons, dtype=torch.float64)
     outer: list[Tensor] = []
     behind: set[str] = set()
-    for listener in split.energies.listeners(unit):
-        places, squares = listener.places, listener.squares
+    for observer in split.energies.observers(unit):
+        places, squares = observer.places, observer.squares
         if in_head(places.tensor, split.head):
-            add_by_neuron(head, places, listener.energy * squares.flatten(1).sum(dim=1))
+            add_by_neuron(head, places, observer.energy * squares.flatten(1).sum(dim=1))
             continue
         behind.add(split.writes.get(places.tensor, places.tensor))
         shape = split.anatomy.shapes[places.tensor]
         frozen = split.frozen[places.tensor]
         rows = None if bool(frozen.all()) else frozen.expand(shape).movedim(places.dim, 0)
-        heard = squares if rows is None else squares * rows
-        add_by_neuron(core, places, listener.energy * heard.flatten(1).sum(dim=1))
+        core_squares = squares if rows is None else squares * rows
+        add_by_neuron(core, places, observer.energy * core_squares.flatten(1).sum(dim=1))
         outer.append(_gram(split.energies.numbers[places.tensor], places, rows, split.slack(unit)))
-    return _Heard(core, head, outer, behind)
+    return _Readers(core, head, outer, behind)
 
 
-def _known(split: CoreSlackSplit, heard: _Heard) -> list[float]:
+def _known(split: CoreSlackSplit, readers: _Readers) -> list[float]:
     """Capacities of the cores after a unit, as far as they are known."""
-    return [split.totals[name] for name in sorted(heard.behind) if name in split.totals]
+    return [split.totals[name] for name in sorted(readers.behind) if name in split.totals]
 
 
-def _bound(split: CoreSlackSplit, unit: Unit, heard: _Heard, tau: float | None) -> UnitBound:
-    slack, state, known = split.slack(unit), split.states[unit.name], _known(split, heard)
+def _bound(split: CoreSlackSplit, unit: Unit, readers: _Readers, tau: float | None) -> UnitBound:
+    slack, state, known = split.slack(unit), split.states[unit.name], _known(split, readers)
     return UnitBound(
         name=unit.name,
         slack=int(slack.sum()),
-        shock=_shock(state, heard.outer, slack),
-        directed=float(heard.core[slack].sqrt().sum()),
+        shock=_shock(state, readers.outer, slack),
+        directed=float(readers.core[slack].sqrt().sum()),
         severed=float(state.capacities[slack].sum()),
         uniform=None if tau is None else int(slack.sum()) * tau,
         merging=sum((one.distortion for one in split.merges if one.name == unit.name), 0.0),
         behind=sum(known) if known else None,
-        head=float(heard.head[slack].sqrt().sum()),
+        head=float(readers.head[slack].sqrt().sum()),
     )
 
 

@@ -40,7 +40,7 @@ class Energies:
         self.anatomy, self.numbers = anatomy, numbers
         self._surrogate: Propagated | None = None
 
-    def listeners(self, unit: Unit) -> Iterator[EnergyObserver]:
+    def observers(self, unit: Unit) -> Iterator[EnergyObserver]:
         """All weights that read a unit's neurons.
 
         Raises:
@@ -71,9 +71,9 @@ class Energies:
         return energy
 
     def _stream(self, unit: Unit, place: IndexMap) -> Tensor:
-        heard = (self.numbers.measured or {}).get((unit.name, place.tensor))
-        if heard is not None and len(heard.mean) == len(place.owner):
-            return heard.mean**2 + heard.spread**2
+        measured = (self.numbers.measured or {}).get((unit.name, place.tensor))
+        if measured is not None and len(measured.mean) == len(place.owner):
+            return measured.mean**2 + measured.spread**2
         if self._surrogate is None:
             self._surrogate = Propagated(self.anatomy.program, self.numbers.tensors, crosses=False)
         reading = self._surrogate.readings.get(place.tensor)
@@ -108,8 +108,8 @@ class Energies:
 def capacities(unit: Unit, energies: Energies) -> Tensor:
     """‖f_i‖ of every neuron of a unit."""
     square = torch.zeros(unit.neurons, dtype=torch.float64)
-    for listener in energies.listeners(unit):
-        add_by_neuron(square, listener.places, listener.energy * listener.squares.flatten(1).sum(dim=1))
+    for observer in energies.observers(unit):
+        add_by_neuron(square, observer.places, observer.energy * observer.squares.flatten(1).sum(dim=1))
     return square.sqrt()
 
 

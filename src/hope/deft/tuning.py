@@ -213,13 +213,13 @@ class Tuning:
         new, old = (
             " ".join(str(head).split()) for head in (self.model.get_submodule(self.head), self.source_head)
         )
-        heard = "reads core only" if self.masks_source else "is unchanged"
+        effect = "reads core only" if self.masks_source else "is unchanged"
         lines = [
             f"{type(self.model).__name__} by {self.method}, from the source checkpoint {self.original[:12]}",
             f"trainable: {free:,} of {total:,} parameters ({free / max(total, 1):.1%}), "
             f"{inside:,} of them in the head",
             f"head: {self.head} is {new}",
-            f"source: {old}, which {heard}; `with tuning.source() as model:` runs it",
+            f"source: {old}, which {effect}; `with tuning.source() as model:` runs it",
             f"running statistics of frozen channels: {'frozen' if self.holds_statistics else 'adapting'}",
         ]
         if self.cost is not None:

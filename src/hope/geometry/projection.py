@@ -34,14 +34,14 @@ def ridged(covariance: Tensor) -> Tensor:
     return found
 
 
-def takeover(covariance: Tensor, keep: Tensor, gone: Tensor) -> Tensor:
+def takeover(covariance: Tensor, keep: Tensor, removed: Tensor) -> Tensor:
     """d = C_SS⁻¹ C_SR: coefficients of the remaining signals for each removed one, (remaining, removed).
 
     Args:
         covariance: ridged, of the whole layer.
     """
     factor = torch.linalg.cholesky(covariance[keep][:, keep])
-    return torch.cholesky_solve(covariance[keep][:, gone], factor)
+    return torch.cholesky_solve(covariance[keep][:, removed], factor)
 
 
 def unexplained(covariance: Tensor, first: int) -> Tensor:

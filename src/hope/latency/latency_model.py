@@ -45,11 +45,11 @@ class LatencyModel:
     def counts(self, steps: Sequence[Action]) -> Counts:
         """(steps + 1,) nanoseconds before the first and after each step."""
         evicted_at = {step.evicts: t for t, step in enumerate(steps, start=1) if step.evicts is not None}
-        return self._told(self._terms(widths(self.anatomy, steps), evicted_at, len(steps) + 1))
+        return self._predicted(self._terms(widths(self.anatomy, steps), evicted_at, len(steps) + 1))
 
     def after(self, removed: Mapping[str, int], evicted: Collection[str] = ()) -> int:
         """Nanoseconds after a cut."""
-        return int(self._told(self._after(removed, evicted))[0])
+        return int(self._predicted(self._after(removed, evicted))[0])
 
     def savings(self) -> LatencySavings:
         """What steps save, from the original on."""
@@ -68,7 +68,7 @@ class LatencyModel:
     def _after(self, removed: Mapping[str, int], evicted: Collection[str] = ()) -> Floats:
         return self._terms(widths_after(self.anatomy, removed, evicted), dict.fromkeys(evicted, 0), 1)
 
-    def _told(self, terms: Floats) -> Counts:
+    def _predicted(self, terms: Floats) -> Counts:
         return np.rint(terms @ self.factors).astype(np.int64)
 
     def _terms(
@@ -120,18 +120,18 @@ class LatencySavings(ParameterSavings):
     are smoothed, and noise of the measurements with them.
     """
 
-    def __init__(self, clock: LatencyModel) -> None:
-        super().__init__(clock.anatomy)
-        self._clock = clock
+    def __init__(self, model: LatencyModel) -> None:
+        super().__init__(model.anatomy)
+        self._model = model
         self._at: dict[str, list[LatencyCurve]] = {}
-        for curve in clock.curves:
+        for curve in model.curves:
             self._at.setdefault(curve.site.weight, []).append(curve)
         self._behind: dict[str, list[WeightlessOps]] = {}
-        for rest in clock.layout.rests:
+        for rest in model.layout.rests:
             for tensor in {tensor for tensor, _ in rest.sources}:
                 self._behind.setdefault(tensor, []).append(rest)
         self._units: dict[str, set[str]] = {}
-        for unit in clock.anatomy.layers:
+        for unit in model.anatomy.layers:
             for part in unit.places:
                 self._units.setdefault(part.tensor, set()).add(unit.name)
         self._known: dict[str, float] = {}
@@ -163,8 +163,8 @@ class LatencySavings(ParameterSavings):
         return self._blocks[name][0]
 
     def _whole(self, name: str, after: Mapping[str, Sequence[int]]) -> float:
-        saved, factors = self._saved(after), self._clock.factors
-        for rest in self._clock.layout.rests:  # removed with its modules, whatever wrote its input
+        saved, factors = self._saved(after), self._model.factors
+        for rest in self._model.layout.rests:  # removed with its modules, whatever wrote its input
             if name in rest.blocks and not set(rest.blocks) & set(self._removed.evicted):
                 saved += factors[1] * rest.count + factors[2] * rest.entries * self._share(rest, self._shapes)
         return max(saved, 1e-3)
@@ -188,11 +188,11 @@ class LatencySavings(ParameterSavings):
         for rest in rests.values():
             now = self._share(rest, self._shapes)
             lost = now - self._share(rest, {**self._shapes, **after})
-            saved += self._clock.factors[2] * rest.entries * lost
+            saved += self._model.factors[2] * rest.entries * lost
         evicted = sum(
             len(self._at.get(t, ())) for t, shape in after.items() if not all(shape) and all(self._shapes[t])
         )
-        return float(saved + self._clock.factors[1] * evicted)
+        return float(saved + self._model.factors[1] * evicted)
 
     def _time(self, tensor: str, shapes: Mapping[str, Sequence[int]]) -> float:
         shape = shapes[tensor]
@@ -200,7 +200,7 @@ class LatencySavings(ParameterSavings):
             curve.smooth(*_numbers(shape[curve.site.reads], shape[curve.site.writes]))
             for curve in self._at.get(tensor, ())
         )
-        return float(self._clock.factors[0]) * sum(float(one) for one in some)
+        return float(self._model.factors[0]) * sum(float(one) for one in some)
 
     def _share(self, rest: WeightlessOps, shapes: Mapping[str, Sequence[int]]) -> float:
         whole = sum(self._anatomy.shapes[tensor][dim] for tensor, dim in rest.sources)

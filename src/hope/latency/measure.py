@@ -66,9 +66,9 @@ def latency_model(
     table.fill(points, stopwatch.operators, progress=progress)
     for curve in curves:
         curve.settle(table.lookup)
-    clock = LatencyModel(anatomy, layout, curves)
-    clock.fit(cuts, measured)
-    return clock
+    found = LatencyModel(anatomy, layout, curves)
+    found.fit(cuts, measured)
+    return found
 
 
 def _cuts(anatomy: Anatomy, block: int) -> list[Cut]:
@@ -106,7 +106,9 @@ def narrow(
 
 def _digest(anatomy: Anatomy, runtime: Runtime, cuts: Sequence[Cut]) -> str:
     """A key that distinguishes networks with different times."""
-    told = [(one.operator, one.inputs, one.shapes, sorted(one.tensors.items())) for one in anatomy.program]
+    operations = [
+        (one.operator, one.inputs, one.shapes, sorted(one.tensors.items())) for one in anatomy.program
+    ]
     done = [(sorted(removed.items()), list(evicted)) for removed, evicted in cuts]
-    text = repr((anatomy.model, told, sorted(anatomy.shapes.items()), runtime.batch, done))
+    text = repr((anatomy.model, operations, sorted(anatomy.shapes.items()), runtime.batch, done))
     return hashlib.sha256(text.encode()).hexdigest()[:16]

@@ -97,10 +97,10 @@ def machine(runtime: Runtime) -> dict[str, Any]:
 
 def _cpu() -> str:
     """The processor's name."""
-    return _told("model name") or platform.processor() or platform.machine()
+    return _cpu_field("model name") or platform.processor() or platform.machine()
 
 
-def _told(what: str) -> str:
+def _cpu_field(what: str) -> str:
     """Linux' description of its first processor; "" elsewhere."""
     try:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
@@ -115,7 +115,7 @@ def block_of(runtime: Runtime) -> int:
     """
     if runtime.engine == "torch":
         return 1
-    return 16 if "avx512f" in _told("flags").split() else 8
+    return 16 if "avx512f" in _cpu_field("flags").split() else 8
 
 
 @contextmanager

@@ -36,7 +36,7 @@ SECONDS = 1.5  # that some rounds may take together
 
 
 def ticks(count: int) -> Callable[[], float]:
-    """The clock for so many threads, in seconds."""
+    """Seconds so far, for so many threads."""
     fine = time.get_clock_info("thread_time").resolution < 1e-6
     return time.thread_time if count == 1 and fine else time.perf_counter
 

@@ -55,19 +55,19 @@ def with_calibration(method: Method | str, calibration: Any) -> Method:
     return replace(found, **{"calibration": calibration})
 
 
-def method_from_dict(told: Mapping[str, Any]) -> Method | None:
+def method_from_dict(settings: Mapping[str, Any]) -> Method | None:
     """A method from `Method.to_dict`, without its inputs; None if the data describe no method.
 
     >>> method_from_dict({"name": "paper", "merge": "sum", "reading": "literal"})
     Paper(merge='sum', kernel='zero-bias', release='static', reading='literal')
     """
-    made = METHODS.get(current_method(str(told.get("name"))))
+    made = METHODS.get(current_method(str(settings.get("name"))))
     if made is None:
         return None
     method = made()
     own = {one.name for one in fields(method)}
-    once = {"refit": False, **told}  # the oldest saved runs have none
-    once["calibration"] = known if (known := told.get("calibration")) in SYNTHETIC else None
+    once = {"refit": False, **settings}  # the oldest saved runs have none
+    once["calibration"] = known if (known := settings.get("calibration")) in SYNTHETIC else None
     return replace(method, **{name: value for name, value in once.items() if name in own})
 
 

@@ -132,9 +132,9 @@ class Absorb(Method):
             with busy("recalibrating batch norm", progress):
                 stand = recalibrated_copy(model, inputs, synthetic, anatomy.trace)
         total = len(batches) if isinstance(batches, Sized) else None
-        heard = chain(inputs, source)
+        batches = chain(inputs, source)
         how: dict[str, Any] = {"total": total, "synthetic": synthetic, "progress": progress}
-        found = measured_statistics(stand, anatomy, heard, input_statistics, **how)
+        found = measured_statistics(stand, anatomy, batches, input_statistics, **how)
         return found, inputs, notes + _unheard(anatomy, found)
 
     def state(self, unit: Unit, known: NetworkStatistics) -> AbsorbState | Reason:

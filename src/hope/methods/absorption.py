@@ -167,10 +167,10 @@ class _WideSide(_Side):
         d, c, f = (rows[: self._waiting] for rows in (self._shares, self._columns, self._halves))
         self._inverse.addmm_(d.T, c)
         self._outer.addmm_(d.T, f).addmm_(f.T, d)
-        gone = self._there == 0
+        removed = self._there == 0
         for tensor in (self._inverse, self._outer):
-            tensor[gone] = 0
-            tensor[:, gone] = 0
+            tensor[removed] = 0
+            tensor[:, removed] = 0
         self._waiting = 0
 
     @property

@@ -39,9 +39,9 @@ def batches_of(
     if not isinstance(calibration, str):
         return calibration, ()
     noise = "there is no BN to dream from: what was measured on is noise; give inputs"
-    told = anatomy.eps or (calibration == "dream" and speaks(model, as_call(example)[1]))
+    known = anatomy.eps or (calibration == "dream" and speaks(model, as_call(example)[1]))
     made = synthetic_batches(calibration, model, example, anatomy.trace, progress=progress)
-    return made, () if told else (noise,)
+    return made, () if known else (noise,)
 
 
 def synthetic_batches(

@@ -174,8 +174,12 @@ class AnchoredBranch(Branch):
 def _carried(block: Block, numbers: Checkpoint) -> float | None:
     """E_identity of a block's skip: measured, or from a BN that wrote or reads its signal."""
     if numbers.measured is not None:
-        heard = numbers.measured.get((block.name, ""))
-        return None if heard is None else costs.identity_capacity(heard.spread.numpy(), heard.mean.numpy())
+        measured = numbers.measured.get((block.name, ""))
+        return (
+            None
+            if measured is None
+            else costs.identity_capacity(measured.spread.numpy(), measured.mean.numpy())
+        )
     if (written := numbers.bn(block.skip_bn)) is not None:
         return costs.identity_capacity(written.scale.numpy(), written.shift.numpy())
     if (read := numbers.bn(block.read_bn)) is not None:

@@ -100,7 +100,7 @@ class Leaky(Activation):
         return torch.tensor([link.values[0] if link.values else self.slope], dtype=torch.float64)
 
 
-class Told(Activation):
+class Parametrised(Activation):
     """An activation whose link has more than its parameters."""
 
     def channels(self, flow: ChannelTracer, operation: Operation) -> Value | None:
@@ -109,7 +109,7 @@ class Told(Activation):
         return None if x is None else x.moved(x.shape, x.labels).then(*self.link(operation))
 
 
-class Gelu(Told):
+class Gelu(Parametrised):
     """A GELU, exact or with a tanh in it."""
 
     def link(self, operation: Operation) -> Link:
@@ -163,7 +163,7 @@ class Softplus(Activation):
         return tuple(cut / beta for cut in (-12.0, -4.0, 0.0, 4.0, threshold)) if threshold < SAME else ()
 
 
-class Clamp(Told):
+class Clamp(Parametrised):
     """A hard tanh, which is a ReLU6 if its bounds are 0 and 6."""
 
     def _bounds(self, operation: Operation) -> tuple[float, float]:

@@ -26,7 +26,7 @@ def read_accuracies(path: Path, total: int) -> list[tuple[int, float]]:
     return checked_points(data, total, str(path))
 
 
-def checked_points(data: Mapping[Any, Any], total: int, told: str) -> list[tuple[int, float]]:
+def checked_points(data: Mapping[Any, Any], total: int, source: str) -> list[tuple[int, float]]:
     """(steps, accuracy) in order, if every step is in the run and every accuracy is valid.
 
     >>> checked_points({10: 0.9, 0: 1}, 12, "accuracy")
@@ -37,9 +37,9 @@ def checked_points(data: Mapping[Any, Any], total: int, told: str) -> list[tuple
         key = str(step)
         if not STEP.fullmatch(key) or int(key) > total:
             shown = key if len(key) <= 20 else f"{key[:20]}…"
-            raise InvalidAccuracies(f"{told}: {shown!r} is not a step of this run: it has {total} of them")
+            raise InvalidAccuracies(f"{source}: {shown!r} is not a step of this run: it has {total} of them")
         number = isinstance(value, int | float) and not isinstance(value, bool)
         if not number or not 0 <= value <= 1:
-            raise InvalidAccuracies(f"{told}: the accuracy at step {key} is not a number between 0 and 1")
+            raise InvalidAccuracies(f"{source}: the accuracy at step {key} is not a number between 0 and 1")
         points.append((int(key), float(value)))
     return sorted(points)

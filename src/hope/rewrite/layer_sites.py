@@ -20,7 +20,7 @@ from hope.ops.weight import is_weight
 from hope.trace.program import Operation, Program, Ref, module_of, readers_of
 
 FITTED = ("conv1d", "conv2d", "conv3d", "linear")
-STATISTICS = (("weight", "bias"), ("running_mean", "running_var"))  # by which channels are told apart
+STATISTICS = (("weight", "bias"), ("running_mean", "running_var"))  # that identify channels
 
 
 @dataclass(frozen=True)
@@ -52,7 +52,7 @@ class LayerSite:
         return (self.weight, *(name for name in numbers if name))
 
 
-def spots(program: Program) -> dict[str, LayerSite]:
+def layer_sites(program: Program) -> dict[str, LayerSite]:
     """Weight -> where it is used. Weights that are used more than once are left out."""
     forms = [form for form in ops.forms(program) if form is not None]
     norms = {form.operation.position: form for form in forms if is_bn(form)}
@@ -88,14 +88,14 @@ def _beside(program: Program, end: int, behind: Sequence[Operation]) -> int:
     return others[0] if same else -1
 
 
-def gain(tensors: Mapping[str, Tensor], spot: LayerSite) -> Tensor:
+def gain(tensors: Mapping[str, Tensor], site: LayerSite) -> Tensor:
     """What a unit behind the BN of a weight is in front of it; 0 where nothing comes through."""
-    if not spot.bn:
-        return torch.ones(len(tensors[spot.weight]))
-    deviation = torch.sqrt(tensors[f"{spot.bn}.running_var"] + spot.eps)
-    scale = tensors.get(f"{spot.bn}.weight", torch.ones_like(deviation))
-    heard = scale.abs() > 1e-6 * scale.abs().max()
-    return torch.where(heard, deviation / torch.where(heard, scale, torch.ones_like(scale)), 0.0)
+    if not site.bn:
+        return torch.ones(len(tensors[site.weight]))
+    deviation = torch.sqrt(tensors[f"{site.bn}.running_var"] + site.eps)
+    scale = tensors.get(f"{site.bn}.weight", torch.ones_like(deviation))
+    nonzero = scale.abs() > 1e-6 * scale.abs().max()
+    return torch.where(nonzero, deviation / torch.where(nonzero, scale, torch.ones_like(scale)), 0.0)
 
 
 def given_rows(original: nn.Module, kept: Mapping[str, Sequence[int]]) -> dict[str, Tensor]:
@@ -108,11 +108,11 @@ def given_rows(original: nn.Module, kept: Mapping[str, Sequence[int]]) -> dict[s
 
 
 def kept_rows(
-    original: nn.Module, small: nn.Module, spot: LayerSite, given: Mapping[str, Tensor]
+    original: nn.Module, small: nn.Module, site: LayerSite, given: Mapping[str, Tensor]
 ) -> Tensor | None:
     """The original's outputs that a small network's weight still has; None for all."""
-    old, new = get(original, spot.weight), get(small, spot.weight)
-    module = module_of(spot.weight)
+    old, new = get(original, site.weight), get(small, site.weight)
+    module = module_of(site.weight)
     if module in given:
         rows = given[module]
         if len(rows) != len(new) or not bool(((rows >= 0) & (rows < len(old))).all()):
@@ -120,19 +120,19 @@ def kept_rows(
         return rows
     if len(old) == len(new):
         return None
-    told: list[tuple[str, ...]] = []
-    if spot.bn:
-        told = [tuple(f"{spot.bn}.{name}" for name in some) for some in STATISTICS]
-    if spot.bias:
-        told.append((spot.bias,))
+    identifying: list[tuple[str, ...]] = []
+    if site.bn:
+        identifying = [tuple(f"{site.bn}.{name}" for name in some) for some in STATISTICS]
+    if site.bias:
+        identifying.append((site.bias,))
     if old.shape[1:] == new.shape[1:]:
-        told.append((spot.weight,))
-    for names in told:
+        identifying.append((site.weight,))
+    for names in identifying:
         found = _matched(original, small, names)
         if found is not None:
             return found
     raise InvalidAction(
-        f"which outputs of {module} are left cannot be told from its numbers: "
+        f"which outputs of {module} are left cannot be identified by its numbers: "
         f"give kept={{{module!r}: [...]}}, {len(new)} places out of {len(old)}"
     )
 
@@ -142,10 +142,10 @@ def every_row(
 ) -> dict[str, Tensor | None]:
     """Name of a weight, or of a BN's running mean -> the original's outputs that are left; None for all."""
     rows: dict[str, Tensor | None] = {}
-    for spot in found:
-        rows[spot.weight] = left = kept_rows(original, small, spot, given)
-        if spot.bn:
-            rows[f"{spot.bn}.running_mean"] = left
+    for site in found:
+        rows[site.weight] = left = kept_rows(original, small, site, given)
+        if site.bn:
+            rows[f"{site.bn}.running_mean"] = left
     old, new = dict(original.named_buffers()), dict(small.named_buffers())
     for name in new.keys() & old.keys() - rows.keys():
         module, _, last = name.rpartition(".")
@@ -156,7 +156,7 @@ def every_row(
         rows[name] = next((match for match in matches if match is not None), None)
         if rows[name] is None:
             raise InvalidAction(
-                f"which channels of {module} are left cannot be told from its numbers: "
+                f"which channels of {module} are left cannot be identified by its numbers: "
                 f"give kept={{{module!r}: [...]}}, {len(new[name])} places out of {len(old[name])}"
             )
     return rows

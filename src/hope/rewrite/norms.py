@@ -1,9 +1,8 @@
-"""Norms over all channels of a stream (LayerNorm, RMSNorm), once channels are gone.
+"""Norms over all channels of a stream (LayerNorm, RMSNorm), once channels are removed.
 
-The smaller norm takes its mean square over C' channels in place of C. Where what is gone is taken as silent,
-its weight times √(C/C') says just what the larger one would say of the channels that are left. Where moments
-tell that the channels that are left have the part ρ of the norm's mean square, √(ρC/C') keeps them as loud as
-they were, on average.
+The smaller norm takes its mean square over C' channels, not C. If removed channels are zero, its weight times
+√(C/C') gives exactly what the larger norm gives for the remaining channels. If the moments show that these
+have the share ρ of the norm's mean square, √(ρC/C') keeps their mean square.
 """
 
 from __future__ import annotations
@@ -41,8 +40,8 @@ def gains(
         norms = [part.tensor for part in unit.places if part.role == "norm" and (part.tensor, 0) in kept]
         parts: dict[str, float] = {}
         if unit.name in absorbed:
-            heard = {weight: _energies(model, anatomy, unit, weight, input_statistics) for weight in norms}
-            parts = {name: _part(one, kept[name, 0]) for name, one in heard.items() if one is not None}
+            energies = {weight: _energies(model, anatomy, unit, weight, input_statistics) for weight in norms}
+            parts = {name: _part(one, kept[name, 0]) for name, one in energies.items() if one is not None}
         usual = sum(parts.values()) / len(parts) if parts else 1.0  # a norm that no weight reads as it is
         for weight in norms:
             ratio = anatomy.shapes[weight][0] / len(kept[weight, 0])
@@ -57,7 +56,7 @@ def _energies(
     weight: str,
     input_statistics: Mapping[str, InputStatistics],
 ) -> Tensor | None:
-    """(C,) E n̂² of what a norm divides, before its weight and bias, as a weight behind it hears it."""
+    """(C,) E n̂² of what a norm divides, before its weight and bias, as a weight after it reads it."""
     place = unit.at(weight, "norm")
     assert place is not None
     for reader in unit.readers:
@@ -69,9 +68,9 @@ def _energies(
             name = f"{weight.rpartition('.')[0]}.bias"
             shift = get(model, name).detach().double().cpu() if unit.at(name) is not None else 0.0
             square = statistics.covariance.diagonal().double() + (statistics.mean - shift) ** 2
-            told = scale.abs() > 1e-6 * scale.abs().max()
-            energies = square / torch.where(told, scale, torch.ones_like(scale)) ** 2
-            energies = torch.where(told, energies, energies[told].mean())
+            nonzero = scale.abs() > 1e-6 * scale.abs().max()
+            energies = square / torch.where(nonzero, scale, torch.ones_like(scale)) ** 2
+            energies = torch.where(nonzero, energies, energies[nonzero].mean())
             return energies - 1 if centred(anatomy, reader.weight) else energies  # without what is in common
     return None
 

@@ -33,7 +33,7 @@ class Captured:
         program: what `torch.export` gave.
         calls: inputs to look at it with.
         outputs: names for what it gives.
-        shapes: what may vary, as `torch.export` wants it told; None if nothing does.
+        shapes: what may vary, in the form of `torch.export`; None if nothing does.
         batch: the batch size that it takes; None if any.
         note: why that is not any; empty if there is nothing to say.
     """
@@ -86,8 +86,8 @@ def _capture_any(model: nn.Module, call: Call, batch: int) -> Captured:
     module = program.module()
     for one in calls:
         compare(tensors(module(*one[0], **one[1])), model, one, "torch.export")
-    told = {name: some for name, some in shapes.items() if pytree.tree_leaves(some) != [None]}
-    return Captured(program, calls, _output_names(model, call), told, None)
+    varying = {name: some for name, some in shapes.items() if pytree.tree_leaves(some) != [None]}
+    return Captured(program, calls, _output_names(model, call), varying, None)
 
 
 def _ordered(model: nn.Module, example: Example | None) -> Call:

@@ -35,7 +35,7 @@ from hope.actions.absorb import LEAST
 from hope.errors import InvalidExample
 from hope.methods.calibration import synthetic_batches
 from hope.rewrite.apply import finish, kept_places, outcome, smaller_copy
-from hope.rewrite.layer_sites import STATISTICS, LayerSite, every_row, gain, given_rows, spots
+from hope.rewrite.layer_sites import STATISTICS, LayerSite, every_row, gain, given_rows, layer_sites
 from hope.rewrite.normal_equations import NormalEquations
 from hope.rewrite.refit_checkpoint import Fitted
 from hope.statistics.bn_recalibration import carry, recalibrated_copy, statistics
@@ -68,10 +68,10 @@ class LayerwiseRefit:
         trace = trace or Trace()
         self.rows, self.masks = rows, [mask_of(original, batch) for batch in batches]
         self.file: Fitted | None = None
-        self._heard: dict[str, Tensor] = {}  # variances of what BNs got in the original
+        self._variances: dict[str, Tensor] = {}  # variances of what BNs got in the original
         self.before = trace.interpreter(original, batches)
         self.now = trace.interpreter(small, batches, after=self._after)
-        there, here = spots(self.before.program), spots(self.now.program)
+        there, here = layer_sites(self.before.program), layer_sites(self.now.program)
         both = [
             name
             for name in here.keys() & there.keys()
@@ -83,7 +83,7 @@ class LayerwiseRefit:
         adds = normed_adds(self.before.program)
         self.streams = {name: adds[name] for name in both if name in adds and not here[name].bn}
         self.before.keep(self.streams.values())
-        self.before.keep(spot.position for spot in self.there.values())
+        self.before.keep(site.position for site in self.there.values())
         self.before.keep(there[name].beside for name in self.drifting)
         self.now.keep(here[name].beside for name in self.drifting)
 
@@ -95,92 +95,92 @@ class LayerwiseRefit:
 
     def _after(self, position: int) -> bool:
         """Fit the weight of an operation that has just been run."""
-        spot = self.here.get(position)
-        if spot is None:
+        site = self.here.get(position)
+        if site is None:
             return False
-        own = {name: get(self.now.model, name) for name in spot.tensors}
+        own = {name: get(self.now.model, name) for name in site.tensors}
         known = self.file.tensors if self.file is not None else {}
         same = (name in known and known[name].shape == tensor.shape for name, tensor in own.items())
         if all(same):  # an earlier attempt has come this far
-            self._pass(spot)
+            self._pass(site)
             for name, tensor in own.items():
                 tensor.copy_(known[name])
             return True
-        changed = self._fit(spot)
+        changed = self._fit(site)
         if self.file is not None:
             self.file.note(own)
         return changed
 
-    def _pass(self, spot: LayerSite) -> None:
+    def _pass(self, site: LayerSite) -> None:
         """Take what was kept for a weight that needs no fit: it is not asked for again."""
-        self.before.get(self.there[spot.weight].position)
-        if spot.weight in self.drifting:
-            self.before.get(self.there[spot.weight].beside)
-            self.now.get(spot.beside)
-        if spot.weight in self.streams:
-            self.before.get(self.streams[spot.weight])
+        self.before.get(self.there[site.weight].position)
+        if site.weight in self.drifting:
+            self.before.get(self.there[site.weight].beside)
+            self.now.get(site.beside)
+        if site.weight in self.streams:
+            self.before.get(self.streams[site.weight])
 
-    def _fit(self, spot: LayerSite) -> bool:
-        weight, model = get(self.now.model, spot.weight), self.now.model
-        read, said = self.now.value(spot.reads), self.now.value(spot.position)
-        lacks = self._lacks(spot, weight, said)  # one batch at a time is held
+    def _fit(self, site: LayerSite) -> bool:
+        weight, model = get(self.now.model, site.weight), self.now.model
+        read, said = self.now.value(site.reads), self.now.value(site.position)
+        lacks = self._lacks(site, weight, said)  # one batch at a time is held
         total = sum(one.numel() for one in said) // max(1, len(weight))
-        sums = NormalEquations(self.now.program[spot.position], weight, total, seed=spot.position)
-        for x, lack, count in zip(read, lacks, self._counts(spot, said), strict=True):
+        sums = NormalEquations(self.now.program[site.position], weight, total, seed=site.position)
+        for x, lack, count in zip(read, lacks, self._counts(site, said), strict=True):
             sums.add(x, lack, count)
         if not bool(sums.xr.any()) and not bool(sums.r.any()):
             return False  # it says what the original says
-        change, shift = sums.solve(constant=bool(spot.bn or spot.bias))
+        change, shift = sums.solve(constant=bool(site.bn or site.bias))
         weight += change.reshape(weight.shape).to(weight)
-        if spot.bn:
-            mean = get(model, f"{spot.bn}.running_mean")
+        if site.bn:
+            mean = get(model, f"{site.bn}.running_mean")
             mean -= shift.to(mean)
-            if spot.weight not in self.drifting:
-                self._repair(spot, sums.variance(weight))
-        elif spot.bias:
-            bias = get(model, spot.bias)
+            if site.weight not in self.drifting:
+                self._repair(site, sums.variance(weight))
+        elif site.bias:
+            bias = get(model, site.bias)
             bias += shift.to(bias)
         return True
 
-    def _counts(self, spot: LayerSite, said: Sequence[Tensor]) -> list[Tensor | None]:
+    def _counts(self, site: LayerSite, said: Sequence[Tensor]) -> list[Tensor | None]:
         """What each place counts, batch by batch (see `statistics/token_weights.py`)."""
         known: list[Tensor | None] = [None] * len(said)
-        if spot.weight in self.streams:
-            streams = self.before.get(self.streams[spot.weight])
+        if site.weight in self.streams:
+            streams = self.before.get(self.streams[site.weight])
             known = [counts(s).reshape(one.shape[:-1]) for s, one in zip(streams, said, strict=True)]
         together = zip(known, self.masks, said, strict=True)
         return [without_padding(count, mask, one.shape[:-1]) for count, mask, one in together]
 
-    def _repair(self, spot: LayerSite, variance: Tensor) -> None:
+    def _repair(self, site: LayerSite, variance: Tensor) -> None:
         """What a BN says keeps the deviation that the next layers expect: its variance follows."""
-        before = self._heard[spot.weight]
+        before = self._variances[site.weight]
         alive = (before > 0) & (variance > LEAST * before)
-        known = get(self.now.model, f"{spot.bn}.running_var")
+        known = get(self.now.model, f"{site.bn}.running_var")
         known *= torch.where(alive, variance / before.clamp(min=1e-300), 1.0).to(known)
 
-    def _lacks(self, spot: LayerSite, weight: Tensor, said: Sequence[Tensor]) -> Iterator[Tensor]:
+    def _lacks(self, site: LayerSite, weight: Tensor, said: Sequence[Tensor]) -> Iterator[Tensor]:
         """What the results of an operation lack, batch by batch, in the units of the original's."""
-        there, rows = self.there[spot.weight], self.rows.get(spot.weight)
+        there, rows = self.there[site.weight], self.rows.get(site.weight)
         channel = 1 if weight.ndim > 2 else -1
-        self._restore(spot, there, rows)
+        self._restore(site, there, rows)
         wanted = self.before.get(there.position)
-        if spot.bn:
-            self._heard[spot.weight] = statistics(_taken(wanted, rows, channel))[-1]
+        if site.bn:
+            self._variances[site.weight] = statistics(_taken(wanted, rows, channel))[-1]
         lacks = (z - one for z, one in zip(_taken(wanted, rows, channel), said, strict=True))
-        if spot.weight not in self.drifting:
+        if site.weight not in self.drifting:
             return lacks
-        before, now = _taken(self.before.get(there.beside), rows, channel), self.now.get(spot.beside)
+        before, now = _taken(self.before.get(there.beside), rows, channel), self.now.get(site.beside)
         state = self.now.model.state_dict()
-        unit = gain(state, spot).to(said[0])
+        unit = gain(state, site).to(said[0])
         return (
             lack + (a - b) * unit.reshape([-1 if d == channel % a.ndim else 1 for d in range(a.ndim)])
             for lack, a, b in zip(lacks, before, now, strict=True)
         )
 
-    def _restore(self, spot: LayerSite, there: LayerSite, rows: Tensor | None) -> None:
+    def _restore(self, site: LayerSite, there: LayerSite, rows: Tensor | None) -> None:
         """The original's statistics in the BN behind a weight, and its bias where that is added there."""
-        names = [(f"{there.bn}.{one}", f"{spot.bn}.{one}") for one in STATISTICS[1] if spot.bn and there.bn]
-        names += [(there.bias, spot.bias)] if spot.apart and there.apart else []
+        names = [(f"{there.bn}.{one}", f"{site.bn}.{one}") for one in STATISTICS[1] if site.bn and there.bn]
+        names += [(there.bias, site.bias)] if site.apart and there.apart else []
         for ours, theirs in names:
             old, new = get(self.before.model, ours), get(self.now.model, theirs)
             new.copy_(old if rows is None else old[rows])
@@ -232,7 +232,7 @@ def _fit(
     """Close a loop that is laid, in the statistics of its inputs."""
     loop.file = file
     stand = loop.before.model
-    norms = {f"{spot.bn}.running_mean": loop.rows.get(name) for name, spot in loop.there.items() if spot.bn}
+    norms = {f"{site.bn}.running_mean": loop.rows.get(name) for name, site in loop.there.items() if site.bn}
     rows = {**norms, **loop.rows}
     with mode(stand, training=False), mode(small, training=False), torch.no_grad():
         carry(small, original, stand, rows)
@@ -337,7 +337,11 @@ def refit(
     loop.rows = every_row(original, small, loop.there.values(), given)
     file = None
     if checkpoint is not None:
-        told = (sorted(exclude), synthetic, sorted((name, list(rows)) for name, rows in (kept or {}).items()))
-        file = Fitted.of(Path(checkpoint), (original, small), batches, told)
+        settings = (
+            sorted(exclude),
+            synthetic,
+            sorted((name, list(rows)) for name, rows in (kept or {}).items()),
+        )
+        file = Fitted.of(Path(checkpoint), (original, small), batches, settings)
     _fit(original, fitted, loop, file, progress)
     return fitted

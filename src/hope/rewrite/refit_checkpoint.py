@@ -26,12 +26,12 @@ class Fitted:
 
     Attributes:
         path: where.
-        told: what the fit depends on.
+        key: a hash of what the fit depends on.
         tensors: what was fitted so far.
     """
 
     path: Path
-    told: str
+    key: str
     tensors: dict[str, Tensor] = field(default_factory=dict)
     _written: float = field(default_factory=time.monotonic)
 
@@ -50,9 +50,9 @@ class Fitted:
             return found
         except (OSError, SafetensorError, AttributeError, LookupError, RuntimeError, TypeError, ValueError):
             metadata, tensors = {}, {}
-        if metadata.get("sha256") != _digest(metadata.get("told", ""), tensors):
+        if metadata.get("sha256") != _digest(metadata.get("key", ""), tensors):
             note(f"{path} is damaged: weights are fitted anew")
-        elif metadata.get("told") != found.told:
+        elif metadata.get("key") != found.key:
             note(f"{path} is of another fit: weights are fitted anew")
         else:
             found.tensors = tensors
@@ -64,7 +64,7 @@ class Fitted:
         if time.monotonic() - self._written < EVERY:
             return
         make_folder(self.path.parent)
-        metadata = {"told": self.told, "sha256": _digest(self.told, self.tensors)}
+        metadata = {"key": self.key, "sha256": _digest(self.key, self.tensors)}
         write_file(self.path, save(self.tensors, metadata=metadata))
         self._written = time.monotonic()
 
@@ -73,6 +73,6 @@ class Fitted:
         self.path.unlink(missing_ok=True)
 
 
-def _digest(told: str, tensors: Mapping[str, Tensor]) -> str:
+def _digest(key: str, tensors: Mapping[str, Tensor]) -> str:
     """A hash of what a file holds."""
-    return hashlib.sha256(f"{told} {hash_inputs(sorted(tensors.items()))}".encode()).hexdigest()
+    return hashlib.sha256(f"{key} {hash_inputs(sorted(tensors.items()))}".encode()).hexdigest()

@@ -22,7 +22,7 @@ def keep(
 
     Args:
         kept: (tensor name, dim) -> positions to keep, ascending.
-        heads: where attention heads are cut: the nearest module around that counts heads is told.
+        heads: where attention heads are cut: the nearest enclosing module that counts heads is updated.
     """
     touched: dict[nn.Module, dict[str, Shape]] = {}
     shares: dict[nn.Module, set[Fraction]] = {}

@@ -269,9 +269,9 @@ def usable(model: nn.Module, anatomy: Anatomy | None, streams: bool) -> Anatomy 
 def _check_same(now: Mapping[str, str], then: Mapping[str, str]) -> None:
     other = next((name for name in sorted({*now, *then}) if now.get(name) != then.get(name)), None)
     if other is not None:
-        told = [f"is {there[other]}" if other in there else "is not" for there in (then, now)]
+        a, b = (f"is {there[other]}" if other in there else "is not" for there in (then, now))
         raise UnknownMethod(
-            f"this anatomy is another network's: {other or 'the model'} {told[0]} in it and {told[1]} in the "
+            f"this anatomy is another network's: {other or 'the model'} {a} in it and {b} in the "
             "model; give what hope.inspect returns for this model"
         )
 
@@ -289,8 +289,8 @@ def waiting(anatomy: Anatomy, left_alone: Mapping[str, Reason]) -> str:
     neurons = sum(unit.neurons for unit in anatomy.layers if unit.name in names)
     if not neurons:
         return ""
-    told = [reason for name, reason in left_alone.items() if name in names]
-    if all(reason.cause in (Cause.UNKNOWN_ACTIVATION, Cause.TWO_ACTIVATIONS) for reason in told):
+    reasons = [reason for name, reason in left_alone.items() if name in names]
+    if all(reason.cause in (Cause.UNKNOWN_ACTIVATION, Cause.TWO_ACTIVATIONS) for reason in reasons):
         return (
             f"{neurons:,} neurons have activations whose moments are not known (hope.ops.register can tell "
             "those of an operator) and need calibration"

@@ -11,7 +11,7 @@ from hope.geometry import gaussian
 from hope.ops import activation
 from hope.reasons import Cause, Reason
 from hope.statistics.checkpoint import Checkpoint
-from hope.structure.needs import adds_up, untold, writing_bns
+from hope.structure.needs import adds_up, missing_statistics, writing_bns
 from hope.structure.units import Reader, Unit
 from hope.trace.values import Link
 
@@ -35,7 +35,7 @@ def capacities(layer: Unit, numbers: Checkpoint) -> Tensor | Reason:
 def signal_energies(layer: Unit, reader: Reader, numbers: Checkpoint) -> Tensor | Reason:
     """Energies E Ψ(y)² of what a reader sees, (neurons, channels a neuron has there)."""
     if numbers.measured is None and adds_up(layer, reader):
-        return untold(layer, reader) or _written(layer, numbers)
+        return missing_statistics(layer, reader) or _written(layer, numbers)
     signal = seen(layer, reader, numbers)
     if isinstance(signal, Reason):
         return signal
@@ -83,10 +83,10 @@ class SignalStatistics:
 
 def seen(layer: Unit, reader: Reader, numbers: Checkpoint) -> SignalStatistics | Reason:
     """What a reader sees of a layer, as inputs showed it, or as the last BN on the way says."""
-    return _told(layer, reader, numbers) if numbers.measured is None else _heard(layer, reader, numbers)
+    return _stored(layer, reader, numbers) if numbers.measured is None else _measured(layer, reader, numbers)
 
 
-def _heard(layer: Unit, reader: Reader, numbers: Checkpoint) -> SignalStatistics | Reason:
+def _measured(layer: Unit, reader: Reader, numbers: Checkpoint) -> SignalStatistics | Reason:
     assert numbers.measured is not None
     one = numbers.measured.get((layer.name, reader.weight))
     if one is None:
@@ -102,8 +102,8 @@ def _heard(layer: Unit, reader: Reader, numbers: Checkpoint) -> SignalStatistics
     return SignalStatistics(mean, spread, tap.activation, (gain, bn.shift[index] - gain * bn.mean[index]))
 
 
-def _told(layer: Unit, reader: Reader, numbers: Checkpoint) -> SignalStatistics | Reason:
-    reason, step = untold(layer, reader), reader.last("bn")
+def _stored(layer: Unit, reader: Reader, numbers: Checkpoint) -> SignalStatistics | Reason:
+    reason, step = missing_statistics(layer, reader), reader.last("bn")
     if reason is not None:
         return reason
     assert step is not None

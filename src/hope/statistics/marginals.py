@@ -1,8 +1,8 @@
 """Measured marginals: mean and deviation of every signal before its activation, from a few unlabelled inputs.
 
 Where no BN tells how large a signal is, one pass over a few batches does, whatever normalises it: y ~ N(mean,
-deviation²) takes the place of a BN's (β, γ). The captured network is run, so that signals are heard wherever
-they are.
+deviation²) takes the place of a BN's (β, γ). The captured network is run, so that signals are measured
+wherever they are.
 """
 
 from __future__ import annotations
@@ -111,7 +111,7 @@ def measured_marginals(
 
 
 def _skip(block: Block, program: Program) -> ObservationPoint | None:
-    """Where a block's skip can be heard: behind the BN that wrote what it carries last, or at the add."""
+    """Where a block's skip can be measured: behind the BN that wrote what it carries last, or at the add."""
     own = next((o for o in program if block.skip_bn and bn_of(o) == block.skip_bn), None)
     if own is None:
         end = next((o.position for o in program if o.name == block.branch_output), None)

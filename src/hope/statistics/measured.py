@@ -60,8 +60,8 @@ class _Sums:
 
     def _telling(self, rows: Tensor, counts: Tensor | None) -> int:
         """How many places tell something: neither padding, nor tokens that an expert was not sent."""
-        told = rows.any(dim=1)
-        return int((told if counts is None else told & (counts.cpu().reshape(-1) > 0)).sum())
+        informative = rows.any(dim=1)
+        return int((informative if counts is None else informative & (counts.cpu().reshape(-1) > 0)).sum())
 
     def _neighbours(self, x: Tensor) -> None:
         over = tuple(d for d in range(x.ndim) if d != x.ndim - self.spatial - 1)
@@ -113,12 +113,12 @@ def measured_statistics(
     if not many_moments(anatomy):
         sums = {weight: _Sums(repeat, space) for weight, (_, repeat, space) in readers.items()}
         _gather(model, anatomy, inputs, sums, **how)
-        return {**known, **dict(_told(model, anatomy, readers, sums, known))}
+        return {**known, **dict(_finished(model, anatomy, readers, sums, known))}
     inputs, found = list(inputs), dict(known)
     for part in _parts(anatomy, readers):
         sums = {weight: _Sums(*readers[weight][1:]) for weight in part}
         _gather(model, anatomy, inputs, sums, **how)
-        for weight, statistics in _told(model, anatomy, readers, sums, known):
+        for weight, statistics in _finished(model, anatomy, readers, sums, known):
             found[weight] = replace(statistics, covariance=filed(statistics.covariance.float()))
     return found
 
@@ -202,7 +202,7 @@ def _gather(
     observe(model, anatomy.program, inputs, wanted, observer, **how)
 
 
-def _told(
+def _finished(
     model: nn.Module,
     anatomy: Anatomy,
     readers: Mapping[str, tuple[int, int, int]],

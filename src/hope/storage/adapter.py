@@ -85,16 +85,16 @@ class AdapterRecord(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
 ADAPTER = Format("hope-deft", "tuning", AdapterRecord, 2, adapter_to_2)
 
 
-def write_adapter(folder: Path, tensors: Mapping[str, Tensor], **told: Any) -> None:
+def write_adapter(folder: Path, tensors: Mapping[str, Tensor], **fields: Any) -> None:
     """Write the arrays, then the record that names them; then remove files that only the earlier record
     named.
 
     Args:
-        told: the record's fields, without the arrays.
+        fields: the record's fields, without the arrays.
     """
     with locked(folder):
         earlier = stored_files(folder / PLAN, ADAPTER)
-        record = AdapterRecord(arrays=write_arrays(folder, "adapter", tensors), **told)
+        record = AdapterRecord(arrays=write_arrays(folder, "adapter", tensors), **fields)
         write_record(folder / PLAN, ADAPTER, record)
         clean(folder, earlier, [record.arrays])
 

@@ -184,10 +184,10 @@ def unpack(packed: Any) -> Ids:
     >>> unpack([8, 2, 2, 4, 2, 1])
     array([-1, -1, -1, -1,  0,  0,  1,  1])
     """
-    told = _told(packed)
-    if len(told) == 1:
-        return np.array(told[0], dtype=np.int64)
-    owner = _laid_out(told)
+    checked = _checked(packed)
+    if len(checked) == 1:
+        return np.array(checked[0], dtype=np.int64)
+    owner = _laid_out(checked)
     assert owner is not None
     return owner
 
@@ -201,11 +201,13 @@ def extent(packed: Any) -> tuple[int, int]:
     Raises:
         ValueError: they lead out of the tensor, or are no owners.
     """
-    told = _told(packed)
-    return (len(told[0]), max(told[0], default=-1) + 1) if len(told) == 1 else (told[0], told[1])
+    checked = _checked(packed)
+    return (
+        (len(checked[0]), max(checked[0], default=-1) + 1) if len(checked) == 1 else (checked[0], checked[1])
+    )
 
 
-def _told(packed: Any) -> Any:
+def _checked(packed: Any) -> Any:
     """Packed owners, if valid: a list of whole numbers in a list, or six numbers that stay inside the
     tensor.
     """

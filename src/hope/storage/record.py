@@ -93,13 +93,13 @@ class StoredAnatomy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     @classmethod
     def of(cls, anatomy: Anatomy) -> StoredAnatomy:
         """The saved form; names in order, so that the same run gives the same file."""
-        told = {name: getattr(anatomy, name) for name in cls.__struct_fields__}
-        return cls(**{**told, "parameters": tuple(sorted(anatomy.parameters))})
+        fields = {name: getattr(anatomy, name) for name in cls.__struct_fields__}
+        return cls(**{**fields, "parameters": tuple(sorted(anatomy.parameters))})
 
     def read(self) -> Anatomy:
         """The anatomy."""
-        told = {name: getattr(self, name) for name in self.__struct_fields__}
-        return Anatomy(**{**told, "parameters": frozenset(self.parameters)})
+        fields = {name: getattr(self, name) for name in self.__struct_fields__}
+        return Anatomy(**{**fields, "parameters": frozenset(self.parameters)})
 
 
 class RunRecord(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -142,7 +142,7 @@ class AnatomyShapes(msgspec.Struct):
     anatomy: _Shapes
 
 
-class _PlacesTold(msgspec.Struct):
+class _PlacesSizes(msgspec.Struct):
     """`Places` with packed owners."""
 
     tensor: str
@@ -150,24 +150,24 @@ class _PlacesTold(msgspec.Struct):
     owner: Any
 
 
-class _UnitTold(msgspec.Struct):
+class _UnitSizes(msgspec.Struct):
     name: str
     neurons: int
-    places: tuple[_PlacesTold, ...]
+    places: tuple[_PlacesSizes, ...]
 
 
-class _AnatomyTold(msgspec.Struct):
-    units: tuple[_UnitTold, ...]
+class _AnatomySizes(msgspec.Struct):
+    units: tuple[_UnitSizes, ...]
     shapes: dict[str, tuple[int, ...]]
 
 
-class _RunTold(msgspec.Struct):
-    anatomy: _AnatomyTold
+class _RunSizes(msgspec.Struct):
+    anatomy: _AnatomySizes
 
 
 def check_places(plan: Plain) -> None:
     """Refuse owners of other sizes than their tensors, or too many, before arrays are made of them."""
-    anatomy, total = msgspec.convert(plan, _RunTold).anatomy, 0
+    anatomy, total = msgspec.convert(plan, _RunSizes).anatomy, 0
     for unit in anatomy.units:
         widest = 0
         for place in unit.places:

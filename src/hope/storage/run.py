@@ -102,7 +102,7 @@ class Run:
     anatomy: Anatomy  # anatomy, trajectory, steps: as in the `Encoding` that was saved
     trajectory: Trajectory
     steps: int
-    told: Mapping[str, Any]  # its method: name and options
+    method_settings: Mapping[str, Any]  # its method: name and options
     folder: Path = Path("run")  # where it was read from
     arrays: Arrays = UNSAVED  # the saved weights
     moments: Moments | None = None  # the saved moments, if there are any
@@ -135,12 +135,12 @@ class Run:
     @property
     def method(self) -> str:
         """The method's name."""
-        return str(self.told["name"])
+        return str(self.method_settings["name"])
 
     @property
     def rewrite(self) -> Rewrite:
         """How its steps rewrite weights."""
-        method = method_from_dict(self.told)
+        method = method_from_dict(self.method_settings)
         return method.rewrite if method is not None else Rewrite()
 
     def inputs(self) -> list[Any]:
@@ -166,7 +166,7 @@ def write_run(folder: Path, run: Run, weights: Mapping[str, Tensor], inputs: Seq
         record = RunRecord(
             original=run.original,
             weights=write_arrays(folder, "weights", packed_weights(once, run.grids)),
-            method=dict(run.told),
+            method=dict(run.method_settings),
             steps=run.steps,
             trajectory=cast("Any", run.trajectory.steps),
             anatomy=StoredAnatomy.of(run.anatomy),
@@ -205,8 +205,8 @@ def read_run(folder: str | os.PathLike[str], model: nn.Module | None = None) -> 
                 f"actions must be one of {known}): import the module that registers it, or save the run again"
             )
         if model is not None:
-            told = msgspec.convert(plan, AnatomyShapes).anatomy
-            bare = Anatomy(told.model, (), (), (), told.shapes, frozenset(), {}, {}, {})
+            stored = msgspec.convert(plan, AnatomyShapes).anatomy
+            bare = Anatomy(stored.model, (), (), (), stored.shapes, frozenset(), {}, {}, {})
             check_architecture(bare, model, folder)
 
     record = read_record(folder / PLAN, run_format(), before)
@@ -317,7 +317,11 @@ def _replay(run: Run, model: nn.Module, budget: Budget, calibration: Iterable[An
         )
     steps = run.trajectory.steps[: run.trajectory.steps_at(budget)]
     inputs = run.inputs() if calibration is None else list(unlabelled(model, calibration))
-    if run.told.get("calibration") not in (None, "patterns") and run.told.get("refit") and not inputs:
+    if (
+        run.method_settings.get("calibration") not in (None, "patterns")
+        and run.method_settings.get("refit")
+        and not inputs
+    ):
         note(
             f"{run.folder} does not store the inputs of its refit, so {budget} is not refitted: pass the "
             "same batches with calibration="

@@ -101,8 +101,8 @@ def made_of(model: nn.Module) -> dict[str, str]:
     found = {}
     for name, module in model.named_modules():
         known = ((setting, getattr(module, setting, None)) for setting in SETTINGS)
-        told = [f"{setting}={value}" for setting, value in known if isinstance(value, SIMPLE)]
-        found[name] = f"{type(module).__name__}({', '.join(told)})"
+        settings = [f"{setting}={value}" for setting, value in known if isinstance(value, SIMPLE)]
+        found[name] = f"{type(module).__name__}({', '.join(settings)})"
     return found
 
 

@@ -34,23 +34,23 @@ def needs(anatomy: Anatomy, method: str = "absorb") -> dict[str, Need]:
     if method == "paper":
         return {layer.name: _of_paper(anatomy, layer) for layer in anatomy.layers}
     program, reads = anatomy.program, Counter({r.weight for layer in anatomy.layers for r in layer.readers})
-    uses, heard = reads, set(reads)  # a saved anatomy has no program
+    uses, read = reads, set(reads)  # a saved anatomy has no program
     if program:
         uses = uses_of_weights(program)
-        heard = {
+        read = {
             one.tensors.get("weight", "") for one in program if isinstance(one.arguments.get("input"), Ref)
         }
-    return {layer.name: _of_absorption(layer, uses, heard) for layer in anatomy.layers}
+    return {layer.name: _of_absorption(layer, uses, read) for layer in anatomy.layers}
 
 
-def untold(layer: Unit, reader: Reader) -> Reason | None:
+def missing_statistics(layer: Unit, reader: Reader) -> Reason | None:
     """Why no BN stores the statistics that the paper's method needs for a reader; None if one does. For a
     stream, all BNs that write into it determine the sum.
     """
     kinds = [link.kind for link in reader.path]
     if adds_up(layer, reader):
         return None if writing_bns(layer) else Cause.NO_BN_BEFORE.at(reader.module)
-    if not reader.told:
+    if not reader.has_bn_statistics:
         return Cause.NO_BN_BEFORE.at(reader.module)
     if "norm" in kinds:
         return Cause.OTHER_NORM.at(reader.module)
@@ -84,19 +84,19 @@ def writing_bns(stream: Unit) -> list[str]:
 
 
 def _of_paper(anatomy: Anatomy, layer: Unit) -> Need:
-    if all(untold(layer, reader) is None for reader in layer.readers):
+    if all(missing_statistics(layer, reader) is None for reader in layer.readers):
         return Need.NOTHING
-    heard = all((layer.name, reader.weight) in anatomy.taps for reader in layer.readers)
-    return Need.CALIBRATION if heard or not anatomy.taps else Need.NEVER  # a saved anatomy has none
+    read = all((layer.name, reader.weight) in anatomy.taps for reader in layer.readers)
+    return Need.CALIBRATION if read or not anatomy.taps else Need.NEVER  # a saved anatomy has none
 
 
-def _of_absorption(layer: Unit, uses: Counter[str], heard: set[str]) -> Need:
+def _of_absorption(layer: Unit, uses: Counter[str], read: set[str]) -> Need:
     weights = [reader.weight for reader in layer.readers]
     if any(uses[weight] > 1 for weight in weights):
         return Need.NEVER
     if all(reader.last("bn") and uses[reader.weight] for reader in layer.readers):
         return Need.NOTHING
-    measured = all(weight in heard and weight.rpartition(".")[2] == "weight" for weight in weights)
+    measured = all(weight in read and weight.rpartition(".")[2] == "weight" for weight in weights)
     return Need.CALIBRATION if measured else Need.NEVER
 
 

@@ -81,7 +81,7 @@ class Reader:
         return last is not None and (last.tensor == weight or scaled)
 
     @property
-    def told(self) -> bool:
+    def has_bn_statistics(self) -> bool:
         """Whether a BN stores the statistics of this reader's input: one is on the path, with no attention
         after it.
         """

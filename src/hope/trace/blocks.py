@@ -100,7 +100,7 @@ class Block:
     # of a part of a concatenation: the other parts of each concatenation that could go as well; one of each
     # must stay
     besides: tuple[tuple[str, ...], ...] = ()
-    # of a segment of a chain: the unit in front of it. Once the segment is gone, neuron k of that unit is
+    # of a segment of a chain: the unit in front of it. Once the segment is removed, neuron k of that unit is
     # read by whoever read neuron k of the segment; it is there as long as both were
     before: str | None = None
 

@@ -17,7 +17,7 @@ class Link(NamedTuple):
     kind: str
     name: str  # the module (for what has parameters) or the operator
     values: tuple[float, ...] = ()  # its numbers, e.g. (eps,) of a BN or (slope,) of a leaky ReLU
-    tensor: str = ""  # the parameter it uses, where that is not told by the module (the slopes of a PReLU)
+    tensor: str = ""  # the parameter it uses, if the module does not determine it (the slopes of a PReLU)
 
 
 @dataclass(frozen=True)
