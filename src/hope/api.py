@@ -82,6 +82,8 @@ def encode(  # noqa: PLR0913
     checkpoint: str | PathLike[str] | None = None,
     progress: bool | None = None,
     bits: int | Sequence[int] | str | None = "auto",
+    group: int | None = None,
+    round: str = "feedback",
     **budget: Unpack[RunBudget],
 ) -> Encoding:
     """Compress a network to a budget, without data if it has batch norm. The model is not changed.
@@ -129,6 +131,10 @@ def encode(  # noqa: PLR0913
             nothing is removed, and every weight is rounded: `bits=8`. With `size`, neurons and bits are
             ranked by the bytes that they save; by default any number of bits, with None only neurons. Weights
             stay numbers of the model's type; the saved folder and ONNX files hold integers.
+        group: how many inputs of a rounded weight share a scale: 32, 64 or 128, for language models. By
+            default, and where it does not divide a weight's inputs, all inputs of an output do.
+        round: "feedback" compensates for the error of each rounded entry in the entries that are not rounded
+            yet; "nearest" rounds every entry on its own.
 
     Raises:
         InfeasibleBudget: the budget cannot be reached; the message says what can.
@@ -159,6 +165,8 @@ def encode(  # noqa: PLR0913
         example,
         run_budget(bits, budget),
         bits=bits,
+        group=group,
+        round=round,
         method=with_calibration(method, calibration),
         evict=evict,
         streams=streams,

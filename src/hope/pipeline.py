@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Executor
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
@@ -28,7 +28,7 @@ from hope.methods import Method, named
 from hope.methods.base import NetworkStatistics
 from hope.rewrite.apply import outcome
 from hope.rewrite.config import configured, groups_of
-from hope.schedule.bits import Rounding, bits_for, readers, roundings, with_readers
+from hope.schedule.bits import BitOptions, Rounding, bits_for, readers, roundings, with_readers
 from hope.schedule.budget import Budget
 from hope.schedule.cost_model import CostModel
 from hope.schedule.resume import Resume, RunCheckpoint
@@ -57,11 +57,11 @@ class Options:
     runtime: Runtime | None = None
     executor: Executor | None = None
     progress: bool | None = None
-    bits: tuple[int, ...] = ()
+    bits: BitOptions = field(default_factory=BitOptions)
     only_bits: bool = False
 
     @classmethod
-    def of(
+    def of(  # noqa: PLR0913
         cls,
         budget: Budget | None,
         example: Example | None,
@@ -71,6 +71,8 @@ class Options:
         exclude: Sequence[str] = (),
         runtime: Runtime | str | None = None,
         bits: int | Sequence[int] | str | None = "auto",
+        group: int | None = None,
+        round: str = "feedback",
         **rest: Any,
     ) -> Options:
         """Options as they are given; what does not go together is refused.
@@ -84,7 +86,8 @@ class Options:
         patterns = (exclude,) if isinstance(exclude, str) else tuple(exclude)
         where = runtime_for(budget, runtime, example) if budget is not None else None
         counts = bits_for(budget, bits, named(method).quantises)
-        how: dict[str, Any] = {"exclude": patterns, "runtime": where, "bits": counts}
+        rounded = BitOptions(counts, 0 if group is None else group, round)
+        how: dict[str, Any] = {"exclude": patterns, "runtime": where, "bits": rounded}
         return cls(named(method), evict and not uniform, only_bits=budget is None, **how, **rest)
 
 
@@ -108,7 +111,7 @@ def compress(
     if statistics is None:
         statistics = options.method.collect(model, example, anatomy, progress=options.progress)
     method = options.method.resolve(statistics)
-    weights = readers(anatomy, options.exclude) if options.bits else {}
+    weights = readers(anatomy, options.exclude) if options.bits.counts else {}
     statistics = with_readers(statistics, weights)
     rounding = roundings(
         statistics, weights, options.bits, method.share_of(statistics), progress=options.progress
@@ -172,7 +175,7 @@ def settings_of(options: Options, space: SearchSpace) -> dict[str, Any]:
     found: dict[str, Any] = {"method": space.method.to_dict(), "evict": options.evict}
     found["exclude"] = list(options.exclude)
     found |= {name: True for name in ("streams", "uniform") if getattr(options, name)}
-    found |= {"bits": list(options.bits)} if options.bits else {}
+    found |= options.bits.to_dict()
     if options.runtime is not None:
         return {**found, "runtime": options.runtime.to_dict()}
     return {**found, **({"ranked": space.cost.resource} if space.cost is not None else {})}

@@ -180,6 +180,19 @@ class Cause(Enum):
     NO_SKIP = "no_skip", "it has no skip: absorption evicts residual branches only", "block without a skip"
     NO_CAPACITY = "no_capacity", "a layer in its branch has no capacity", "layer without capacity"
     NESTED = "nested", "it is inside another block", "inside another block"
+    # weights that cannot be rounded
+    TIED = "tied", "it is tied to {place}", "tied weights"
+    NOT_MULTIPLIED = (
+        "not_multiplied",
+        "it is not the weight of a convolution (other than transposed) or a linear layer",
+        "no weight of a convolution or linear layer",
+    )
+    USED_TIMES = "used_times", "it is used {detail} times in one pass", "shared weights"
+    OUTPUTS_LAST = (
+        "outputs_last",
+        "its outputs are not in the first dimension (a transposed layer)",
+        "outputs not in the first dimension",
+    )
     ASKED = "asked", "requested with core=", "requested"
     EARLIER = "told", "{detail}", "written by an earlier version"
 

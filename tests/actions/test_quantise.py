@@ -256,6 +256,9 @@ def test_a_run_ranks_by_cost_per_byte(model: nn.Module, anatomy: hope.Anatomy) -
         ({"bits": 64}, "got 64"),
         ({"bits": []}, r"got \[\]"),
         ({"bits": 8, "params": 0.5}, "bits do not save params"),
+        ({"bits": 8, "group": 48}, "group must be one of 32, 64, 128, got 48"),
+        ({"bits": 8, "round": "up"}, "round must be one of feedback, nearest, got 'up'"),
+        ({"params": 0.5, "group": 32}, "group=32 needs weights that are rounded: give bits=8 or bits=4"),
         ({"size": "10B"}, "size=10B cannot be met: the smallest reachable is"),
     ],
 )
@@ -271,6 +274,7 @@ def test_bits_that_make_no_sense_are_refused(model: nn.Module, given: dict[str, 
         (hope.Quantise("stem.1.weight", 8), "must have two dimensions or more, got 1"),
         (hope.Quantise("stem.0.weight", 7), "bits of stem.0.weight must be one of 2, 3, 4, 5, 6, 8, got 7"),
         (hope.Quantise("stem.0.weight", 8, -1), "group of stem.0.weight must be 0 or above, got -1"),
+        (hope.Quantise("stem.0.weight", 8, 32), "must divide its 9 inputs, got 32: give 0 for one scale"),
         (hope.Quantise("stem.0.weight", 8, 0, "up"), "rounding must be feedback or nearest, got 'up'"),
     ],
 )
@@ -279,6 +283,76 @@ def test_actions_that_make_no_sense_are_refused(
 ) -> None:
     with pytest.raises(hope.errors.InvalidAction, match=words):
         hope.cut(model, anatomy, [action])
+
+
+def test_groups_of_inputs_have_their_own_scales(
+    model: nn.Module, anatomy: hope.Anatomy, tmp_path: Path
+) -> None:
+    encoding = hope.encode(model, EXAMPLE, bits=3, group=64, round="nearest", anatomy=anatomy)
+    steps = {step.name: step.weight_grid for step in encoding.trajectory}
+    columns = {name: anatomy.shapes[name][1:] for name in steps}
+    assert steps == {
+        name: (3, 0 if torch.Size(shape).numel() % 64 else 64) for name, shape in columns.items()
+    }
+    assert {(3, 0), (3, 64)} == set(steps.values())
+    name = next(name for name, grid in steps.items() if grid == (3, 64))
+    weight = model.get_parameter(name).double().flatten(1)
+    want = nearest(weight, scales(weight, 3, diagonal(encoding, name), 64), 3, 64).float()
+    assert torch.equal(encoding.model.get_parameter(name).flatten(1), want)
+    stored = read_arrays(encoding.save(tmp_path), read_run(tmp_path).arrays)
+    assert sum(one.nbytes for one in stored.values()) == encoding.trajectory.counts("size")[-1]
+    again = hope.load(tmp_path, model).state_dict()
+    assert all(torch.equal(tensor, again[name]) for name, tensor in encoding.model.state_dict().items())
+
+
+def diagonal(encoding: hope.Encoding, name: str) -> Tensor:
+    moments = moments_of(encoding.input_statistics[name])
+    assert moments is not None
+    return moments.diagonal
+
+
+def test_folders_of_half_precision_models_have_the_promised_size(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    layers = (nn.Linear(64, 96, bias=False), nn.BatchNorm1d(96), nn.ReLU(), nn.Linear(96, 32))
+    net = randomise(nn.Sequential(*layers)).bfloat16().eval()
+    for given in ({"bits": 4}, {"bits": 4, "group": 32}, {"size": 0.3, "group": 32}):
+        encoding = hope.encode(net, torch.zeros(2, 64, dtype=torch.bfloat16), **given)  # type: ignore[arg-type]
+        folder = encoding.save(tmp_path / str(len(list(tmp_path.iterdir()))))
+        stored = sum(one.nbytes for one in read_arrays(folder, read_run(folder).arrays).values())
+        assert stored == pytest.approx(encoding.trajectory.counts("size")[encoding.steps], rel=0.01)
+
+
+def test_inspect_says_which_weights_can_be_rounded_and_why_others_cannot() -> None:
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.embed, self.twice, self.last = nn.Embedding(9, 4), nn.Linear(4, 4), nn.Linear(4, 9)
+            self.head = nn.Linear(4, 9, bias=False)
+            self.head.weight = self.embed.weight
+
+        def forward(self, x: Tensor) -> Tensor:
+            x = self.twice(self.twice(self.embed(x)))
+            return self.head(x) + self.last(x)
+
+    anatomy = hope.inspect(Net(), torch.zeros(1, 3, dtype=torch.long))
+    reasons = {name: str(reason) for name, reason in anatomy.roundable.items() if reason is not None}
+    assert reasons == {
+        "embed.weight": "it is tied to head.weight",
+        "twice.weight": "it is used 2 times in one pass",
+    }
+    assert list(readers(anatomy)) == ["last.weight"]
+    assert "can be rounded" in str(anatomy)
+    assert "it is tied to head.weight" in str(anatomy)
+
+
+def test_a_weight_of_one_value_is_rounded_to_it(model: nn.Module, anatomy: hope.Anatomy) -> None:
+    flat = randomise(hope.demo.DigitsNet()).eval()
+    with torch.no_grad():
+        flat.get_parameter("blocks.0.conv2.weight").fill_(0.3)
+    small = hope.cut(flat, anatomy, [hope.Quantise("blocks.0.conv2.weight", 2)])
+    found = small.get_parameter("blocks.0.conv2.weight").unique()
+    assert len(found) == 1
+    assert float(found) == pytest.approx(0.3, rel=1e-3)
 
 
 def test_a_weight_of_zeros_stays(model: nn.Module, anatomy: hope.Anatomy) -> None:

@@ -154,8 +154,10 @@ class Action(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
         """Tensor -> how many bits one of its entries is stored in from now on, where that changes."""
         return {}
 
-    def row_bits(self, anatomy: Anatomy) -> Mapping[str, float]:
-        """Tensor -> how many bits are stored in addition for each of its rows, where that changes."""
+    def scale_bits(self, anatomy: Anatomy) -> Mapping[str, tuple[float, int]]:
+        """Tensor -> bits of a scale, and how many entries of a row share one (0: all), where scales are
+        stored in addition.
+        """
         return {}
 
     def check(self, anatomy: Anatomy, removed: Removed, evicted: Collection[str]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Mapping, Sequence
 from typing import ClassVar, Self
 
@@ -23,8 +24,7 @@ from hope.geometry.rounding import (
 from hope.statistics.input_statistics import InputStatistics
 from hope.structure.anatomy import Anatomy
 from hope.structure.removed import Removed
-
-SCALE = 32  # bits of a stored scale
+from hope.structure.sizes import USUAL
 
 
 class Quantise(Action, frozen=True, array_like=True, tag="quantise"):
@@ -67,12 +67,12 @@ class Quantise(Action, frozen=True, array_like=True, tag="quantise"):
         return self.bits, self.group
 
     def entry_bits(self, anatomy: Anatomy) -> Mapping[str, float]:
-        """Its bits, and with groups a part of their scale."""
-        return {self.name: self.bits + (SCALE / self.group if self.group else 0)}
+        """Its bits."""
+        return {self.name: self.bits}
 
-    def row_bits(self, anatomy: Anatomy) -> Mapping[str, float]:
-        """A scale for each output, without groups."""
-        return {self.name: 0 if self.group else SCALE}
+    def scale_bits(self, anatomy: Anatomy) -> Mapping[str, tuple[float, int]]:
+        """A scale for each group of an output, in the model's own type."""
+        return {self.name: (8 * anatomy.itemsize.get(self.name, USUAL), self.group)}
 
     def check(self, anatomy: Anatomy, removed: Removed, evicted: Collection[str]) -> None:
         """Refuse what cannot be rounded."""
@@ -86,6 +86,12 @@ class Quantise(Action, frozen=True, array_like=True, tag="quantise"):
             raise InvalidAction(f"bits of {self.name} must be one of {choices}, got {self.bits}")
         if self.group < 0:
             raise InvalidAction(f"group of {self.name} must be 0 or above, got {self.group}")
+        columns = math.prod(shape[1:])
+        if self.group and columns % self.group:
+            raise InvalidAction(
+                f"group of {self.name} must divide its {columns} inputs, got {self.group}: give 0 for one "
+                "scale per output"
+            )
         if self.rounding not in ("feedback", "nearest"):
             raise InvalidAction(f"rounding must be feedback or nearest, got {self.rounding!r}")
 

@@ -1,4 +1,5 @@
-"""Budgets on the command line: an option for each unit of `schedule.resources`."""
+"""Budgets and bits on the command line: an option for each unit of `schedule.resources`, and how weights are
+rounded."""
 
 from __future__ import annotations
 
@@ -20,6 +21,45 @@ def add_budgets(parser: argparse.ArgumentParser, *, required: bool, or_bits: boo
     for name, unit in UNITS.items():
         if required or unit.replayable:
             group.add_argument(f"--{name.replace('_', '-')}", type=_number, metavar="N", help=unit.help)
+
+
+def add_bits(parser: argparse.ArgumentParser) -> None:
+    """--bits, --group and --round."""
+    parser.add_argument(
+        "--bits",
+        metavar="N",
+        type=_bits,
+        default="auto",
+        help="numbers of bits that weights may be rounded to: 8, or several, 8,4; without a budget nothing "
+        "is removed and all weights are rounded. With --size any number by default; none: only neurons",
+    )
+    parser.add_argument(
+        "--group",
+        metavar="N",
+        type=int,
+        help="inputs of a rounded weight that share a scale: 32, 64 or 128 (default: all of an output)",
+    )
+    parser.add_argument(
+        "--round",
+        metavar="HOW",
+        default="feedback",
+        help="feedback (the default): rounding errors are compensated by the entries that are not rounded "
+        "yet; nearest: every entry on its own",
+    )
+
+
+def _bits(text: str) -> Any:
+    """What --bits says.
+
+    >>> _bits("8"), _bits("8,4"), _bits("none")
+    ([8], [8, 4], None)
+    """
+    if text in ("none", "auto"):
+        return None if text == "none" else text
+    try:
+        return [int(one) for one in text.split(",")]
+    except ValueError:
+        return text
 
 
 def _number(text: str) -> float | str:

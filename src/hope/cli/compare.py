@@ -16,6 +16,8 @@ USUAL = {
     "ranked": "params",
     "widths": "given",
     "bits": [],
+    "group": None,
+    "round": "feedback",
 }  # unless a run has other values
 
 

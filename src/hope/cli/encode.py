@@ -11,7 +11,7 @@ from hope._util.locks import locked
 from hope._util.names import current_method
 from hope._util.notes import note
 from hope.cli import models
-from hope.cli.budgets import add_budgets, budget_of
+from hope.cli.budgets import add_bits, add_budgets, budget_of
 from hope.cli.compare import differing, started_otherwise
 from hope.cli.targets import path
 from hope.cli.text import windows
@@ -88,14 +88,7 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
         choices=("zero-bias", "exact"),
         help="kernel of two neurons (paper only; default: zero-bias)",
     )
-    parser.add_argument(
-        "--bits",
-        metavar="N",
-        type=_bits,
-        default="auto",
-        help="numbers of bits that weights may be rounded to: 8, or several, 8,4; without a budget nothing "
-        "is removed and all weights are rounded. With --size any number by default; none: only neurons",
-    )
+    add_bits(parser)
     parser.add_argument("--no-evict", action="store_true", help="keep all blocks")
     parser.add_argument("--streams", action="store_true", help="also prune channels of residual streams")
     parser.add_argument(
@@ -130,20 +123,6 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
         "slower, better; for a language model, and its default: texts that it generates); "
         '"none" (closed forms only; the default for paper)',
     )
-
-
-def _bits(text: str) -> Any:
-    """What --bits says.
-
-    >>> _bits("8"), _bits("8,4"), _bits("none")
-    ([8], [8, 4], None)
-    """
-    if text in ("none", "auto"):
-        return None if text == "none" else text
-    try:
-        return [int(one) for one in text.split(",")]
-    except ValueError:
-        return text
 
 
 def run(options: argparse.Namespace) -> None:
@@ -316,6 +295,8 @@ def _given(options: argparse.Namespace, model: Any, example: Any) -> dict[str, A
         "multiple_of": multiple_of,
         "uniform": options.uniform,
         "bits": options.bits,
+        "group": options.group,
+        "round": options.round,
     }
     if options.latency is not None:
         from hope.latency.runtime import Runtime

@@ -8,7 +8,9 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from itertools import pairwise
+from typing import Any
 
+import msgspec
 import torch
 
 from hope import ops
@@ -20,7 +22,6 @@ from hope.geometry.rounding import BITS, Moments
 from hope.methods.absorb import metric
 from hope.methods.base import NetworkStatistics
 from hope.ops.reading import sources
-from hope.ops.uses import uses_of_weights
 from hope.ops.weight import is_weight
 from hope.schedule.budget import Budget
 from hope.statistics.input_statistics import InputStatistics, bn_and_bias, statistics_of, stored
@@ -31,6 +32,40 @@ from hope.structure.sizes import USUAL
 from hope.trace.program import module_of
 
 MOST = 0.999  # of a signal that rounding may take away, where costs are logarithms
+
+
+GROUPS = (32, 64, 128)  # inputs that may share a scale
+ROUNDINGS = ("feedback", "nearest")
+
+
+@dataclass(frozen=True)
+class BitOptions:
+    """How weights are rounded.
+
+    Attributes:
+        counts: the numbers of bits to choose from, from the largest; none: nothing is rounded.
+        group: inputs that share a scale, where that divides a weight's inputs; 0 for all of an output.
+        rounding: "feedback" or "nearest".
+    """
+
+    counts: tuple[int, ...] = ()
+    group: int = 0
+    rounding: str = "feedback"
+
+    def __post_init__(self) -> None:
+        if self.group not in (0, *GROUPS) or isinstance(self.group, bool):
+            raise UnknownMethod(f"group must be one of {', '.join(map(str, GROUPS))}, got {self.group!r}")
+        if self.rounding not in ROUNDINGS:
+            raise UnknownMethod(f"round must be one of {', '.join(ROUNDINGS)}, got {self.rounding!r}")
+        if not self.counts and (self.group or self.rounding != "feedback"):
+            name = f"group={self.group}" if self.group else f"round={self.rounding!r}"
+            raise UnknownMethod(f"{name} needs weights that are rounded: give bits=8 or bits=4")
+
+    def to_dict(self) -> dict[str, Any]:
+        """What differs from the defaults, as plain data."""
+        found: dict[str, Any] = {"bits": list(self.counts)} if self.counts else {}
+        found |= {"group": self.group} if self.group else {}
+        return found | ({"round": self.rounding} if self.rounding != "feedback" else {})
 
 
 def check_bits(bits: object) -> tuple[int, ...]:
@@ -97,20 +132,14 @@ def _single(
 
 
 def readers(anatomy: Anatomy, exclude: Sequence[str] = ()) -> dict[str, int]:
-    """Weights that can be rounded -> the dimension that reads: those of convolutions and linear layers with
-    outputs in the first dimension, used once, that are not excluded.
+    """Weights that can be rounded (see `structure.roundable`) and are not excluded -> the dimension that
+    reads.
     """
-    uses, found = uses_of_weights(anatomy.program), {}
-    for form in ops.forms(anatomy.program):
-        if not is_weight(form):
-            continue
-        weight = form.operation.tensors["weight"]
-        left = any(fnmatchcase(module_of(weight), pattern) for pattern in exclude)
-        first = getattr(form.operator, "sides", (1, 0)) == (1, 0)
-        once = uses[weight] == 1 and len(anatomy.names(weight)) == 1
-        if not left and first and once and weight in anatomy.parameters and len(anatomy.shapes[weight]) > 1:
-            found[weight] = 1
-    return found
+    return {
+        weight: 1
+        for weight, reason in anatomy.roundable.items()
+        if reason is None and not any(fnmatchcase(module_of(weight), pattern) for pattern in exclude)
+    }
 
 
 @dataclass(frozen=True)
@@ -127,11 +156,9 @@ class Rounding:
 def roundings(
     known: NetworkStatistics,
     weights: Collection[str],
-    bits: Sequence[int],
+    bits: BitOptions,
     share: Callable[[str], float],
     *,
-    rounding: str = "feedback",
-    group: int = 0,
     progress: bool | None = None,
 ) -> list[Rounding]:
     """What rounding each weight costs, in the unit of absorption: −log of the share of its outputs' signal
@@ -139,7 +166,7 @@ def roundings(
 
     Args:
         weights: to be rounded.
-        bits: the numbers of bits to choose from.
+        bits: how they may be.
         share: block -> the share of its branch in the stream.
     """
     found = []
@@ -148,13 +175,16 @@ def roundings(
             show(done)
             home = known.anatomy.home(weight)
             part = share(home) if home is not None else 1.0
+            columns = math.prod(known.anatomy.shapes[weight][1:])
+            group = 0 if bits.group and columns % bits.group else bits.group
             steps, before = [], 0.0
-            for count in sorted(bits, reverse=True):
-                lost = lost_by(Quantise(weight, count, group, rounding), known)
+            for count in bits.counts:
+                action = Quantise(weight, count, group, bits.rounding)
+                lost = lost_by(action, known)
                 cost = max(before, -part * math.log(1 - min(lost, MOST)))
                 saved = _saved(known.anatomy, weight, count)
                 steps.append(
-                    Quantise(weight, count, group, rounding, cost=cost - before, release=saved, left=1 - lost)
+                    msgspec.structs.replace(action, cost=cost - before, release=saved, left=1 - lost)
                 )
                 before = cost
             found.append(Rounding(tuple(steps)))
@@ -177,7 +207,7 @@ def lost_by(action: Quantise, known: NetworkStatistics) -> float:
 
 
 def _saved(anatomy: Anatomy, weight: str, bits: int) -> int:
-    """Bytes that a weight of so many bits has less than the original."""
+    """Bytes that a weight of so many bits has less than the original, without its scales."""
     shape = anatomy.shapes[weight]
     return max(1, round(math.prod(shape) * (anatomy.itemsize.get(weight, USUAL) - bits / 8)))
 
@@ -258,8 +288,12 @@ class _Bytes:
 
     def saved(self, step: Quantise) -> float:
         """Bytes that a rounding saves now."""
-        after = step.entry_bits(self._anatomy)[step.name]
-        return math.prod(self._shapes[step.name]) * (self._bits[step.name] - after) / 8
+        return math.prod(self._shapes[step.name]) * (self._bits[step.name] - self._entry(step)) / 8
+
+    def _entry(self, step: Action) -> float:
+        """Bits of an entry of the weight that it rounds, with its part of a scale."""
+        (scale, group), columns = step.scale_bits(self._anatomy)[step.name], self._shapes[step.name][1:]
+        return step.entry_bits(self._anatomy)[step.name] + scale / max(1, group or math.prod(columns))
 
     def per_parameter(self, steps: Sequence[Action]) -> float:
         """Bytes of a parameter in the tensors that steps cut, on average."""
@@ -275,7 +309,8 @@ class _Bytes:
 
     def take(self, step: Action) -> None:
         """Note a step."""
-        self._bits.update(step.entry_bits(self._anatomy))
+        if step.weight_grid is not None:
+            self._bits[step.name] = self._entry(step)
         for name, lost in self._removed.take(step).items():
             for part in self._anatomy.unit(name).places:
                 shape = self._shapes[part.tensor]

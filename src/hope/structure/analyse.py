@@ -19,6 +19,7 @@ from hope.structure.channel_tracer import ChannelTracer
 from hope.structure.eviction_strategies import ending_bn, leaves_bias, preceding_bn, reading_bn, ways
 from hope.structure.grouping import read
 from hope.structure.observation_points import find_taps
+from hope.structure.roundable import roundable
 from hope.structure.sizes import USUAL
 from hope.structure.skipless import skipless
 from hope.structure.units import Skipped, Unit
@@ -88,6 +89,7 @@ def read_model(
         thins=streams,
         made=made_of(model),
         trace=trace,
+        roundable=roundable(program, flow.shapes, parameters, shared),
     )
     found = sorted([*residual, *skipless(layout, flow, layers, residual)], key=lambda one: one.add)
     candidates = _candidates(layout, found, anatomy, flow)

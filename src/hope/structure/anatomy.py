@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 
 from hope._util.numbers import plural
+from hope.reasons import Reason
 from hope.structure.observation_points import Taps
 from hope.structure.sizes import Size, size_after
 from hope.structure.units import IndexMap, Skipped, Unit
@@ -36,6 +37,8 @@ class Anatomy:
         thins: whether it was analysed with `streams=True`; not saved.
         made: module -> its kind and settings, which identify the network; not saved.
         trace: the captured graphs, to run the network; not saved.
+        roundable: parameter of two dimensions or more -> why it cannot be rounded to a few bits, None if it
+            can; not saved.
 
     Example:
         >>> import torch, hope
@@ -60,6 +63,7 @@ class Anatomy:
     thins: bool = field(default=False, repr=False)
     made: Mapping[str, str] = field(default_factory=dict, repr=False)
     trace: Trace = field(default_factory=Trace, repr=False)
+    roundable: Mapping[str, Reason | None] = field(default_factory=dict, repr=False)
 
     @cached_property
     def layers(self) -> tuple[Unit, ...]:

@@ -39,8 +39,10 @@ class Removal(Protocol):
     def entry_bits(self, anatomy: Anatomy) -> Mapping[str, float]:
         """Tensor -> how many bits one of its entries is stored in from now on, where that changes."""
 
-    def row_bits(self, anatomy: Anatomy) -> Mapping[str, float]:
-        """Tensor -> how many bits are stored in addition for each of its rows, where that changes."""
+    def scale_bits(self, anatomy: Anatomy) -> Mapping[str, tuple[float, int]]:
+        """Tensor -> bits of a scale, and how many entries of a row share one (0: all), where scales are
+        stored in addition.
+        """
 
 
 class Removed:

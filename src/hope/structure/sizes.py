@@ -41,8 +41,14 @@ def stored(anatomy: Anatomy, steps: Sequence[Removal]) -> Counts:
     bits = _entry_bits(anatomy, steps)
     for tensor, now in _dimensions(anatomy, lost, evicted_at, len(total)):
         if tensor in bits:
-            entry, row = bits[tensor]
-            total += np.ceil((now.prod(axis=-1) * entry + now[..., 0] * row) / 8).astype(np.int64)
+            entry, scale, group = bits[tensor]
+            columns = now[..., 1:].prod(axis=-1)
+            scales = np.where(columns > 0, np.ceil(columns / np.where(group > 0, group, np.inf)), 0)
+            each = (
+                np.ceil(now[..., 0] * columns * entry / 8)
+                + now[..., 0] * np.maximum(scales, columns > 0) * scale / 8
+            )
+            total += each.astype(np.int64)
         else:
             total += now.prod(axis=-1) * anatomy.itemsize.get(tensor, USUAL)
     for name, entries in _biases(anatomy, lost, evicted_at, biased, len(total)):
@@ -51,17 +57,17 @@ def stored(anatomy: Anatomy, steps: Sequence[Removal]) -> Counts:
 
 
 def _entry_bits(anatomy: Anatomy, steps: Sequence[Removal]) -> dict[str, NDArray[np.float64]]:
-    """Tensor -> (2, steps + 1) bits of an entry, and in addition of a row, of tensors for which
-    actions change them.
+    """Tensor -> (3, steps + 1) bits of an entry and of a scale, and how many entries of a row share one, of
+    tensors for which actions change them.
     """
     found: dict[str, NDArray[np.float64]] = {}
     for t, step in enumerate(steps, start=1):
-        for number, changed in enumerate((step.entry_bits(anatomy), step.row_bits(anatomy))):
-            for tensor, bits in changed.items():
-                if tensor not in found:
-                    found[tensor] = np.zeros((2, len(steps) + 1))
-                    found[tensor][0] = 8.0 * anatomy.itemsize.get(tensor, USUAL)
-                found[tensor][number, t:] = bits
+        scales = step.scale_bits(anatomy)
+        for tensor, bits in step.entry_bits(anatomy).items():
+            if tensor not in found:
+                found[tensor] = np.zeros((3, len(steps) + 1))
+                found[tensor][0] = 8.0 * anatomy.itemsize.get(tensor, USUAL)
+            found[tensor][:, t:] = np.array([bits, *scales.get(tensor, (0, 0))])[:, None]
     return found
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from rich.table import Table
@@ -54,7 +56,9 @@ def parts_of(anatomy: Anatomy) -> list[object]:
             table.add_row(one.name, str(one.neurons), str(len(one.writers)), str(len(one.readers)), goes)
         parts += [table, ""]
     if anatomy.skipped:
-        parts.append(_left_alone(anatomy))
+        parts += [_left_alone(anatomy), ""]
+    if anatomy.roundable:
+        parts.append(_roundable(anatomy))
     return parts
 
 
@@ -90,4 +94,23 @@ def _left_alone(anatomy: Anatomy) -> Table:
         name = same[0].name if count == 1 else f"{same[0].name} and {count - 1} more"
         what = name if kind == "layer" else f"{kind} {name}"
         table.add_row(what, str(sum(one.outputs for one in same)), str(reason))
+    return table
+
+
+def _roundable(anatomy: Anatomy) -> Table:
+    """How many weights bits can round, and why the others cannot be."""
+    table = grid("Weights that can be rounded (bits=8)", " what", "weights", "entries", " why not")
+
+    def entries(names: Sequence[str]) -> str:
+        return f"{sum(math.prod(anatomy.shapes[name]) for name in names):,}"
+
+    yes = [name for name, reason in anatomy.roundable.items() if reason is None]
+    table.add_row("can be rounded", str(len(yes)), entries(yes), "")
+    for reason in dict.fromkeys(filter(None, anatomy.roundable.values())):
+        same = [name for name, one in anatomy.roundable.items() if one == reason]
+        what = same[0] if len(same) == 1 else f"{same[0]} and {len(same) - 1} more"
+        table.add_row(what, str(len(same)), entries(same), str(reason))
+    short = [name for name in anatomy.parameters if name not in anatomy.roundable]
+    if short:
+        table.add_row("biases, norms", str(len(short)), entries(short), "one dimension")
     return table
