@@ -27,7 +27,7 @@ from experiments.data import data_folder
 from experiments.readme import put
 from hope.bench.accuracy import accuracy
 from hope.bench.results import write_results
-from hope.geometry.projection import ridged, takeover
+from hope.geometry.projection import compensation, ridged
 from hope.statistics.input_statistics import channels_of
 
 RESULTS = FOLDER / "study.json"
@@ -79,7 +79,7 @@ def _exact_borders(encoding: hope.Encoding, small: torch.nn.Module, steps: int) 
             dead[gone[layer.name]] = True
             keep, left = (~dead).nonzero()[:, 0], dead.nonzero()[:, 0]
             places = channels[:, 0]
-            shares = takeover(ridged(statistics.moments[places][:, places]), keep, left)
+            shares = compensation(ridged(statistics.moments[places][:, places]), keep, left)
             constant = statistics.mean[places[left]] - statistics.mean[places[keep]] @ shares
             weight = encoding.original.get_parameter(reader.weight).detach().double()
             weight = weight[:, places[left]]

@@ -227,7 +227,7 @@ def schedule(
     """The actions that meet a budget, in order, and what a user should know of the choice."""
     progress = options.progress
     begun = file.read(space.anatomy, len(space.branches)) if file is not None else Resume()
-    undecided = space.searches_evictions and (not begun.steps or begun.deciding is not None)
+    undecided = space.searches_evictions and (not begun.steps or begun.evictions is not None)
     if space.method.needs_sensitivity and (
         not space.searches_evictions or (undecided and not ordered(begun))
     ):

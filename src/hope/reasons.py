@@ -58,7 +58,7 @@ class Cause(Enum):
         "operator without a rule",
     )
     GROUPED = "grouped", "{place} is grouped over kept channels", "grouped over kept channels"
-    GOES_WITH_GROUPS = (
+    TIED_TO_GROUPS = (
         "goes_with_groups",
         "it is grouped with kept channels",
         "grouped over kept channels",

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 import hope
-from hope.actions.evict import Silenced
+from hope.actions.evict import ZeroOutput
 from tests.support import assert_same, randomise
 
 EXAMPLE = torch.randn(2, 3, 5, 5, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
@@ -47,7 +47,7 @@ def test_an_evicted_block_computes_its_activation_unless_that_does_nothing(
 @pytest.mark.parametrize("full", [False, True])
 def test_a_silenced_module_returns_as_many_things_as_it_did(returns: int, full: bool) -> None:
     bias = torch.tensor([0.5, -1.0, 2.0], dtype=torch.float64)[:, None, None]
-    out = Silenced(full=full, returns=returns, bias=bias)(EXAMPLE, "ignored", more=1)
+    out = ZeroOutput(full=full, returns=returns, bias=bias)(EXAMPLE, "ignored", more=1)
     first = out[0] if returns else out
     assert first.shape == (EXAMPLE.shape if full else (1, 3, 1, 1))
     assert torch.equal(first, bias.expand_as(first))
@@ -56,7 +56,7 @@ def test_a_silenced_module_returns_as_many_things_as_it_did(returns: int, full: 
 
 def test_a_cache_that_holds_no_keys_of_a_layer_is_left_alone() -> None:
     """As of models that have attentions in some layers only."""
-    from hope.actions.evict import Silenced
+    from hope.actions.evict import ZeroOutput
 
     class Cache:
         layers = (object(),)
@@ -64,5 +64,5 @@ def test_a_cache_that_holds_no_keys_of_a_layer_is_left_alone() -> None:
         def get_seq_length(self) -> int:
             return 0
 
-    silenced = Silenced(full=True, returns=0, layer=0)
-    assert not silenced(torch.randn(2, 5, 4), past_key_values=Cache()).any()
+    replacement = ZeroOutput(full=True, returns=0, layer=0)
+    assert not replacement(torch.randn(2, 5, 4), past_key_values=Cache()).any()

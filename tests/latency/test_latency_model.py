@@ -154,7 +154,7 @@ def curve(block: int, full: tuple[int, int] = (64, 64)) -> LatencyCurve:
 def test_widths_between_measured_ones_lie_on_a_straight_line() -> None:
     line = curve(1)
     assert line.points() == [(a, b) for a in (8, 16, 32, 48, 64) for b in (8, 16, 32, 48, 64)]
-    line.settle(lambda _, width: 10.0 + width[0] * width[1])
+    line.set_times(lambda _, width: 10.0 + width[0] * width[1])
     for reads, writes in ((64, 64), (60, 33), (13, 50), (8, 9)):
         assert float(line(np.array(float(reads)), np.array(float(writes)))) == pytest.approx(
             10 + reads * writes
@@ -165,7 +165,9 @@ def test_widths_between_measured_ones_lie_on_a_straight_line() -> None:
 def test_widths_count_up_to_a_block_and_odd_ones_go_another_way() -> None:
     line = curve(16)
     assert all(reads % 4 for reads, _ in line.points() if reads >= 16 and reads % 16)
-    line.settle(lambda _, width: (1000.0 if width[0] >= 16 and width[0] % 4 else 0.0) + width[0] * width[1])
+    line.set_times(
+        lambda _, width: (1000.0 if width[0] >= 16 and width[0] % 4 else 0.0) + width[0] * width[1]
+    )
 
     def at(reads: float, writes: float) -> float:
         return float(line(np.array(reads), np.array(writes)))

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from hope.geometry.projection import RIDGE, ridged, takeover
+from hope.geometry.projection import RIDGE, compensation, ridged
 from hope.methods import absorption
 from hope.methods.absorb import MOST, taken
 from hope.methods.absorption import LEFT, AbsorbPath, AbsorbState, LazyMatrices
@@ -113,10 +113,10 @@ def test_one_by_one_equals_all_at_once() -> None:
     keep, step = torch.arange(9), weight.clone()
     for gone in (4, 0, 7):
         rest = keep[keep != gone]
-        step[rest] += takeover(covariance, rest, torch.tensor([gone])) @ step[[gone]]
+        step[rest] += compensation(covariance, rest, torch.tensor([gone])) @ step[[gone]]
         keep = rest
     removed = torch.tensor([0, 4, 7])
-    at_once = weight[keep] + takeover(covariance, keep, removed) @ weight[removed]
+    at_once = weight[keep] + compensation(covariance, keep, removed) @ weight[removed]
     assert torch.allclose(step[keep], at_once, rtol=1e-10)
 
 
@@ -154,7 +154,7 @@ def test_ill_conditioned_covariances_stay_finite(kind: str) -> None:
     moves = list(AbsorbPath(state).steps())
     assert len({move.removed[0] for move in moves}) == n - 1
     assert all(np.isfinite([move.cost, move.left]).all() for move in moves)
-    shares = takeover(state.moments[0], torch.arange(6), torch.arange(6, n))
+    shares = compensation(state.moments[0], torch.arange(6), torch.arange(6, n))
     assert torch.isfinite(shares).all()
     assert shares.abs().max() < 1 / RIDGE
 

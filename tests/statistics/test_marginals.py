@@ -81,7 +81,7 @@ def test_marginals_are_what_hooks_see(key: str) -> None:
         values = seen[signals[layer.name]].movedim(1, 0).flatten(1)
         assert one.mean == pytest.approx(values.mean(dim=1), rel=1e-5, abs=1e-6)
         assert one.spread == pytest.approx(values.std(dim=1, correction=0), rel=1e-5)
-        assert one.tap.behind == ("norm" if key == "bn after" and layer.name == "first" else "")
+        assert one.tap.bn == ("norm" if key == "bn after" and layer.name == "first" else "")
 
 
 def test_a_large_mean_does_not_swallow_a_small_deviation() -> None:

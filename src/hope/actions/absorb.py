@@ -12,7 +12,7 @@ from hope._util.tensors import get
 from hope.actions.base import Rewrite, RewriteContext
 from hope.actions.prune import Prune
 from hope.errors import InvalidAction
-from hope.geometry.projection import ridged, takeover, variances
+from hope.geometry.projection import compensation, ridged, variances
 from hope.statistics.input_statistics import InputStatistics, channels_of, permanent_channels
 from hope.structure.anatomy import Anatomy
 from hope.structure.units import Unit
@@ -104,7 +104,9 @@ def _rewrite(
         one[list(removed)] = True
         kept = permanent_channels(anatomy, layer, statistics)
         mask = torch.cat([one.repeat_interleave(channels.shape[1]), torch.zeros_like(kept, dtype=torch.bool)])
-        shift += compensate(statistics, weight, torch.cat([channels.flatten(), kept]), mask, rewrite.takeover)
+        shift += compensate(
+            statistics, weight, torch.cat([channels.flatten(), kept]), mask, rewrite.compensate
+        )
     if statistics.bn and not rewrite.constants:
         shift = torch.zeros_like(shift)
     write_back(model, statistics, weight, shift, repair=rewrite.repair)
@@ -128,7 +130,7 @@ def compensate(
     keep, lost = (~removed).nonzero()[:, 0], removed.nonzero()[:, 0]
     shares = torch.zeros(len(keep), len(lost), dtype=torch.float64)  # (S, R)
     if rewrite_kept:
-        shares = takeover(ridged(statistics.moments[channels][:, channels]), keep, lost)
+        shares = compensation(ridged(statistics.moments[channels][:, channels]), keep, lost)
     outgoing = weight[:, :, channels[lost]]
     weight[:, :, channels[keep]] += outgoing @ shares.T
     weight[:, :, channels[lost]] = 0
@@ -171,8 +173,8 @@ def write_back(
 def _repair(bn: nn.Module, shift: Tensor, after: Tensor, before: Tensor) -> None:
     """The BN expects what it now gets: the constant leaves its mean, its variance follows the model's.
 
-    The ratio is that of the modelled variances; the BN's own number carries it, so that outputs keep their
-    deviation γ. An output that is left without signal keeps its variance: dividing by 0 would blow it up.
+    The BN's variance is multiplied by the ratio of the modelled variances, so that outputs keep their
+    deviation γ. An output that is left without signal keeps its variance: its ratio would be 0/0.
     """
     mean, variance = bn.running_mean, bn.running_var
     assert isinstance(mean, Tensor)

@@ -28,7 +28,7 @@ from hope.structure.removed import Removed
 class Rewrite:
     """How actions rewrite weights."""
 
-    takeover: bool = True  # absorption rewrites the weights of remaining neurons
+    compensate: bool = True  # absorption rewrites the weights of remaining neurons
     constants: bool = True  # it keeps the constant of removed neurons, if a BN can hold it
     repair: bool = True  # it corrects running variances of BNs
     # a parent's BN parameters are as printed in the paper, γ = s and σ² = max(0, s² − ε), with a zero filter

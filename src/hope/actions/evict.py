@@ -60,7 +60,7 @@ class Evict(Action, frozen=True, array_like=True, tag="evict"):
         if self.name in evicted:
             raise InvalidAction(f"block {self.name} is evicted twice")
         if self.bias is not None and not block.bias:
-            raise InvalidAction(f"block {self.name} cannot leave a bias behind (block.bias is False)")
+            raise InvalidAction(f"block {self.name} cannot leave a bias (block.bias is False)")
         if self.bias is not None and len(self.bias) != block.channels:
             raise InvalidAction(
                 f"block {self.name} has {block.channels} channels, its bias {len(self.bias)} numbers"
@@ -130,7 +130,7 @@ class Skip(nn.Module):
         return x
 
 
-class Silenced(nn.Module):
+class ZeroOutput(nn.Module):
     """Stands for a module of an evicted branch: hands on a single zero instead of computing anything.
 
     Args:
@@ -173,7 +173,7 @@ class Empty(nn.Module):
     `torch.cat` passes over.
 
     Args:
-        returns: as for `Silenced`.
+        returns: as for `ZeroOutput`.
     """
 
     def __init__(self, *, returns: int) -> None:
@@ -207,13 +207,13 @@ def remove_branch(model: nn.Module, block: Block, bias: tuple[float, ...] | None
     places = [_place(model.get_submodule(module)) for module in way.modules]
     full = way.full or any(place is not None for place in places)  # a cache counts tokens
     for module, count, place in zip(way.modules, returns, places, strict=True):
-        silenced: nn.Module
+        replacement: nn.Module
         if way.gives == "zero":
             last = module == way.modules[-1]
-            silenced = Silenced(full=full, returns=count, bias=shaped if last else None, layer=place)
+            replacement = ZeroOutput(full=full, returns=count, bias=shaped if last else None, layer=place)
         else:
-            silenced = Empty(returns=count) if way.gives == "nothing" else nn.Identity()
-        model.set_submodule(module, silenced.train(model.get_submodule(module).training))
+            replacement = Empty(returns=count) if way.gives == "nothing" else nn.Identity()
+        model.set_submodule(module, replacement.train(model.get_submodule(module).training))
 
 
 def _place(module: nn.Module) -> int | None:

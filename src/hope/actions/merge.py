@@ -109,9 +109,7 @@ def check(action: Merge, layer: Unit, model: nn.Module) -> None:
         )
     if layer.bn is not None:
         if any(path[0].kind != "bn" for path in paths):
-            raise InvalidAction(
-                f"{where}: {layer.bn} does not stand directly behind the filter; prune one instead"
-            )
+            raise InvalidAction(f"{where}: {layer.bn} does not directly follow the filter; prune one instead")
         norm = model.get_submodule(layer.bn)
         if getattr(norm, "weight", None) is None or getattr(norm, "running_var", None) is None:
             raise InvalidAction(f"{where}: {layer.bn} has no scale or statistics to write the parent into")

@@ -245,19 +245,25 @@ def _blocks(
     trial: DryRun, anatomy: Anatomy, candidates: Sequence[UnitCandidate]
 ) -> tuple[tuple[Block, ...], list[Skipped]]:
     """For every candidate the best eviction strategy that the code accepts."""
-    calls = trial.calls(sorted({path for c in candidates for block in c.ways for path in block.way.paths}))
+    calls = trial.calls(
+        sorted({path for c in candidates for block in c.strategies for path in block.way.paths})
+    )
     chosen: dict[str, Block] = {}
     shared = _shared_modules(trial.model)
     reasons = {c.name: Cause.INTERWOVEN.at() for c in candidates}
     left = []
     fixed = {unit.name: unit.fixed for unit in anatomy.units if unit.fixed is not None}
     for candidate in candidates:
-        held = next((fixed[name] for block in candidate.ways for name in _cut(block) if name in fixed), None)
+        held = next(
+            (fixed[name] for block in candidate.strategies for name in _cut(block) if name in fixed), None
+        )
         if held is not None:
             reasons[candidate.name] = held
             continue
-        ways = [block for block in candidate.ways if not any(_within(p, shared) for p in block.way.paths)]
-        if len(ways) < len(candidate.ways):
+        ways = [
+            block for block in candidate.strategies if not any(_within(p, shared) for p in block.way.paths)
+        ]
+        if len(ways) < len(candidate.strategies):
             reasons[candidate.name] = Cause.SHARED_MODULE.at()
         left.append((candidate.name, [b for b in (_called(block, calls) for block in ways) if b]))
     while left := [(name, ways) for name, ways in left if ways and name not in chosen]:

@@ -77,7 +77,7 @@ def decide(
 
 def ordered(begun: Resume) -> bool:
     """Whether an interrupted run had all its steps and was in the eviction search."""
-    return begun.deciding is not None and begun.deciding.levels is not None
+    return begun.evictions is not None and begun.evictions.levels is not None
 
 
 def with_evictions(
@@ -90,7 +90,7 @@ def with_evictions(
     progress: bool | None,
 ) -> list[Action]:
     """The whole run, with the evictions of the search: one run covers every budget."""
-    steps, deciding = list(begun.steps), begun.deciding or EvictionProgress()
+    steps, deciding = list(begun.steps), begun.evictions or EvictionProgress()
     if deciding.levels is None:
         with bar("scheduling actions", space.longest, progress) as show:
             for step in space.steps(executor=executor, done=tuple(steps)):

@@ -34,7 +34,7 @@ def ridged(covariance: Tensor) -> Tensor:
     return found
 
 
-def takeover(covariance: Tensor, keep: Tensor, removed: Tensor) -> Tensor:
+def compensation(covariance: Tensor, keep: Tensor, removed: Tensor) -> Tensor:
     """d = C_SS⁻¹ C_SR: coefficients of the remaining signals for each removed one, (remaining, removed).
 
     Args:
@@ -51,7 +51,7 @@ def unexplained(covariance: Tensor, first: int) -> Tensor:
     if first == len(covariance):
         return covariance
     own, rest = torch.arange(first), torch.arange(first, len(covariance))
-    found = covariance[:first, :first] - covariance[:first, first:] @ takeover(covariance, rest, own)
+    found = covariance[:first, :first] - covariance[:first, first:] @ compensation(covariance, rest, own)
     return (found + found.T) / 2
 
 

@@ -126,10 +126,10 @@ class LatencySavings(ParameterSavings):
         self._at: dict[str, list[LatencyCurve]] = {}
         for curve in model.curves:
             self._at.setdefault(curve.site.weight, []).append(curve)
-        self._behind: dict[str, list[WeightlessOps]] = {}
+        self._fed_by: dict[str, list[WeightlessOps]] = {}
         for rest in model.layout.rests:
             for tensor in {tensor for tensor, _ in rest.sources}:
-                self._behind.setdefault(tensor, []).append(rest)
+                self._fed_by.setdefault(tensor, []).append(rest)
         self._units: dict[str, set[str]] = {}
         for unit in model.anatomy.layers:
             for part in unit.places:
@@ -184,7 +184,7 @@ class LatencySavings(ParameterSavings):
         """What it saves that some tensors get other shapes."""
         shapes = {**{tensor: self._shapes[tensor] for tensor in after}, **after}
         saved = sum(self._time(t, self._shapes) - self._time(t, shapes) for t in after)
-        rests = {id(rest): rest for tensor in after for rest in self._behind.get(tensor, ())}
+        rests = {id(rest): rest for tensor in after for rest in self._fed_by.get(tensor, ())}
         for rest in rests.values():
             now = self._share(rest, self._shapes)
             lost = now - self._share(rest, {**self._shapes, **after})

@@ -65,7 +65,7 @@ def latency_model(
     points = [(curve.site.operator, width) for curve in curves for width in curve.points()]
     table.fill(points, stopwatch.operators, progress=progress)
     for curve in curves:
-        curve.settle(table.lookup)
+        curve.set_times(table.lookup)
     found = LatencyModel(anatomy, layout, curves)
     found.fit(cuts, measured)
     return found

@@ -72,9 +72,9 @@ class LatencyCurve:
     def __init__(self, site: Site, moves: Collection[Key], block: int) -> None:
         self.site = site
         group = site.operator.group
-        in_blocks = site.operator.kind == "conv" and (not group or group == (1, 1))
-        self._block = block if in_blocks else 1
-        self._odd_ways = self._block > 1
+        blocked = site.operator.kind == "conv" and (not group or group == (1, 1))
+        self._block = block if blocked else 1
+        self._in_blocks = self._block > 1
         full, both = site.full, bool(group)
         rows = _fractions(full[0], (site.weight, site.reads) in moves)
         columns = _fractions(full[1], (site.weight, site.writes) in moves)
@@ -83,19 +83,19 @@ class LatencyCurve:
         if both:
             self._even_grid = self._even_grid[1], ()
             self._odd_grid = tuple(sorted({_uneven(w) for w in columns if w > 1})), ()
-        self._meshes: tuple[LatencySurface | None, LatencySurface | None] = (None, None)
+        self._surfaces: tuple[LatencySurface | None, LatencySurface | None] = (None, None)
 
     def _even(self, widths: tuple[int, ...]) -> tuple[int, ...]:
         """Widths to measure that stay in blocks."""
         full = self.site.full[0]
-        if not self._odd_ways:
+        if not self._in_blocks:
             return widths
         fits = [w if w < self._block else self._up(w, full) for w in widths]
         return tuple(sorted({w for w in fits if not self._strays(w)}))
 
     def _odd(self, widths: tuple[int, ...]) -> tuple[int, ...]:
         """Widths to measure that do not."""
-        if not self._odd_ways:
+        if not self._in_blocks:
             return ()
         some = widths if len(widths) == 1 else tuple(_uneven(w) for w in widths)
         return tuple(sorted({w for w in some if self._strays(w)}))
@@ -109,17 +109,19 @@ class LatencyCurve:
     def points(self) -> list[Width]:
         """The widths to measure."""
         found = []
-        for rows, columns in (self._even_grid, self._odd_grid if self._odd_ways else ((), ())):
+        for rows, columns in (self._even_grid, self._odd_grid if self._in_blocks else ((), ())):
             found += [(a, b) for a in rows for b in columns or (a,)]
         return found
 
-    def settle(self, lookup: Lookup) -> None:
+    def set_times(self, lookup: Lookup) -> None:
         """Set the measured times."""
-        self._meshes = self._mesh(self._even_grid, lookup), self._mesh(self._odd_grid, lookup)
+        self._surfaces = self._surface(self._even_grid, lookup), self._surface(self._odd_grid, lookup)
 
-    def _mesh(self, grid: tuple[tuple[int, ...], tuple[int, ...]], lookup: Lookup) -> LatencySurface | None:
+    def _surface(
+        self, grid: tuple[tuple[int, ...], tuple[int, ...]], lookup: Lookup
+    ) -> LatencySurface | None:
         rows, columns = grid
-        if not rows or (grid is self._odd_grid and not self._odd_ways):
+        if not rows or (grid is self._odd_grid and not self._in_blocks):
             return None
         values = [[lookup(self.site.operator, (a, b)) for b in columns or (a,)] for a in rows]
         return LatencySurface(rows, columns or (1,), np.array(values))
@@ -129,11 +131,11 @@ class LatencyCurve:
         """What widths must be multiples of for the operator to stay in the engine's blocks, and to
         fill them.
         """
-        return (ALIGNED, self._block) if self._odd_ways else (1,)
+        return (ALIGNED, self._block) if self._in_blocks else (1,)
 
     def strays(self, reads: Times) -> NDArray[np.bool_]:
         """Where the engine leaves its blocks."""
-        if not self._odd_ways:
+        if not self._in_blocks:
             return np.zeros(np.shape(reads), dtype=bool)
         wide = (reads >= self._block) | bool(self.site.operator.group)
         found: NDArray[np.bool_] = wide & (reads % ALIGNED != 0)
@@ -141,10 +143,10 @@ class LatencyCurve:
 
     def __call__(self, reads: Times, writes: Times) -> Times:
         """Times at widths; 0 where one of them is."""
-        even, odd = self._meshes
+        even, odd = self._surfaces
         astray = self.strays(reads)
         blocked = reads
-        if self._odd_ways:
+        if self._in_blocks:
             full, block = self.site.full, self._block
             blocked = np.where(reads < block, reads, np.minimum(np.ceil(reads / block) * block, full[0]))
             if self.site.operator.group:
@@ -160,9 +162,9 @@ class LatencyCurve:
 
     def smooth(self, reads: Times, writes: Times) -> Times:
         """The same without steps: the average saving of smaller widths."""
-        mesh = self._meshes[0] or self._meshes[1]
-        assert mesh is not None
-        return np.where((reads > 0) & (writes > 0), mesh(reads, writes), 0.0)
+        surface = self._surfaces[0] or self._surfaces[1]
+        assert surface is not None
+        return np.where((reads > 0) & (writes > 0), surface(reads, writes), 0.0)
 
 
 def _fractions(full: int, moves: bool) -> tuple[int, ...]:

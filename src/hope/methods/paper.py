@@ -192,7 +192,7 @@ def _pruned_only(anatomy: Anatomy) -> tuple[str, ...]:
     between = [
         layer.name for layer in anatomy.layers if any(r.last("norm") is not None for r in layer.readers)
     ]
-    behind = [layer.name for layer in anatomy.layers if any(t.behind for t in _taps(layer, anatomy.taps))]
+    behind = [layer.name for layer in anatomy.layers if any(t.bn for t in _taps(layer, anatomy.taps))]
     words = (
         (between, "each input is normalised by its own numbers, which no parent has"),
         (behind, "a BN follows the activation"),

@@ -257,7 +257,7 @@ def uses_of_bns(program: Program) -> Counter[str]:
     return Counter(bn_of(form.operation) for form in _bns(forms(program)))
 
 
-def bn_behind(every: Sequence[Form | None], tensors: Mapping[str, Tensor]) -> dict[int, Bn | None]:
+def following_bns(every: Sequence[Form | None], tensors: Mapping[str, Tensor]) -> dict[int, Bn | None]:
     """Position of an operation -> the numbers of the BN that reads it."""
     return {f.inputs[0]: read_bn(tensors, bn_of(f.operation), f.values[0]) for f in _bns(every)}
 

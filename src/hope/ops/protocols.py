@@ -73,7 +73,7 @@ class Propagation(Protocol):
     signals: list[Signal | None]
     readings: dict[str, Reading]
     fallbacks: list[str]
-    behind: dict[int, Bn | None]
+    following_bn: dict[int, Bn | None]
     read: set[int]
     by_operation: dict[int, Reading]
     known: dict[tuple[int, int], Tensor | None]

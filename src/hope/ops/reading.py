@@ -67,14 +67,14 @@ def isotropic(raw: Tensor) -> Signal:
     return Signal(torch.zeros(len(filters), dtype=torch.float64), filters @ filters.T, guess=True)
 
 
-def weigh(at: Propagation, form: Form, x: Signal, weight: Tensor, kernel: tuple[int, ...]) -> Signal:
+def weighted_sum(at: Propagation, form: Form, x: Signal, weight: Tensor, kernel: tuple[int, ...]) -> Signal:
     """Moments of what a dense weight computes; the reading is noted.
 
     Args:
         weight: (outputs, taps, inputs).
         kernel: its sizes in space, () if the taps are places of a flattened signal.
     """
-    position, bn = form.operation.position, at.behind.get(form.operation.position)
+    position, bn = form.operation.position, at.following_bn.get(form.operation.position)
     reached = product(weight, x.covariance)  # (O, T, I)
     pairs = torch.einsum("osi,oti->ost", reached, weight) if weight.shape[1] > 1 else None
     q, taps = decay(pairs, bn, kernel, at.decays)
@@ -99,7 +99,7 @@ def depthwise(at: Propagation, form: Form, x: Signal, raw: Tensor) -> Signal | N
     source = sources(len(x.mean), len(kernel))
     own = x.covariance.diagonal()[source]
     pairs = own[:, None, None] * kernel[:, :, None] * kernel[:, None, :] if kernel.shape[1] > 1 else None
-    _, taps = decay(pairs, at.behind.get(form.operation.position), tuple(raw.shape[2:]), at.decays)
+    _, taps = decay(pairs, at.following_bn.get(form.operation.position), tuple(raw.shape[2:]), at.decays)
     found = x.covariance[source][:, source] * (kernel @ taps @ kernel.T)
     mean = kernel.sum(dim=1) * x.mean[source] + _shift(at, form)
     return Signal(mean, (found + found.T) / 2, gain=kernel @ taps[len(taps) // 2])

@@ -37,12 +37,12 @@ class View(MomentPreserving):
         """Channels by themselves in some dimension, or in the last one with their positions after them."""
         x, shape = reads[0], operation.output
         assert x.channel is not None
-        width, behind, ahead = x.shape[x.channel], prod(x.shape[x.channel + 1 :]), prod(x.shape[: x.channel])
+        width, after, before = x.shape[x.channel], prod(x.shape[x.channel + 1 :]), prod(x.shape[: x.channel])
         for dim, size in enumerate(shape):
-            if prod(shape[:dim]) == ahead and size == width and prod(shape[dim + 1 :]) == behind:
+            if prod(shape[:dim]) == before and size == width and prod(shape[dim + 1 :]) == after:
                 return Form(operation, self, (x.position,), dim)
-        if shape and prod(shape[:-1]) == ahead and shape[-1] == width * behind:
-            return Form(operation, self, (x.position,), len(shape) - 1, (float(behind),))
+        if shape and prod(shape[:-1]) == before and shape[-1] == width * after:
+            return Form(operation, self, (x.position,), len(shape) - 1, (float(after),))
         return None
 
     def moments(self, at: Propagation, form: Form, inputs: Inputs) -> Signal | None:
@@ -98,10 +98,10 @@ class Permute(Operator):
         return x.moved(operation.output, (label.transpose(order) for label in x.labels))
 
     def _order(self, operation: Operation, ndim: int) -> list[int]:
-        """Where each dimension comes from, found by doing it to a tensor with telling strides."""
-        telling = torch.empty_strided((2,) * ndim, [2**k for k in range(ndim)], device="meta")
+        """Where each dimension comes from, found by doing it to a tensor whose strides identify them."""
+        tensor = torch.empty_strided((2,) * ndim, [2**k for k in range(ndim)], device="meta")
         rest = list(operation.arguments.values())[1:]
-        moved = getattr(torch.ops.aten, operation.operator)(telling, *rest)
+        moved = getattr(torch.ops.aten, operation.operator)(tensor, *rest)
         return [int(stride).bit_length() - 1 for stride in moved.stride()]
 
 

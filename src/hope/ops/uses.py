@@ -35,13 +35,13 @@ def added_biases(program: Program) -> dict[str, tuple[str, int]]:
 def _plain_add(
     program: Program, operation: Operation, readers: Mapping[int, list[Operation]], bias: str
 ) -> int:
-    behind = readers.get(operation.position, [])
-    if len(behind) != 1 or behind[0].operator != "add" or behind[0].arguments.get("alpha") != 1:
+    users = readers.get(operation.position, [])
+    if len(users) != 1 or users[0].operator != "add" or users[0].arguments.get("alpha") != 1:
         return -1
-    shape, sides = operation.output[-1:], [program[position] for position in behind[0].inputs]
+    shape, sides = operation.output[-1:], [program[position] for position in users[0].inputs]
     plain = operation.operator == "linear" and any(s.tensor == bias and s.output == shape for s in sides)
     alone = sum(len(readers.get(op.position, ())) for op in program if op.tensor == bias) == 1
-    return behind[0].position if plain and alone else -1
+    return users[0].position if plain and alone else -1
 
 
 def first_convolution(program: Program) -> Operation | None:

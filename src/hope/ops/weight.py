@@ -10,7 +10,7 @@ import numpy as np
 from torch import Tensor, nn
 
 from hope.ops.protocols import ChannelTracer, Propagation
-from hope.ops.reading import dense, depthwise, isotropic, sources, weigh
+from hope.ops.reading import dense, depthwise, isotropic, sources, weighted_sum
 from hope.ops.registry import TABLE, Form, Inputs, Operator, Parts, Reads, Signal
 from hope.reasons import Cause
 from hope.trace.labels import FIXED, Ids, along, dims
@@ -84,7 +84,7 @@ class Weighted(Operator):
         """What it computes from inputs that are not known."""
         return isotropic(raw)
 
-    def weigh(self, at: Propagation, form: Form, x: Signal, raw: Tensor) -> Signal | None:
+    def weighted_sum(self, at: Propagation, form: Form, x: Signal, raw: Tensor) -> Signal | None:
         """What it computes from a known signal."""
         return None
 
@@ -94,9 +94,9 @@ class Weighted(Operator):
         if name not in at.tensors:
             return None
         raw = at.tensors[name]
-        found = None if x is None or x.guess else self.weigh(at, form, x, raw)
+        found = None if x is None or x.guess else self.weighted_sum(at, form, x, raw)
         guessed = x is None or x.guess or at.isotropic
-        if guessed and (form.operation.position not in at.read or not at.behind):
+        if guessed and (form.operation.position not in at.read or not at.following_bn):
             return None  # only a BN makes something of a guess, and a vocabulary's would be very wide
         return self.guess(form, raw) if guessed else found
 
@@ -168,7 +168,7 @@ class Convolution(Weighted):
         """Of a dense one."""
         return super().guess(form, raw) if form.values == (1.0,) else None
 
-    def weigh(self, at: Propagation, form: Form, x: Signal, raw: Tensor) -> Signal | None:
+    def weighted_sum(self, at: Propagation, form: Form, x: Signal, raw: Tensor) -> Signal | None:
         """A sum over the places that the kernel covers."""
         groups, width = int(form.values[0]), len(x.mean)
         if groups == width > 1 and x.repeat == 1:
@@ -176,7 +176,7 @@ class Convolution(Weighted):
         flat = raw.double().flatten(2) if raw.ndim > 2 else raw.double()[:, :, None]
         if flat.shape[1] * groups != width or x.repeat != 1:
             return None
-        return weigh(at, form, x, dense(flat, groups), tuple(raw.shape[2:]))
+        return weighted_sum(at, form, x, dense(flat, groups), tuple(raw.shape[2:]))
 
     def resize(self, module: nn.Module, before: Mapping[str, Shape]) -> None:
         """As many channels and groups as are left; whole groups go."""
@@ -252,13 +252,13 @@ class Linear(Weighted):
         known = len(reads) == 1 and "weight" in operation.tensors
         return Form(operation, self, (reads[0].position,), len(operation.output) - 1) if known else None
 
-    def weigh(self, at: Propagation, form: Form, x: Signal, raw: Tensor) -> Signal | None:
+    def weighted_sum(self, at: Propagation, form: Form, x: Signal, raw: Tensor) -> Signal | None:
         """A sum over all places of a flattened signal."""
         width = len(x.mean)
         if raw.ndim != 2 or raw.shape[1] != width * x.repeat:
             return None
         laid = raw.double().reshape(len(raw), width, x.repeat).transpose(1, 2).contiguous()
-        return weigh(at, form, x, laid, ())
+        return weighted_sum(at, form, x, laid, ())
 
     def resize(self, module: nn.Module, before: Mapping[str, Shape]) -> None:
         """As many features as are left."""
@@ -285,9 +285,9 @@ class Transposing(Linear):
         """Of its columns."""
         return super().guess(form, raw.T)
 
-    def weigh(self, at: Propagation, form: Form, x: Signal, raw: Tensor) -> Signal | None:
+    def weighted_sum(self, at: Propagation, form: Form, x: Signal, raw: Tensor) -> Signal | None:
         """A sum over its rows."""
-        return super().weigh(at, form, x, raw.T)
+        return super().weighted_sum(at, form, x, raw.T)
 
     def holds(self, module: nn.Module, before: Mapping[str, Shape]) -> bool:
         """Its module has a size of its own kind."""

@@ -37,7 +37,7 @@ class Outcome:
         return anatomy.size({name: len(some) for name, some in self.removed.items()}, self.evicted, biases)
 
     def config_fields(self, model: nn.Module, anatomy: Anatomy) -> config.Fields | None:
-        """What a configuration must say after the steps; None if it cannot tell them."""
+        """What a configuration must say after the steps; None if it cannot express them."""
         removed = {name: len(some) for name, some in self.removed.items()}
         return None if self.evicted else config.fields_after(model, anatomy, removed)
 

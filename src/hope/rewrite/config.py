@@ -1,7 +1,7 @@
 """The configuration of a model of transformers after a cut: what others build the smaller model from.
 
 Nothing of transformers is imported: a model that has a `config` and a `save_pretrained` is one. Whether a
-configuration tells the truth is tried: the model's class builds a model from it, without data, and the shapes
+configuration is right is tried: the model's class builds a model from it, without data, and the shapes
 are compared.
 """
 
@@ -42,13 +42,13 @@ def configured(model: nn.Module) -> bool:
 
 
 def loadable(model: nn.Module) -> bool:
-    """Whether what `save_pretrained` writes can be loaded by others: the configuration tells all shapes."""
+    """Whether others can load what `save_pretrained` writes: the configuration determines all shapes."""
     tensors = [*model.named_parameters(), *model.named_buffers()]
     return configured(model) and _builds(model, {}, {name: tuple(one.shape) for name, one in tensors})
 
 
 def fields_after(model: nn.Module, anatomy: Anatomy, removed: Mapping[str, int]) -> Fields | None:
-    """What the model's configuration must say after a cut; None if it cannot tell it.
+    """What the model's configuration must say after a cut; None if it cannot express it.
 
     Args:
         model: the original, or what was cut: its configuration is still the original's.
@@ -107,7 +107,7 @@ def _configurable(model: nn.Module, anatomy: Anatomy, names: Sequence[str]) -> G
 
 
 def _changes(anatomy: Anatomy, removed: Mapping[str, int]) -> set[Change] | None:
-    """How alike layers change; None if they do so in different ways."""
+    """How alike layers change; None if they change differently."""
     found = set()
     for group in alike(anatomy):
         lost = {removed.get(name, 0) for name in group.names}
@@ -129,7 +129,7 @@ def _shapes(anatomy: Anatomy, removed: Mapping[str, int]) -> dict[str, Shape]:
 
 
 def _settings(config: Any, changes: set[Change]) -> Iterator[Fields]:
-    """What the configuration might say, the likeliest first; as it is, it tells no change."""
+    """What the configuration might say, the likeliest first; unchanged, it expresses no change."""
     slots: list[list[Fields]] = []
     for path, one in zip(["", *_paths(config)], configs(config), strict=True):
         for field, value in (one.to_dict() if one is not None else {}).items():
@@ -160,7 +160,7 @@ def _are_heads(config: Any, change: Change) -> bool:
 
 
 def _heads(config: Any, path: str, field: str, changes: set[Change]) -> list[Fields]:
-    """Fewer heads, in what goes together: those that share their keys and values."""
+    """Fewer heads, in groups: those that share their keys and values."""
     heads = getattr(config, field)
     shared = next((name for name in SHARED if _whole(config, name)), None)
     groups = getattr(config, shared) if shared else heads

@@ -2,7 +2,7 @@
 
 transformers keeps the gates and values of all experts in one tensor (E, 2I, C) and what reads them in another
 (E, C, I). In there a neuron of one expert cannot go alone. Opened, each expert is three linear layers, and a
-token goes through all of them, weighted by its share, which is zero where it was not sent: the answers stay
+token passes all of them, weighted by its share, which is zero where it was not sent: the answers stay
 the same, and what is measured of an expert is just what it is sent, by its share. Closed, they are stacked.
 """
 

@@ -240,7 +240,7 @@ def _write_onnx(captured: Captured, place: Path) -> None:
 
 
 def _root(error: BaseException) -> BaseException:
-    """What an error goes back to."""
+    """The cause of an error."""
     while error.__cause__ is not None:
         error = error.__cause__
     return error

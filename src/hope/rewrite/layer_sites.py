@@ -30,9 +30,9 @@ class LayerSite:
     Attributes:
         position: of the operation.
         reads: position of what it reads.
-        weight, bias, bn: names, "" for none; the BN is the one right behind it.
+        weight, bias, bn: names, "" for none; the BN directly follows it.
         eps: of the BN.
-        beside: position of what its result is added to, behind the BN; -1 for nothing.
+        residual: position of what its result is added to, after the BN; -1 for nothing.
         apart: whether the bias is added by an operation of its own, so that the result does not have it.
     """
 
@@ -42,7 +42,7 @@ class LayerSite:
     bias: str
     bn: str
     eps: float
-    beside: int
+    residual: int
     apart: bool = False
 
     @property
@@ -65,31 +65,31 @@ def layer_sites(program: Program) -> dict[str, LayerSite]:
         if not is_weight(form) or operation.operator not in FITTED or used[operation.tensors["weight"]] > 1:
             continue
         end, bn, eps = operation.position, "", 0.0
-        behind = readers.get(end, [])
-        if len(behind) == 1 and behind[0].position in norms:
-            end = behind[0].position
-            bn, eps = bn_of(behind[0]), norms[end].values[0]
+        users = readers.get(end, [])
+        if len(users) == 1 and users[0].position in norms:
+            end = users[0].position
+            bn, eps = bn_of(users[0]), norms[end].values[0]
         weight, bias = operation.tensors["weight"], operation.tensors.get("bias", "")
         apart = weight in added
         if apart:
             bias, end = added[weight]
-        beside = _beside(program, end, readers.get(end, []))
-        found[weight] = LayerSite(operation.position, form.inputs[0], weight, bias, bn, eps, beside, apart)
+        residual = _residual(program, end, readers.get(end, []))
+        found[weight] = LayerSite(operation.position, form.inputs[0], weight, bias, bn, eps, residual, apart)
     return found
 
 
-def _beside(program: Program, end: int, behind: Sequence[Operation]) -> int:
+def _residual(program: Program, end: int, users: Sequence[Operation]) -> int:
     """What a result is added to, if nothing else happens to it."""
-    if len(behind) != 1 or behind[0].operator != "add" or behind[0].arguments.get("alpha") != 1:
+    if len(users) != 1 or users[0].operator != "add" or users[0].arguments.get("alpha") != 1:
         return -1
-    sides = [behind[0].arguments.get(name) for name in ("self", "other")]
+    sides = [users[0].arguments.get(name) for name in ("self", "other")]
     others = [side.position for side in sides if isinstance(side, Ref) and side.position != end]
     same = len(others) == 1 and program[others[0]].shape == program[end].shape
     return others[0] if same else -1
 
 
 def gain(tensors: Mapping[str, Tensor], site: LayerSite) -> Tensor:
-    """What a unit behind the BN of a weight is in front of it; 0 where nothing comes through."""
+    """What one unit after the BN of a weight is before it; 0 where the BN's scale is 0."""
     if not site.bn:
         return torch.ones(len(tensors[site.weight]))
     deviation = torch.sqrt(tensors[f"{site.bn}.running_var"] + site.eps)

@@ -12,7 +12,7 @@ from torch.nn import functional
 from hope.statistics.measured import PLACES
 from hope.trace.program import Operation
 
-ROWS = 32  # samples per unknown that are looked at; more tell nothing new
+ROWS = 32  # samples per unknown that are used; more add no information
 LEAST = 1 << 14  # samples that are looked at anyway
 PATCHES = 1 << 24  # numbers that are laid out at a time
 FLOOR = 1e-6  # least λ
@@ -97,7 +97,7 @@ class NormalEquations:
 
     @property
     def prior(self) -> float:
-        """λ: unknowns per sample that tells something new."""
+        """λ: unknowns per sample that adds information."""
         counted = self.inputs * max(1.0, self.places / max(1, self.inputs) / PLACES)
         return FLOOR + self.x.shape[1] / max(1.0, counted)
 
@@ -113,10 +113,10 @@ class NormalEquations:
             xx = xx - x[:, :, None] * x[:, None, :]
             xr = xr - x[:, :, None] * r[:, None, :]
         scale = xx.diagonal(dim1=1, dim2=2).mean(dim=1)
-        silent = scale <= 0
-        scale = torch.where(silent, torch.ones_like(scale), scale)
+        zero = scale <= 0
+        scale = torch.where(zero, torch.ones_like(scale), scale)
         ridge = torch.eye(xx.shape[1], dtype=torch.float64) * (self.prior * scale)[:, None, None]
-        change = torch.linalg.solve(xx + ridge, xr) * ~silent[:, None, None]  # (groups, unknowns, outputs)
+        change = torch.linalg.solve(xx + ridge, xr) * ~zero[:, None, None]  # (groups, unknowns, outputs)
         shift = r - torch.einsum("gd,gdo->go", x, change) if constant else torch.zeros_like(r)
         return change.transpose(1, 2).flatten(0, 1), shift.flatten()
 

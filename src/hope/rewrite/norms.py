@@ -32,7 +32,7 @@ def gains(
     Args:
         model: before the cut.
         kept: (tensor, dimension) -> the places that stay.
-        absorbed: units whose channels were absorbed; what others lose is silent.
+        absorbed: units whose channels were absorbed; the channels that others lose are zero.
         input_statistics: moments of what weights read.
     """
     found: dict[str, float] = {}
@@ -61,7 +61,7 @@ def _energies(
     assert place is not None
     for reader in unit.readers:
         statistics, read = input_statistics.get(reader.weight), unit.at(reader.weight, "in")
-        if statistics is None or read is None or not reader.behind(weight):
+        if statistics is None or read is None or not reader.reads_norm(weight):
             continue
         if np.array_equal(read.owner, place.owner) and statistics.repeat == 1:
             scale = get(model, weight).detach().double().cpu()

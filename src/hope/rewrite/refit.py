@@ -9,9 +9,9 @@ computed from its own:
 
 with z the original's result, x̂ what the small network reads, and s − ŝ the drift of the stream that the
 branch is added to, in the units in front of the branch's BN. The weight as it is is the prior; λ falls with
-the number of inputs per unknown, so that few inputs do little and many do least squares. The constant c goes
-into the BN's mean, or the bias; where nothing is added to a BN's result, its variance follows what the fitted
-weight says, so that signals do not fade along the depth. No gradient is taken. Both networks are run in the
+the number of inputs per unknown, so that few inputs do little and many do least squares. The constant c is
+added to the BN's mean, or the bias; where nothing is added to a BN's result, its variance follows the fitted
+weight, so that signals do not fade along the depth. No gradient is taken. Both networks are run in the
 statistics of the inputs (see `statistics/bn_recalibration.py`), so that few inputs, or made-up ones, do not
 pass theirs on.
 """
@@ -79,13 +79,13 @@ class LayerwiseRefit:
         ]
         self.there = {name: there[name] for name in both}
         self.here = {here[name].position: here[name] for name in both}
-        self.drifting = {n for n in both if drift and here[n].beside >= 0 and there[n].beside >= 0}
+        self.drifting = {n for n in both if drift and here[n].residual >= 0 and there[n].residual >= 0}
         adds = normed_adds(self.before.program)
         self.streams = {name: adds[name] for name in both if name in adds and not here[name].bn}
         self.before.keep(self.streams.values())
         self.before.keep(site.position for site in self.there.values())
-        self.before.keep(there[name].beside for name in self.drifting)
-        self.now.keep(here[name].beside for name in self.drifting)
+        self.before.keep(there[name].residual for name in self.drifting)
+        self.now.keep(here[name].residual for name in self.drifting)
 
     def run(self, show: Callable[[float], None]) -> None:
         """Fit every weight, in order."""
@@ -115,8 +115,8 @@ class LayerwiseRefit:
         """Take what was kept for a weight that needs no fit: it is not asked for again."""
         self.before.get(self.there[site.weight].position)
         if site.weight in self.drifting:
-            self.before.get(self.there[site.weight].beside)
-            self.now.get(site.beside)
+            self.before.get(self.there[site.weight].residual)
+            self.now.get(site.residual)
         if site.weight in self.streams:
             self.before.get(self.streams[site.weight])
 
@@ -169,7 +169,7 @@ class LayerwiseRefit:
         lacks = (z - one for z, one in zip(_taken(wanted, rows, channel), said, strict=True))
         if site.weight not in self.drifting:
             return lacks
-        before, now = _taken(self.before.get(there.beside), rows, channel), self.now.get(site.beside)
+        before, now = _taken(self.before.get(there.residual), rows, channel), self.now.get(site.residual)
         state = self.now.model.state_dict()
         unit = gain(state, site).to(said[0])
         return (
@@ -178,7 +178,7 @@ class LayerwiseRefit:
         )
 
     def _restore(self, site: LayerSite, there: LayerSite, rows: Tensor | None) -> None:
-        """The original's statistics in the BN behind a weight, and its bias where that is added there."""
+        """The original's statistics in the BN after a weight, and its bias where that is added there."""
         names = [(f"{there.bn}.{one}", f"{site.bn}.{one}") for one in STATISTICS[1] if site.bn and there.bn]
         names += [(there.bias, site.bias)] if site.apart and there.apart else []
         for ours, theirs in names:

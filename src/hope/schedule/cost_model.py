@@ -38,8 +38,8 @@ class CostModel(Protocol):
         """What widths may be kept multiples of, unless a multiple was asked for (see `run_to_budget`)."""
 
     def to_list(self) -> list[int]:
-        """Numbers that tell cost models apart: a run that was ranked by another one is not resumed. None if
-        the network tells all.
+        """Numbers that identify a cost model: a run that was ranked by another one is not resumed. None if
+        the network identifies it.
         """
 
     def counts(self, steps: Sequence[Action]) -> Counts:

@@ -24,7 +24,7 @@ EVERY = 2.0  # seconds between two writes
 
 @dataclass(frozen=True)
 class EvictionProgress:
-    """How far the judge has come with its evictions, where it is not done yet.
+    """How far the search for evictions has come, if it is not finished.
 
     Attributes:
         levels: how many sizes it has looked at; None while the steps themselves are not complete.
@@ -40,12 +40,12 @@ class Resume:
     """What an interrupted run has done.
 
     Attributes:
-        steps: in order; without evictions as long as these are being decided about.
-        deciding: how far that has come; None if there is nothing to decide, or all is decided.
+        steps: in order; without evictions as long as these are searched.
+        evictions: how far that has come; None if there is nothing to search, or all is done.
     """
 
     steps: tuple[Action, ...] = ()
-    deciding: EvictionProgress | None = None
+    evictions: EvictionProgress | None = None
 
 
 @dataclass
@@ -78,22 +78,22 @@ class RunCheckpoint:
             found = data["settings"]
             if not isinstance(found, dict) or current_settings(found) != self.settings:
                 return self._anew("is of another model, or of other options")
-            begun = Resume(
+            found_run = Resume(
                 tuple(from_stored(data["steps"])), msgspec.convert(data["deciding"], EvictionProgress | None)
             )
-            _check(begun, anatomy, blocks)
+            _check(found_run, anatomy, blocks)
         except FileNotFoundError:
             return Resume()
         except (OSError, ArithmeticError, LookupError, RecursionError, TypeError, ValueError):
             return self._anew("cannot be read")
-        return begun
+        return found_run
 
     def _anew(self, why: str) -> Resume:
         note(f"{self.path} {why}: the run starts anew")
         return Resume()
 
     def write(
-        self, steps: Sequence[Action], deciding: EvictionProgress | None = None, *, now: bool = False
+        self, steps: Sequence[Action], evictions: EvictionProgress | None = None, *, now: bool = False
     ) -> None:
         """Note what was done, every few seconds, all or nothing."""
         if not now and time.monotonic() - self._written < EVERY:
@@ -104,7 +104,7 @@ class RunCheckpoint:
             "schema": f"{FORMAT}-{VERSION}",
             "settings": dict(self.settings),
             "steps": msgspec.to_builtins(list(steps)),
-            "deciding": msgspec.to_builtins(deciding),
+            "deciding": msgspec.to_builtins(evictions),
         }
         make_folder(self.path.parent)
         write_file(self.path, sealed(data))
@@ -115,14 +115,14 @@ class RunCheckpoint:
         self.path.unlink(missing_ok=True)
 
 
-def _check(begun: Resume, anatomy: Anatomy, blocks: int) -> None:
+def _check(found_run: Resume, anatomy: Anatomy, blocks: int) -> None:
     """Refuse what cannot be done to this network.
 
     Raises:
         LookupError, ValueError: there is no such unit, neuron or block, or a neuron is removed twice.
     """
     removed: dict[str, set[int]] = {}
-    for step in begun.steps:
+    for step in found_run.steps:
         if step.evicts is not None:
             anatomy.block(step.evicts)
             continue
@@ -130,6 +130,6 @@ def _check(begun: Resume, anatomy: Anatomy, blocks: int) -> None:
         if not all(neuron in known for neuron in step.neurons) or not before.isdisjoint(step.neurons):
             raise ValueError(f"{step} cannot be done")
         before.update(step.removed)
-    for position, number in begun.deciding.evicted if begun.deciding is not None else ():
-        if not (0 <= position <= len(begun.steps) and 0 <= number < blocks):
+    for position, number in found_run.evictions.evicted if found_run.evictions is not None else ():
+        if not (0 <= position <= len(found_run.steps) and 0 <= number < blocks):
             raise ValueError(f"there is no block {number}, or no step {position}")

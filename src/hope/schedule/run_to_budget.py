@@ -18,7 +18,7 @@ from hope.schedule.width_constraints import Group, Groups
 from hope.structure.anatomy import Anatomy
 
 CHUNK = 256  # steps between two looks at the budget, at least
-PART = 16  # of the steps that are there, in a long run: a look goes through all of them
+PART = 16  # of the steps that are there, in a long run: a look counts all of them
 
 
 @dataclass(frozen=True)
@@ -62,48 +62,48 @@ def run_to_budget(  # noqa: PLR0913
         roundings: what rounding weights costs; roundings and all removals are then ranked together.
     """
 
-    begun = [*done, *more] if roundings else list(done)
+    taken = [*done, *more] if roundings else list(done)
 
     def made() -> list[Trajectory]:
-        return [Trajectory.of(anatomy, begun, multiple, cost, groups, roundings) for multiple in multiples]
+        return [Trajectory.of(anatomy, taken, multiple, cost, groups, roundings) for multiple in multiples]
 
     found = made()
     with bar("scheduling actions", 1.0, progress) as show:
         while not any(one.meets(budget) for one in found):
-            chunk = max(CHUNK, len(begun) // PART)
+            chunk = max(CHUNK, len(taken) // PART)
             most = int(budget.value) - len(found[0]) if budget.unit == "steps" else chunk
             some = list(islice(more, min(chunk, most)))
-            begun += some
+            taken += some
             found = made()
             show(max(one.progress(budget) for one in found))
             if file is not None:
-                file.write(begun)
+                file.write(taken)
             if not some:
                 break
     if file is not None:
-        file.write(begun, now=True)
+        file.write(taken, now=True)
     best = min(range(len(found)), key=lambda k: (found[k].price(budget), -multiples[k]))
     if not groups or budget.resource is None:
-        return Collected(found[best], multiples[best], tuple(begun))
+        return Collected(found[best], multiples[best], tuple(taken))
 
     def tried(steps: Sequence[Action]) -> Trajectory:
         return Trajectory.of(anatomy, steps, multiples[best], cost, groups, roundings)
 
-    nearer = _nearer(found[best], begun, more, budget, groups, tried)
-    return Collected(nearer, multiples[best], tuple(begun))
+    nearer = _nearer(found[best], taken, more, budget, groups, tried)
+    return Collected(nearer, multiples[best], tuple(taken))
 
 
 def _nearer(
     found: Trajectory,
-    begun: list[Action],
+    taken: list[Action],
     more: Iterator[Action],
     budget: Budget,
     groups: Groups,
     tried: Callable[[Sequence[Action]], Trajectory],
 ) -> Trajectory:
     """A run whose last steps are not larger than they need be: a head of every layer at once can go far
-    beyond a budget that some neurons would meet. For the group that goes last there are two other ways:
-    others go on in its place, or it goes earlier, and others go less far. The one that costs least is taken.
+    beyond a budget that some neurons would meet. For the group that is last there are two alternatives:
+    others continue in its place, or it comes earlier, and others lose less. The cheapest is taken.
 
     Args:
         tried: the run of some of the steps.
@@ -115,15 +115,15 @@ def _nearer(
         if group is None:
             break
         left.discard(group)
-        ways = [found, _earlier(found, end, group, begun, budget, tried)]
+        options = [found, _earlier(found, end, group, taken, budget, tried)]
         before = max((stop for stop in found.stops if stop < end), default=0)
         kept = set(found.steps[:before])
-        while not (held := tried([s for s in begun if s.name not in group.names or s in kept])).meets(budget):
+        while not (held := tried([s for s in taken if s.name not in group.names or s in kept])).meets(budget):
             some = list(islice(more, CHUNK))
-            begun += some
+            taken += some
             if not some:
                 break
-        found = min([*ways, held], key=lambda way: way.price(budget))
+        found = min([*options, held], key=lambda option: option.price(budget))
     return found
 
 
@@ -131,11 +131,11 @@ def _earlier(
     found: Trajectory,
     end: int,
     group: Group,
-    begun: Sequence[Action],
+    taken: Sequence[Action],
     budget: Budget,
     tried: Callable[[Sequence[Action]], Trajectory],
 ) -> Trajectory:
-    """The run in which a group's steps up to the end go as early as the budget is met by them."""
+    """The run in which a group's steps up to the end come as early as the budget is met by them."""
 
     def first(stop: int) -> list[Action]:
         return [s for at, s in enumerate(found.steps[:end]) if at < stop or s.name in group.names]
@@ -146,4 +146,4 @@ def _earlier(
         return found
     steps = first(stops[place])
     there = set(steps)
-    return tried([*steps, *(step for step in begun if step not in there)])
+    return tried([*steps, *(step for step in taken if step not in there)])

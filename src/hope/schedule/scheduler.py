@@ -28,7 +28,7 @@ Rank: TypeAlias = Callable[[float, float], float]
 FIRST = 4  # of a path that is worked out at once: a quarter, and then the rest if it is asked for
 
 
-def _begun(walk: Walk, state: State, done: Sequence[Action]) -> Path:
+def _followed(walk: Walk, state: State, done: Sequence[Action]) -> Path:
     """A unit's path after what an interrupted run has done in it."""
     path = walk(state)
     for step in done:
@@ -38,15 +38,15 @@ def _begun(walk: Walk, state: State, done: Sequence[Action]) -> Path:
 
 def _whole(walk: Walk, state: State, done: Sequence[Action]) -> tuple[int, float, list[Action]]:
     """The rest of a unit's path at once, for a worker elsewhere."""
-    path = _begun(walk, state, done)
+    path = _followed(walk, state, done)
     return path.neurons, path.left, list(path.steps())
 
 
 def _in_parts(walk: Walk, state: State, done: Sequence[Action]) -> Iterator[Action]:
     """A unit's path a part at a time: while others are worked out, nothing of it is held but its steps."""
-    first = list(islice(_begun(walk, state, done).steps(), max(1, state.neurons // FIRST)))
+    first = list(islice(_followed(walk, state, done).steps(), max(1, state.neurons // FIRST)))
     yield from first
-    yield from list(_begun(walk, state, [*done, *first]).steps())
+    yield from list(_followed(walk, state, [*done, *first]).steps())
 
 
 class _Walker:
@@ -67,7 +67,7 @@ class _Walker:
         if in_turn and not done:
             self._steps = _in_parts(walk, state, done)
             return
-        path = _begun(walk, state, done)
+        path = _followed(walk, state, done)
         if done:
             self.neurons, self.capacity = path.neurons, path.left
         self._steps = _in_parts(walk, state, done) if in_turn else path.steps()

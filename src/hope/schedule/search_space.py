@@ -102,7 +102,7 @@ class SearchSpace:
         )
 
     def _floor(self, *, biased: bool = True) -> list[Action]:
-        """What is removed and evicted there; without the biases that stay behind on request."""
+        """What is removed and evicted there; without the biases that remain on request."""
         prunes = [Prune(state.name, tuple(range(1, state.neurons))) for state in self.states]
         residual = [branch for branch in self.branches if self.anatomy.block(branch.name).residual]
         return [*prunes, *(Evict(branch.name, branch.bias if biased else None) for branch in residual)]
@@ -277,14 +277,14 @@ def _check_same(now: Mapping[str, str], then: Mapping[str, str]) -> None:
 
 
 def calibration(anatomy: Anatomy, left_alone: Mapping[str, Reason], method: Method) -> str:
-    """What to type where neurons stay because no BN tells of their signals; "" if there are none."""
+    """What to type where neurons stay because no BN stores their statistics; "" if there are none."""
     words = waiting(anatomy, left_alone)
     way = f"method=hope.{type(method).__name__}(calibration=batches) or --calibration inputs.npy"
     return words and f"{words}: give a few inputs, {way}"
 
 
 def waiting(anatomy: Anatomy, left_alone: Mapping[str, Reason]) -> str:
-    """How many neurons stay because no BN tells of their signals; "" if there are none."""
+    """How many neurons stay because no BN stores their statistics; "" if there are none."""
     names = [name for name, reason in left_alone.items() if reason.cause.short == NEEDED]
     neurons = sum(unit.neurons for unit in anatomy.layers if unit.name in names)
     if not neurons:
@@ -292,10 +292,10 @@ def waiting(anatomy: Anatomy, left_alone: Mapping[str, Reason]) -> str:
     reasons = [reason for name, reason in left_alone.items() if name in names]
     if all(reason.cause in (Cause.UNKNOWN_ACTIVATION, Cause.TWO_ACTIVATIONS) for reason in reasons):
         return (
-            f"{neurons:,} neurons have activations whose moments are not known (hope.ops.register can tell "
+            f"{neurons:,} neurons have activations whose moments are not known (hope.ops.register can define "
             "those of an operator) and need calibration"
         )
-    return f"{neurons:,} neurons have no BN that tells of their signals and need calibration"
+    return f"{neurons:,} neurons have no BN that stores their statistics and need calibration"
 
 
 def _excluded(unit: Unit, patterns: Sequence[str]) -> Reason | None:

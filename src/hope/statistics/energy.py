@@ -92,11 +92,11 @@ def _measured(layer: Unit, reader: Reader, numbers: Checkpoint) -> SignalStatist
     if one is None:
         return Cause.UNKNOWN_MOMENTS.at(reader.module)
     mean, spread, tap = one.of(one.mean), one.of(one.spread), one.tap
-    if not tap.behind:
+    if not tap.bn:
         return SignalStatistics(mean, spread, tap.activation)
-    bn, places = numbers.bn(tap.behind), layer.at(f"{tap.behind}.running_var")
+    bn, places = numbers.bn(tap.bn), layer.at(f"{tap.bn}.running_var")
     if bn is None or places is None or places.index.shape != mean.shape:
-        return Cause.NO_STATISTICS.at(tap.behind)
+        return Cause.NO_STATISTICS.at(tap.bn)
     index = torch.from_numpy(places.index)
     gain = bn.gain[index]
     return SignalStatistics(mean, spread, tap.activation, (gain, bn.shift[index] - gain * bn.mean[index]))

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from hope import ops
 from hope.ops.elementwise import Add
-from hope.ops.norm import Bn, bn_behind
+from hope.ops.norm import Bn, following_bns
 from hope.ops.reading import DECAYS, Reading
 from hope.ops.registry import Form, Signal
 from hope.trace.program import Program
@@ -55,7 +55,7 @@ class Propagated:
 
     def __post_init__(self) -> None:
         self.forms = ops.forms(self.program)
-        self.behind: dict[int, Bn | None] = bn_behind(self.forms, self.tensors)
+        self.following_bn: dict[int, Bn | None] = following_bns(self.forms, self.tensors)
         self.read = {position for form in self.forms if form is not None for position in form.inputs}
         self.by_operation: dict[int, Reading] = {}
         self.known: dict[tuple[int, int], Tensor | None] = {}

@@ -16,7 +16,7 @@ from hope.ops.norm import epsilons
 from hope.reasons import Cause
 from hope.structure.anatomy import Anatomy
 from hope.structure.channel_tracer import ChannelTracer
-from hope.structure.eviction_strategies import ending_bn, leaves_bias, preceding_bn, reading_bn, ways
+from hope.structure.eviction_strategies import ending_bn, leaves_bias, preceding_bn, reading_bn, strategies
 from hope.structure.grouping import read
 from hope.structure.observation_points import find_taps
 from hope.structure.roundable import roundable
@@ -43,7 +43,7 @@ class UnitCandidate:
 
     name: str
     channels: int
-    ways: tuple[Block, ...]
+    strategies: tuple[Block, ...]
 
 
 def read_model(
@@ -110,8 +110,8 @@ def made_of(model: nn.Module) -> dict[str, str]:
 
 def _eps(units: Iterable[Unit], program: Program) -> dict[str, float]:
     """BN -> its ε. BNs used in training only are found on the path to a reader."""
-    ways = [link for unit in units for reader in unit.readers for link in reader.path]
-    met = {link.name: link.values[0] for link in ways if link.kind == "bn" and link.values}
+    links = [link for unit in units for reader in unit.readers for link in reader.path]
+    met = {link.name: link.values[0] for link in links if link.kind == "bn" and link.values}
     return met | epsilons(program)
 
 
@@ -131,7 +131,7 @@ def _candidates(
     layout: DominatorTree, found: list[BlockMatch], anatomy: Anatomy, flow: ChannelTracer
 ) -> list[UnitCandidate]:
     residual = [one for one in found if one.residual]
-    options = {one: ways(layout, one) for one in found}
+    options = {one: strategies(layout, one) for one in found}
     found = [one for one in found if one.residual or options[one]]
     names = _block_names(layout, found, options, {unit.name for unit in anatomy.units})
     ends = {one.end: names[one] for one in found if one.kind == "concatenation"}
@@ -210,10 +210,10 @@ def _block_names(
 
 def _homes(candidates: list[UnitCandidate]) -> dict[str, str]:
     """Layer -> the innermost residual block that contains it."""
-    residual = [c for c in candidates if c.ways and c.ways[0].residual]
-    inner_first = sorted(residual, key=lambda c: len(c.ways[0].layers))
+    residual = [c for c in candidates if c.strategies and c.strategies[0].residual]
+    inner_first = sorted(residual, key=lambda c: len(c.strategies[0].layers))
     home: dict[str, str] = {}
     for candidate in inner_first:
-        for layer in candidate.ways[0].layers:
+        for layer in candidate.strategies[0].layers:
             home.setdefault(layer, candidate.name)
     return home

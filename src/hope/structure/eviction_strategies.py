@@ -14,9 +14,9 @@ from hope.trace.blocks import BlockMatch, DominatorTree, Replace, ReplaceByZero,
 from hope.trace.program import Operation
 
 
-def ways(layout: DominatorTree, found: BlockMatch) -> tuple[Replace | ReplaceByZero, ...]:
+def strategies(layout: DominatorTree, found: BlockMatch) -> tuple[Replace | ReplaceByZero, ...]:
     """The eviction strategies of a block, best first. The dry run decides whether the code accepts one."""
-    kinds = (_replace, _silence) if found.residual else (_without,)
+    kinds = (_replace, _replace_by_zero) if found.residual else (_without,)
     known = (way for way in (kind(layout, found) for kind in kinds) if way is not None)
     return tuple(way for way in known if not (found.residual and _said_elsewhere(layout, found, way)))
 
@@ -127,14 +127,14 @@ def _children(layout: DominatorTree, positions: frozenset[int], module: str) -> 
     return None if None in calls or taken & set(names) else names
 
 
-def _silence(layout: DominatorTree, found: BlockMatch) -> ReplaceByZero | None:
+def _replace_by_zero(layout: DominatorTree, found: BlockMatch) -> ReplaceByZero | None:
     program = layout.program
     inside = layout.outermost(found.branch, program[found.add].module)
     if not inside:
         return None
     last = max(layout.ran[inside[-1]])
-    behind = [program[position] for position in found.branch if position > last]
-    if any(operation.operator != "mul" and not _does_nothing(operation) for operation in behind):
+    rest = [program[position] for position in found.branch if position > last]
+    if any(operation.operator != "mul" and not _does_nothing(operation) for operation in rest):
         return None
     entered = {position for position in found.branch if found.fork in layout.above[position]}
     full = program[found.add].in_place and program[found.add].inputs[0] == found.end

@@ -130,7 +130,7 @@ def read(
     for (tensor, dim), role in flow.roles.items():
         if role == "through" and tensor not in cut:
             held = [units.pinned[unit] for unit in units.places[tensor, dim].tolist() if unit in units.pinned]
-            why = held[0] if held else Cause.GOES_WITH_GROUPS.at()
+            why = held[0] if held else Cause.TIED_TO_GROUPS.at()
             skipped.append(Skipped(module_of(tensor), flow.shapes[tensor][dim], why))
     skipped += [Skipped(name, channels, why) for name, (channels, why) in flow.computed.items()]
     return layers + tied, skipped
@@ -267,8 +267,8 @@ def _unit(
     neurons = 1 + max(int(part.owner.max()) for part in places)
     reading = sorted((part for part in places if part.role == "in"), key=lambda part: flow.order[part.tensor])
     layer = kind == "layer"
-    ways = group[:1] if layer or parameters is None else group
-    readers = tuple(Reader(part.tensor, _path(flow, part.tensor, ways)) for part in reading)
+    first = group[:1] if layer or parameters is None else group
+    readers = tuple(Reader(part.tensor, _path(flow, part.tensor, first)) for part in reading)
     along = [
         part.tensor
         for part in places
@@ -294,8 +294,8 @@ def _unit(
 
 def _path(flow: ChannelTracer, reader: str, group: list[Key]) -> tuple[Link, ...]:
     """The operations on a signal's path to a reader, from the first writer."""
-    ways = flow.reads.get(reader, {})
-    return next((ways[weight] for weight, _ in group if weight in ways), ())
+    paths = flow.reads.get(reader, {})
+    return next((paths[weight] for weight, _ in group if weight in paths), ())
 
 
 def _entries(shapes: Mapping[str, Shape], places: Sequence[IndexMap]) -> int:

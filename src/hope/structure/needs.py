@@ -71,8 +71,8 @@ def missing_statistics(layer: Unit, reader: Reader) -> Reason | None:
 def adds_up(unit: Unit, reader: Reader) -> bool:
     """Whether a reader of a stream reads a sum that no BN has normalised as a whole."""
     kinds = [link.kind for link in reader.path]
-    behind = kinds[len(kinds) - kinds[::-1].index("bn") :] if "bn" in kinds else kinds
-    return unit.kind == "stream" and "add" in behind
+    after_bn = kinds[len(kinds) - kinds[::-1].index("bn") :] if "bn" in kinds else kinds
+    return unit.kind == "stream" and "add" in after_bn
 
 
 def writing_bns(stream: Unit) -> list[str]:

@@ -36,7 +36,7 @@ class ObservationPoint:
     # the activation between the result and the reader; None if no later change is known
     # on
     activation: Link | None = None
-    behind: str = ""  # the BN between that activation and the reader, "" if there is none
+    bn: str = ""  # the BN between that activation and the reader, "" if there is none
 
 
 Taps = Mapping[tuple[str, str], ObservationPoint]
@@ -107,20 +107,20 @@ def _before(program: Program, where: _Where, position: int) -> ObservationPoint 
     """The last activation before a position, if it is known and the signal in between is only moved, pooled
     or normalised by a BN.
     """
-    behind: list[str] = []
+    bns: list[str] = []
     at: int | None = position
     while at is not None:
         operation = program[at]
         entry = ops.find(operation)
         source = _source(operation, where)
         if isinstance(entry, Activation) and known(entry.link(operation)):
-            if source is None or len(behind) > 1:
+            if source is None or len(bns) > 1:
                 return None
             place = where(source)
             assert place is not None
-            return ObservationPoint(program[source].name, *place, entry.link(operation), *behind)
+            return ObservationPoint(program[source].name, *place, entry.link(operation), *bns)
         if isinstance(entry, BatchNorm) and bn_of(operation):
-            behind.append(bn_of(operation))
+            bns.append(bn_of(operation))
         elif entry is None or isinstance(entry, MIXING):
             return None
         at = source

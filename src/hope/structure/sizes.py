@@ -137,7 +137,7 @@ def _tally(
     Args:
         lost: unit -> how many of its neurons are removed at each moment.
         evicted_at: block -> the moment from which on it is evicted.
-        biased: those of the evicted blocks that leave a bias behind; it goes with a block around them.
+        biased: those of the evicted blocks that leave a bias; it is removed with a block around them.
     """
     table = np.zeros((length, 3), dtype=np.int64)
     alive_until = _ends(anatomy, evicted_at, length)
@@ -199,7 +199,7 @@ def _biases(
     biased: Sequence[str],
     length: int,
 ) -> Iterator[tuple[str, Counts]]:
-    """Evicted blocks that leave a bias behind, and its entries at so many moments: it goes with a block
+    """Evicted blocks that leave a bias, and its entries at so many moments: it is removed with a block
     around it, and channels of its stream take theirs along. The arguments are those of `_tally`.
     """
     for name in biased:
@@ -221,7 +221,7 @@ class ParameterSavings:
     A neuron releases its incoming and outgoing weights over all readers, its bias, and the four BN numbers.
     Evicting a residual branch releases the weights of its internal layers and all its BN numbers; its last
     weight is not counted (paper, Section "Block Eviction"). A block without a skip releases all it holds, and
-    all that goes with the neurons that it takes along.
+    all that is removed with its neurons.
     """
 
     def __init__(self, anatomy: Anatomy) -> None:

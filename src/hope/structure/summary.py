@@ -52,8 +52,8 @@ def parts_of(anatomy: Anatomy) -> list[object]:
         table = grid("Streams (joined by adds)", " stream", "channels", "writers", "readers", " prunable")
         waiting = {one.name for one in anatomy.skipped if one.reason.cause is Cause.STREAM}
         for one in anatomy.streams:
-            goes = "yes" if one.open else "with streams=True" if waiting & set(one.writers) else "no"
-            table.add_row(one.name, str(one.neurons), str(len(one.writers)), str(len(one.readers)), goes)
+            prunable = "yes" if one.open else "with streams=True" if waiting & set(one.writers) else "no"
+            table.add_row(one.name, str(one.neurons), str(len(one.writers)), str(len(one.readers)), prunable)
         parts += [table, ""]
     if anatomy.skipped:
         parts += [_left_alone(anatomy), ""]

@@ -24,8 +24,8 @@ class IndexMap:
     tensor: str  # name in the model's `state_dict` (or of a non-persistent buffer)
     dim: int  # the dimension
     # "out" (a filter), "in" (outgoing weights, the readers' side), "norm" (the weight of a norm over all
-    # channels of a stream) or "along" (BN numbers, biases, depthwise filters, gates: whatever else goes with
-    # the neuron)
+    # channels of a stream) or "along" (BN numbers, biases, depthwise filters, gates: whatever else is removed
+    # with the neuron)
     role: str
     owner: Ids  # (size of the dimension,) the neuron at each place, -1 if it belongs to another unit or none
 
@@ -74,7 +74,7 @@ class Reader:
         """The last operation of a kind on the path, e.g. the BN whose output this reader reads."""
         return next((link for link in reversed(self.path) if link.kind == kind), None)
 
-    def behind(self, weight: str) -> bool:
+    def reads_norm(self, weight: str) -> bool:
         """Whether it reads the output of a norm with that weight, unchanged."""
         last = self.path[-1] if self.path else None
         scaled = last is not None and last.kind == "scale" and last.name == module_of(weight)

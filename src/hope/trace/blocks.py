@@ -6,7 +6,7 @@ the add, found by dominance in the program, whatever the code looks like. Withou
 or a segment of a *chain* that gives back the shape it is given. How a block can be taken out of the *modules*
 is a separate question with two answers (found in `hope.structure.eviction_strategies`):
 
-- `Replace`: one module computes exactly the block, from its input to the add and the activation behind it. It
+- `Replace`: one module computes exactly the block, from its input to the add and the activation after it. It
   is replaced by its own skip: nothing of the branch is left at run time.
 - `ReplaceByZero`: the block is a part of a larger module's code. The branch's modules are replaced so that
   the code still runs and adds nothing (or a bias), joins nothing, or hands on what it is given.
@@ -85,17 +85,17 @@ class Block:
     channel_dim: int  # the dimension they stand in
     ndim: int  # how many dimensions the branch's output has
     # neuron layers inside the branch. Those of a part of a concatenation lose all their neurons: who reads
-    # them, however far behind, is cut as for pruned ones
+    # them, however far away, is cut as for pruned ones
     layers: tuple[str, ...]
     release: int  # parameters that an eviction releases
     inside: str | None  # the innermost other block whose branch contains this one
     way: Replace | ReplaceByZero  # how it is taken out of the modules
-    bias: bool  # whether a per-channel bias can be left behind
+    bias: bool  # whether a per-channel bias can be left
     last_bn: str | None  # the BN in front of the add, if the branch ends in one
-    skip_bn: str | None  # the last BN that wrote into what the skip carries, if there is one
+    skip_bn: str | None  # the last BN that wrote into the signal of the skip, if there is one
     tensors: tuple[str, ...]  # parameters and buffers that the branch uses
     branch_output: str  # name of the graph node that ends the branch
-    # a BN that reads what the skip carries, as the first of a pre-activation branch does
+    # a BN that reads the signal of the skip, as the first of a pre-activation branch does
     read_bn: str | None = None
     # of a part of a concatenation: the other parts of each concatenation that could go as well; one of each
     # must stay
@@ -123,7 +123,7 @@ class Block:
         return all(self.removes(path) for path in other.way.paths)
 
     def __repr__(self) -> str:
-        where = f"beside {self.skip}" if self.residual else f"in a {self.skip}"
+        where = f"with {self.skip} skip" if self.residual else f"in a {self.skip}"
         return f"<Block {self.name}: {len(self.layers)} layers {where}, {self.channels} channels>"
 
 
@@ -269,7 +269,7 @@ class DominatorTree:
 
 
 def _live(program: Program) -> set[int]:
-    """What an output depends on: not the checks that export leaves behind, nor writes into masks and the
+    """What an output depends on: not the checks that export leaves, nor writes into masks and the
     like.
     """
     live = {operation.position for operation in program if operation.operator == "output"}

@@ -92,7 +92,7 @@ def check_readable(model: nn.Module) -> None:
             )
         if any(all(hasattr(module, one) for one in names) for names in ADAPTED):
             raise UnsupportedModel(
-                f"{name or kind} has an adapter beside its weight (LoRA): "
+                f"{name or kind} has an adapter besides its weight (LoRA): "
                 "put it into the weight first, model = model.merge_and_unload()"
             )
 
@@ -156,7 +156,7 @@ def unchanged(model: nn.Module) -> Iterator[None]:
 
 
 def _explain(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], error: Exception) -> Exception:
-    """Was it the example or the model? Running the model tells."""
+    """Whether the example or the model failed: the model is run to find out."""
     name = type(model).__name__
     if any(module.training for module in model.modules()):
         return UnsupportedModel(f"{name} cannot be captured in training mode: {first_line(error)}")
@@ -274,7 +274,7 @@ def _graph(model: nn.Module, program: ExportedProgram, training: bool) -> Graph:
             node.meta["nn_module_stack"] = {
                 call: (_whole(model, path), kind) for call, (path, kind) in stack.items()
             }
-    first: dict[int, str] = {}  # what goes by several names is called by the first
+    first: dict[int, str] = {}  # a tensor with several names is called by the first
     every = [*model.named_parameters(remove_duplicate=False), *model.named_buffers(remove_duplicate=False)]
     called = {name: first.setdefault(id(tensor), name) for name, tensor in every}
     named = {**signature.inputs_to_parameters, **signature.inputs_to_buffers}
@@ -290,7 +290,7 @@ def _graph(model: nn.Module, program: ExportedProgram, training: bool) -> Graph:
 
 def _whole(model: nn.Module, path: str) -> str:
     """The way to a module that was reached through a part of a list ("layers.slice(1, None, None).0"), as
-    export tells it of models that have a module in several places: the way from the whole list ("layers.1").
+    export names it in models that have a module in several places: the way from the whole list ("layers.1").
     """
     module, known, part = model, list[str](), slice(None)
     for name in path.split("."):
@@ -306,7 +306,7 @@ def _whole(model: nn.Module, path: str) -> str:
 
 
 def _constants(program: ExportedProgram, known: Collection[str]) -> dict[str, Any]:
-    """What the graph holds beside parameters, buffers and inputs: tensors of its own, and sub-graphs."""
+    """What the graph holds besides parameters, buffers and inputs: tensors of its own, and sub-graphs."""
     signature = program.graph_signature
     lifted = {**signature.inputs_to_lifted_tensor_constants, **signature.inputs_to_buffers}
     found = {

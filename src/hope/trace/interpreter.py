@@ -21,7 +21,7 @@ from hope._util.memory import filed
 from hope.trace.program import Captured
 
 Value: TypeAlias = list[Any]  # a result per batch
-HELD = 4 << 30  # bytes of results in memory; what goes beyond is held in files
+HELD = 4 << 30  # bytes of results in memory; more is held in files
 
 
 class Interpreter:

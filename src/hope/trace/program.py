@@ -102,7 +102,7 @@ class Captured:
     def positions(self) -> dict[Node, Mapping[Node, int]]:
         """Node -> where it finds what it reads (its own position included): writing in place moves it."""
         found: dict[Node, Mapping[Node, int]] = {}
-        for position, (node, at) in enumerate(standings(self.graph)):
+        for position, (node, at) in enumerate(value_positions(self.graph)):
             found[node] = {**{other: at[other] for other in node.all_input_nodes}, node: position}
         return found
 
@@ -110,14 +110,14 @@ class Captured:
 def read_program(graph: Graph) -> Program:
     """The program of a captured network."""
     made: list[Operation] = []
-    for node, at in standings(graph):
+    for node, at in value_positions(graph):
         made.append(_operation(node, graph, at, made))
     read = {position for operation in made for position in references(operation.arguments)}
     left = (one.operator in TURNS and one.position not in read for one in made)  # by a product, see `_turned`
     return tuple(replace(one, tensors={}) if over else one for one, over in zip(made, left, strict=True))
 
 
-def standings(graph: Graph) -> Iterator[tuple[Node, Mapping[Node, int]]]:
+def value_positions(graph: Graph) -> Iterator[tuple[Node, Mapping[Node, int]]]:
     """Every node, and where the results of those before it stand by then: writing in place moves a result,
     and who reads a conversion to the type that a tensor has anyway reads the tensor.
     """
@@ -252,7 +252,7 @@ def references(argument: Any) -> Iterator[int]:
 
 
 def readers_of(program: Program) -> dict[int, list[Operation]]:
-    """Position -> the operations that read its result, in order; none for what nobody reads."""
+    """Position -> the operations that read its result, in order; none for a result that is not read."""
     found: dict[int, list[Operation]] = {}
     for operation in program:
         for other in operation.inputs:
