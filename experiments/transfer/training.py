@@ -31,9 +31,8 @@ from experiments.train import fit
 from experiments.transfer.data import Images
 from experiments.transfer.scale import Point, Scale
 from hope.bench.accuracy import accuracy
-from hope.deft import baselines
+from hope.deft import baselines, partition
 from hope.deft.fisher import fisher
-from hope.deft.partition import partition
 from hope.deft.prepare import prepare
 from hope.deft.store import load
 from hope.deft.tuning import Tuning

@@ -16,8 +16,9 @@ paper does:
 from hope.deft import baselines
 from hope.deft.bounds import Bounds, UnitBound
 from hope.deft.fisher import fisher
-from hope.deft.partition import Partition, partition
+from hope.deft.partition import Partition
 from hope.deft.prepare import prepare
+from hope.deft.split import partition
 from hope.deft.store import load
 from hope.deft.tuning import Tuning
 from hope.deft.wrap import wrap

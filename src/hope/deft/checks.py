@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from numbers import Real
 
 from torch import Tensor, nn
@@ -13,36 +14,84 @@ from hope.storage.run import fingerprint
 from hope.structure.anatomy import Anatomy
 
 BY = ("prune-cost", "capacity")
-SEVER = ("mask", "absorb")
+SEVER = ("refit", "mask", "absorb")
 PERCENTILE, FIDELITY = 20.0, 0.95
 MERGES: dict[bool | str, str | None] = {True: "sum", "sum": "sum", "pair": "pair", False: None}
 
 
-def check_options(
-    percentile: float | None, fidelity: float | None, example: object, by: str, merge: bool | str
-) -> tuple[float, float | None]:
-    """Check percentile or fidelity, the kind of partition and the kind of merge.
+@dataclass(frozen=True)
+class Request:
+    """How much is to be slack, and how it is found.
 
-    Returns:
-        The percentile, and the fidelity that decides instead of it, if any.
+    Attributes:
+        free: the share of slack of a refitted core.
+        percentile: of costs or capacities, otherwise.
+        fidelity: decides instead of both, if it is given.
+        fallback: whether nothing may be merged if merging costs more than the fidelity allows.
     """
-    if percentile is not None and fidelity is not None:
-        raise InvalidPartition("give either percentile= or fidelity=, not both")
-    if percentile is None and fidelity is None and by == BY[0] and example is not None:
-        fidelity = FIDELITY
-    percentile = PERCENTILE if percentile is None else percentile
-    if isinstance(percentile, bool) or not isinstance(percentile, Real) or not 0 <= percentile <= 100:
-        raise InvalidPartition(f"percentile must be between 0 and 100, got {percentile!r}")
-    if fidelity is not None:
-        if isinstance(fidelity, bool) or not isinstance(fidelity, Real) or not 0 < fidelity <= 1:
-            raise InvalidPartition(f"fidelity must be above 0 and at most 1, got {fidelity!r}")
-        if example is None:
-            raise InvalidPartition(f"fidelity={fidelity!r} needs an example input: pass example=")
-    if by not in BY:
-        raise InvalidPartition(f"by must be one of {', '.join(BY)}, got {by!r}")
-    if merge not in MERGES:
-        raise InvalidPartition(f"merge must be True, 'sum', 'pair' or False, got {merge!r}")
-    return percentile, fidelity
+
+    sever: str
+    by: str
+    merge: str | None
+    percentile: float = PERCENTILE
+    free: float = 0.0
+    fidelity: float | None = None
+    fallback: bool = False
+
+    @property
+    def refits(self) -> bool:
+        """Whether the core is refitted."""
+        return self.sever == "refit"
+
+    @classmethod
+    def of(
+        cls,
+        example: object,
+        free: float | None,
+        fidelity: float | None,
+        percentile: float | None,
+        by: str,
+        merge: bool | str | None,
+        sever: str | None,
+    ) -> Request:
+        """Check the arguments of `hope.deft.partition`, and fill in what is not given."""
+        given = {"free": free, "fidelity": fidelity, "percentile": percentile}
+        names = [name for name, value in given.items() if value is not None]
+        if len(names) > 1:
+            raise InvalidPartition(f"give either {names[0]}= or {names[1]}=, not both")
+        if by not in BY:
+            raise InvalidPartition(f"by must be one of {', '.join(BY)}, got {by!r}")
+        if merge is not None and merge not in MERGES:
+            raise InvalidPartition(f"merge must be True, 'sum', 'pair' or False, got {merge!r}")
+        by_paper = percentile is not None or merge is not None or by != BY[0]
+        if sever is None:
+            sever = "mask" if by_paper or example is None else "refit"
+        check_sever(sever)
+        if free is not None and sever != "refit":
+            raise InvalidPartition(f"free= needs sever='refit', got {sever!r}: use percentile=")
+        if by_paper and sever == "refit":
+            raise InvalidPartition("percentile=, by= and merge= need sever='mask' or 'absorb': use free=")
+        chooses = not names and example is not None and by == BY[0]
+        if chooses:
+            fidelity = FIDELITY
+        percentile = PERCENTILE if percentile is None else _number("percentile", percentile, 0, 100)
+        if free is not None:
+            free = _number("free", free, 0, 1)
+        if fidelity is not None:
+            fidelity = _number("fidelity", fidelity, 0, 1)
+            if fidelity == 0:
+                raise InvalidPartition("fidelity must be above 0 and at most 1, got 0")
+        if example is None and (fidelity is not None or sever == "refit"):
+            what = "sever='refit'" if fidelity is None else f"fidelity={fidelity!r}"
+            raise InvalidPartition(f"{what} needs an example input: pass example=")
+        mode = None if sever == "refit" else MERGES[True if merge is None else merge]
+        return cls(sever, by, mode, percentile, free or 0.0, fidelity, chooses)
+
+
+def _number(name: str, value: object, least: float, most: float) -> float:
+    if isinstance(value, bool) or not isinstance(value, Real) or not least <= float(value) <= most:
+        raise InvalidPartition(f"{name} must be between {least:g} and {most:g}, got {value!r}")
+    return float(value)
 
 
 def check_sever(sever: str) -> str:

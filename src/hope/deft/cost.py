@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Iterable
+from typing import Any
 
 import torch
+from msgspec import structs
 from torch import Tensor, nn
 
 from hope._util.calls import evaluation
@@ -18,6 +20,13 @@ from hope.storage.adapter import Cost
 LEAST = 0.5  # share of the source below which there is a warning
 
 
+def kept_fidelity(model: nn.Module, partition: Partition, tuning: Tuning) -> float | None:
+    """The source's predicted fidelity on the masked path; None without an example or a tensor to compare."""
+    predicted = partition.fidelity(model)
+    with tuning.source() as source:
+        return None if predicted is None else predicted(source)
+
+
 def cost_of(
     model: nn.Module,
     partition: Partition,
@@ -25,23 +34,41 @@ def cost_of(
     batches: Iterable[tuple[Tensor, Tensor]] | None = None,
 ) -> Cost:
     """Fidelity on synthetic inputs, and accuracy on labelled ones, of the source task in its
-    present state.
+    present state: on the masked path, and of the network as it is.
     """
-    judge = partition.judge(model)
-    with tuning.source() as source:
-        fidelity = None if judge is None else judge(source)
-        if batches is None:
-            return Cost(fidelity=fidelity)
-        right, total = [0, 0], 0
-        with evaluation(model), torch.inference_mode():
-            for batch in batches:
-                inputs, labels = _pair(batch)
-                for position, one in enumerate((model, source)):
-                    right[position] += int((one(inputs).argmax(dim=1) == labels.to(inputs.device)).sum())
-                total += len(labels)
+    predicted = partition.fidelity(model)
+    found: dict[str, Any] = {"fidelity": kept_fidelity(model, partition, tuning)}
+    if predicted is not None:
+        with tuning.source(masked=False) as network:
+            found["fidelity_as_is"] = predicted(network)
+    if batches is None:
+        return Cost(**found)
+    batches = list(batches)
+    with evaluation(model):
+        found["before"] = accuracy_on(model, batches)
+    return structs.replace(measured(tuning, batches), **found)
+
+
+def measured(tuning: Tuning, batches: Iterable[tuple[Tensor, Tensor]]) -> Cost:
+    """The source's accuracy now, on the masked path and of the network as it is."""
+    batches = list(batches)
+    found = {}
+    for name, masked in (("after", True), ("after_as_is", False)):
+        with tuning.source(masked=masked) as network:
+            found[name] = accuracy_on(network, batches)
+    return Cost(inputs=sum(len(_pair(batch)[1]) for batch in batches), **found)
+
+
+def accuracy_on(network: nn.Module, batches: Iterable[tuple[Tensor, Tensor]]) -> float:
+    """The share of labelled inputs that a network gets right."""
+    right = total = 0
+    with torch.inference_mode():
+        for inputs, labels in map(_pair, batches):
+            right += int((network(inputs).argmax(dim=1) == labels.to(inputs.device)).sum())
+            total += len(labels)
     if total == 0:
         raise InvalidExample("batches= has no labelled inputs: pass pairs of inputs and labels, or omit it")
-    return Cost(fidelity=fidelity, before=right[0] / total, after=right[1] / total, inputs=total)
+    return right / total
 
 
 def _pair(batch: object) -> tuple[Tensor, Tensor]:
@@ -52,7 +79,7 @@ def _pair(batch: object) -> tuple[Tensor, Tensor]:
     raise InvalidExample("batches= must be pairs of inputs and labels, one label per input: [(x, y), ...]")
 
 
-def tell(cost: Cost) -> None:
+def report_cost(cost: Cost) -> None:
     """A note about the cost, or a warning if little is left."""
     if cost.kept is not None and cost.kept < LEAST:
         warnings.warn(

@@ -93,16 +93,16 @@ def severed_masks(
     return masks
 
 
-def voices(anatomy: Anatomy, units: Sequence[Unit], severed: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Weight -> a mask that broadcasts to its shape, True if slack may learn to write into the core.
+def relearnable(anatomy: Anatomy, units: Sequence[Unit], severed: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Weight -> a mask that broadcasts to its shape, True where it writes from slack into one of these units.
 
-    All channels of a stream that is normalised as a whole are core, so slack that writes only there could not
-    reach the head. These weights are severed like all others from slack to core, but they are trainable: core
-    reads slack through them, except in `source()`, where all trainable entries are zero.
+    All neurons of these units are core, so slack that writes only there could not reach the head. These
+    weights are severed like all others from slack to core, but they are trainable: core reads slack through
+    them, except in `source()`, where all trainable entries are zero.
     """
     masks: dict[str, Tensor] = {}
     for unit in units:
-        for place in unit.places if unit.mixed else ():
+        for place in unit.places:
             if place.role == "out" and place.tensor in severed:
                 rows = _along(
                     (place.owner >= 0).astype(np.int64), place.dim, len(anatomy.shapes[place.tensor])

@@ -35,9 +35,7 @@ def draw(partition: Partition, path: Path) -> Path:
     axes.set_xlim(0, 1)
     axes.invert_yaxis()
     axes.set_xlabel("share of the neurons (their number on the right)")
-    axes.set_title(
-        f"{partition.anatomy.model}: core and slack by {partition.by}, percentile {partition.percentile:g}"
-    )
+    axes.set_title(f"{partition.anatomy.model}: core and slack by {partition.by}, {partition.amount}")
     axes.legend(loc="lower center", bbox_to_anchor=(0.5, 1.06), ncols=len(COLOURS), frameon=False)
     figure.savefig(path, metadata={"Software": None} if path.suffix == ".png" else None)
     return path

@@ -11,11 +11,12 @@ from torch import Tensor, nn
 from hope._util.tensors import get
 from hope.deft.absorb import Absorbed, absorb
 from hope.deft.checks import check_sever, check_weights
-from hope.deft.cost import cost_of, tell
+from hope.deft.cost import cost_of, report_cost
 from hope.deft.heads import new_head
 from hope.deft.partition import Partition
 from hope.deft.tuning import Tuning
 from hope.errors import InvalidPartition
+from hope.methods.base import listed
 
 
 def prepare(
@@ -58,7 +59,7 @@ def prepare(
         freeze_statistics: freeze the running statistics of core channels. The hooks belong to the BN modules:
             use `SyncBatchNorm.convert_sync_batchnorm` before `prepare`, not after.
         sever: "mask" as in the paper, or "absorb"; weights with unknown input moments are masked, and
-            `tuning.notes` names them. By default that of the partition.
+            `tuning.notes` names them. By default that of the partition; a refitted core has nothing to sever.
         calibration: a few unlabelled batches to measure moments on for absorption; required without BN.
         batches: labelled inputs of the source task, pairs (x, y).
 
@@ -88,7 +89,7 @@ def prepare(
         model, partition, head=head, freeze_statistics=freeze_statistics, sever=sever, calibration=calibration
     )
     tuning.cost = cost_of(model, partition, tuning, batches)
-    tell(tuning.cost)
+    report_cost(tuning.cost)
     return tuning
 
 
@@ -103,6 +104,10 @@ def ready(
 ) -> Tuning:
     """The same without measuring the cost."""
     sever = check_sever(partition.sever if sever is None else sever)
+    if (sever == "refit") != (partition.refitted is not None):
+        raise InvalidPartition(
+            f"sever={sever!r} needs a partition of that kind: call hope.deft.partition(..., sever={sever!r})"
+        )
     if calibration is not None and sever != "absorb":
         raise InvalidPartition('calibration is for sever="absorb" only: omit it')
     tuned = partition.consolidated(model)
@@ -120,17 +125,26 @@ def ready(
         masks_source=True,
         rewritten=_differences(model, tuned),
         absorbed_head=absorbed.head,
-        notes=(*absorbed.notes, *_spoken(partition)),
+        notes=(*absorbed.notes, *_notes(partition)),
     )
 
 
-def _spoken(partition: Partition) -> list[str]:
-    """A note about core that reads slack outside of `source()`."""
-    return [
-        f"core reads slack through the stream of {unit.name}, except in source(): {unit.mixed}"
+def _notes(partition: Partition) -> list[str]:
+    """Notes about core that reads slack outside of `source()`."""
+    trained = [
+        unit
         for unit in partition.units
-        if unit.mixed and any(place.tensor in partition.voices for place in unit.places)
+        if any(p.role == "out" and p.tensor in partition.relearnable for p in unit.places)
     ]
+    mixed = [
+        f"core reads slack through the stream of {unit.name}, except in source(): {unit.mixed}"
+        for unit in trained
+        if unit.mixed
+    ]
+    whole = [unit.name for unit in trained if not unit.mixed]
+    if whole:
+        mixed.append(f"slack writes into {listed(whole)}, whose neurons are all core; except in source()")
+    return mixed
 
 
 @torch.no_grad()

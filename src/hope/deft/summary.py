@@ -19,21 +19,28 @@ def parts_of(partition: Partition) -> list[object]:
     """One row per layer and stream with its bounds, and a list of what is completely core."""
     counts, bounds = partition.counts(), partition.bounds
     total = [sum(column) for column in zip((0, 0, 0), *counts.values(), strict=True)]
-    why = "" if partition.by == "capacity" else f" ({partition.lock.reason})"
+    threshold = f"threshold {partition.threshold:.4g}"
+    if partition.by == "prune-cost":
+        threshold += f" ({partition.lock.reason})"
+    bounded = partition.refitted is None
+    freed = f", {total[2]} freed by merging" if bounded else ""
     table = grid(
-        f"{partition.anatomy.model}: {total[0]} core, {total[1]} slack, {total[2]} freed by merging "
-        f"(by {partition.by}, percentile {partition.percentile:g}, threshold {partition.threshold:.4g}{why})",
-        " layer or stream", "neurons", "core", "slack", "freed", "severed", "shock ≤", "merging δ", "share",
+        f"{partition.anatomy.model}: {total[0]} core, {total[1]} slack{freed} "
+        f"(by {partition.by}, {partition.amount}, {threshold})",
+        " layer or stream", "neurons", "core", "slack",
+        *(("freed", "severed", "shock ≤", "merging δ", "share") if bounded else ()),
     )  # fmt: skip
     known = {bound.name: bound for bound in bounds.units}
-    for name, (locked, slack, freed) in counts.items():
-        numbers = ["", "", "", ""]
+    for name, some in counts.items():
+        numbers = [str(some[2]), "", "", "", ""] if bounded else []
         if name in known:
             bound = known[name]
-            numbers = [f"{v:.3g}" for v in (bound.severed, bound.directed, bound.merging, bound.share)]
-        table.add_row(name, str(locked + slack + freed), str(locked), str(slack), str(freed), *numbers)
+            numbers[1:] = [f"{v:.3g}" for v in (bound.severed, bound.directed, bound.merging, bound.share)]
+        table.add_row(name, *map(str, (sum(some), *some[:2])), *numbers)
     words = "" if bounds.proven else " (not a bound: pair merges lose more than their δ)"
     parts: list[object] = [table, f"unified cumulative bound {bounds.cumulative:.4g}{words}"]
+    if not bounded:
+        parts = [table, "the core is refitted, so the bounds of severing do not apply: see tuning.cost"]
     if bounds.left_out:
         names = ", ".join(bounds.left_out)
         parts.append(f"not included, because the capacity of their readers is unknown: {names}")

@@ -32,9 +32,18 @@ class Targets:
         }
 
 
-def find_subject(anatomy: Anatomy, head: str | None, patterns: Sequence[str]) -> Targets:
-    """The units of a network, those that may have slack, and why the others may not."""
+def find_targets(
+    anatomy: Anatomy, head: str | None, patterns: Sequence[str], *, streams: bool = True
+) -> Targets:
+    """The units of a network, those that may have slack, and why the others may not.
+
+    Args:
+        streams: whether streams, and layers with a fixed width, may have slack.
+    """
     check_patterns(anatomy, patterns)
+    if not streams:
+        whole = [unit for unit in anatomy.units if unit.kind == "stream" or unit.fixed is not None]
+        patterns = [*patterns, *(module for unit in whole for module in unit.modules)]
     found = find_head(anatomy, head)
     units = [unit for unit in find_units(anatomy) if found not in unit.modules]
     left = check_separable(anatomy, units, found, patterns)

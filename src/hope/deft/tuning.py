@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from os import PathLike
 from pathlib import Path
@@ -170,6 +170,27 @@ class Tuning:
             (5, 2)
         """
         return source(self, self.masks_source if masked is None else masked)
+
+    def measure(self, batches: Iterable[tuple[Tensor, Tensor]]) -> Cost:
+        """The source's accuracy now, in two numbers: on the masked path of `source()`, which training does
+        not change, and of the network as it is, with the source's head on slack in its present state.
+
+        Args:
+            batches: labelled inputs of the source task, pairs (x, y).
+
+        Example:
+            >>> import torch, hope
+            >>> net = torch.nn.Sequential(
+            ...     torch.nn.Linear(4, 8), torch.nn.BatchNorm1d(8), torch.nn.ReLU(), torch.nn.Linear(8, 3)
+            ... )
+            >>> tuning = hope.deft.wrap(net, torch.zeros(2, 4), free=0.25, head=2)
+            >>> found = tuning.measure([(torch.randn(64, 4), torch.randint(3, (64,)))])
+            >>> found.after == found.after_as_is  # slack has learned nothing yet
+            True
+        """
+        from hope.deft.cost import measured
+
+        return measured(self, batches)
 
     def restore(self) -> None:
         """Restore the core, to the bit. Needed only after something other than an optimizer derived from

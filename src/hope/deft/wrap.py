@@ -8,8 +8,8 @@ from typing import Any
 from torch import nn
 
 from hope._util.calls import Example
-from hope.deft.partition import partition
 from hope.deft.prepare import prepare
+from hope.deft.split import partition
 from hope.deft.tuning import Tuning
 
 
@@ -18,7 +18,7 @@ def wrap(
     example: Example | None = None,
     *,
     head: int | nn.Module | None,
-    sever: str = "mask",
+    sever: str | None = None,
     calibration: Iterable[Any] | None = None,
     **options: Any,
 ) -> Tuning:
@@ -31,9 +31,10 @@ def wrap(
         model: a trained model, with BN or with `calibration`.
         example: an input it can run on.
         head: number of outputs of the new classifier, a module, or None to start from the source's.
-        sever: "mask" or "absorb" (see `prepare`).
+        sever: "refit", "mask" or "absorb" (see `hope.deft.partition`).
         calibration: a few unlabelled batches to measure statistics on; required without BN.
-        **options: of `partition`: `percentile`, `fidelity`, `by`, `merge`, `core`, `seed`, `progress`.
+        **options: of `partition`: `free`, `fidelity`, `percentile`, `by`, `merge`, `core`,
+            `seed`, `progress`.
 
     Example:
         >>> import torch, hope

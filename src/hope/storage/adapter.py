@@ -31,21 +31,28 @@ class Cost(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     """The cost of severing for the source task.
 
     Attributes:
-        fidelity: the source's predicted fidelity after it (see `hope.fidelity`); None if unknown.
-        before, after: the source's accuracy on labelled inputs; None if there were none.
+        fidelity: the source's predicted fidelity after it (see `hope.fidelity`) on the masked path of
+            `source()`; None if unknown. Training does not change it.
+        before, after: the source's accuracy on labelled inputs, after it on the masked path; None if there
+            were none.
         inputs: how many they were.
+        fidelity_as_is, after_as_is: the same of the network as it is, where core may read slack.
 
     Example:
         >>> Cost(fidelity=0.4, before=0.5, after=0.25, inputs=100).kept
         0.5
         >>> print(Cost(fidelity=0.4, before=0.9, after=0.6, inputs=100))
         predicted fidelity 0.40; 60.0% of 100 labelled inputs right, 90.0% before
+        >>> print(Cost(fidelity=0.4, fidelity_as_is=0.3))
+        predicted fidelity 0.40, of the network as it is 0.30
     """
 
     fidelity: float | None = None
     before: float | None = None
     after: float | None = None
     inputs: int = 0
+    fidelity_as_is: float | None = None
+    after_as_is: float | None = None
 
     @property
     def kept(self) -> float | None:
@@ -56,10 +63,13 @@ class Cost(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
 
     def __str__(self) -> str:
         words = [] if self.fidelity is None else [f"predicted fidelity {self.fidelity:.2f}"]
+        if words and self.fidelity_as_is is not None:
+            words[0] += f", of the network as it is {self.fidelity_as_is:.2f}"
         if self.before is not None and self.after is not None:
-            words.append(
-                f"{self.after:.1%} of {self.inputs:,} labelled inputs right, {self.before:.1%} before"
-            )
+            right = f"{self.after:.1%} of {self.inputs:,} labelled inputs right"
+            if self.after_as_is is not None:
+                right += f", {self.after_as_is:.1%} by the network as it is"
+            words.append(f"{right}, {self.before:.1%} before")
         return "; ".join(words) or "not known: the partition was made without an example"
 
 

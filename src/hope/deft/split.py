@@ -1,0 +1,271 @@
+"""`hope.deft.partition`: split a trained network into a frozen core and trainable slack."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+
+from hope._util.calls import Example, duplicate, unlabelled
+from hope._util.finite import check_finite
+from hope.actions import Action
+from hope.deft import search
+from hope.deft.bounds import Bounds, CoreSlackSplit, find_bounds
+from hope.deft.capacities import Energies, unit_state
+from hope.deft.checks import Request, check_same
+from hope.deft.elasticity import (
+    Lock,
+    UnitPartition,
+    by_capacity,
+    by_prune_cost,
+    lock_threshold,
+    prune_costs,
+    walk,
+)
+from hope.deft.freed import consolidate
+from hope.deft.partition import Partition
+from hope.deft.refit import RefittedCore, ranking
+from hope.deft.targets import Targets, find_targets
+from hope.errors import InvalidPartition
+from hope.evaluate.dry_run import verify
+from hope.evaluate.fidelity import Fidelity
+from hope.methods.calibration import batches_of
+from hope.methods.pairs import PaperState
+from hope.statistics.checkpoint import Checkpoint
+from hope.statistics.marginals import measured_marginals
+from hope.storage.run import fingerprint
+from hope.structure.analyse import read_model
+from hope.structure.anatomy import Anatomy
+
+
+def partition(  # noqa: PLR0913
+    model: nn.Module,
+    example: Example | None = None,
+    *,
+    free: float | None = None,
+    fidelity: float | None = None,
+    percentile: float | None = None,
+    by: str = "prune-cost",
+    merge: bool | str | None = None,
+    head: str | None = None,
+    core: str | Sequence[str] = (),
+    anatomy: Anatomy | None = None,
+    seed: int = 0,
+    sever: str | None = None,
+    calibration: Iterable[Any] | str | None = None,
+    progress: bool | None = None,
+) -> Partition:
+    """Split a trained network into core and slack, without data. The model is not changed.
+
+    By default (`sever="refit"`) the core is what compression would keep: neurons are ranked by absorption,
+    the share that `free` or `fidelity` asks for becomes slack, and every weight of the core is refitted to
+    the original's activations (see `hope.Absorb`). Residual streams are completely core; slack writes into
+    them, except in `source()`.
+
+    With `sever="mask"` or "absorb", as in the paper: by prune cost, neurons with J_prune < J_lock are slack;
+    J_lock is the percentile of all such costs (Section "DEFT"), or the largest of them if the percentile is
+    near zero, or 1 if that is, too. By capacity, neurons with ‖f_i‖ ≤ τ are slack; τ is the percentile of all
+    capacities after merging (Algorithm "DEFT"). Evictions are off, and the last neuron of a layer is core. A
+    channel of a residual stream has one elasticity over all its writers and readers; its squared capacity is
+    Σ_readers ‖W_c‖²·E z_c², with z_c the reader's input.
+
+    Args:
+        model: a trained model, with BN or with `calibration`.
+        example: an input it can run on.
+        free: the share of prunable neurons that become slack, with a refitted core.
+        fidelity: the smallest predicted fidelity (see `hope.fidelity`) of the source after severing: the most
+            slack that keeps it, found by bisection. Default: 0.95, if nothing else says how much is slack.
+        percentile: P, of costs or capacities. Higher values give more slack and keep less of the source.
+        by: "prune-cost" or "capacity".
+        merge: merge redundant neurons of the core, at a cost below J_lock; the freed neurons become slack.
+            True or "sum": a parent approximates the sum of two neurons; "pair": the paper's; False: none.
+            Default: True, or without a percentile none if that alone costs more; a refitted core has none.
+        head: the module that a new task replaces; found automatically if only one layer writes the outputs.
+        core: pattern or patterns (`*`, `?`) of layers and streams that are completely core.
+        anatomy: the result of `hope.inspect`, to avoid a second analysis.
+        seed: of the fresh weights of freed neurons.
+        sever: "refit", "mask" or "absorb" (see `prepare`). Default: "refit", but "mask" with `percentile`,
+            `merge` or by="capacity", or without an example.
+        calibration: a few unlabelled batches to measure statistics on, instead of reading them from BNs (see
+            `hope.Paper`), and to refit on (see `hope.Absorb`). Required without BN.
+        progress: show progress; by default on a terminal only.
+
+    Raises:
+        InvalidPartition: an argument is invalid, or the weights are not finite.
+        NotSeparable: slack would reach core other than through weights; the message names the place.
+
+    Example:
+        >>> import torch, hope
+        >>> net = torch.nn.Sequential(
+        ...     torch.nn.Conv2d(3, 8, 3), torch.nn.BatchNorm2d(8), torch.nn.ReLU(),
+        ...     torch.nn.Conv2d(8, 8, 3), torch.nn.BatchNorm2d(8), torch.nn.ReLU(),
+        ...     torch.nn.AdaptiveAvgPool2d(1), torch.nn.Flatten(), torch.nn.Linear(8, 4),
+        ... ).eval()
+        >>> part = hope.deft.partition(net, torch.zeros(1, 3, 8, 8), free=0.25)
+        >>> part.head, sum(int((~mask).sum()) for mask in part.core.values())
+        ('8', 4)
+        >>> part = hope.deft.partition(net, torch.zeros(1, 3, 8, 8), percentile=50)
+        >>> 0 < sum(int(mask.sum()) for mask in part.core.values()) < 16
+        True
+        >>> safe = hope.deft.partition(net, torch.zeros(1, 3, 8, 8), fidelity=0.95)
+        >>> hope.deft.prepare(net, safe, head=3).cost.fidelity >= 0.95
+        True
+    """
+    asked = Request.of(example, free, fidelity, percentile, by, merge, sever)
+    patterns = [core] if isinstance(core, str) else list(core)
+    anatomy = _read(model, example, anatomy, progress, cuts=asked.refits)
+    common: dict[str, Any] = {
+        "original": fingerprint(model),
+        "seed": seed,
+        "sever": asked.sever,
+        "example": example,
+    }
+    if not asked.refits:
+        targets = find_targets(anatomy, head, patterns)
+        batches = _batches(calibration, model, example, anatomy, progress)
+        return _by_paper(model, anatomy, targets, asked, batches, common, progress)
+    targets = find_targets(anatomy, head, patterns, streams=False)
+    order = ranking(model, example, anatomy, targets, calibration, progress)
+    fidelities = list[Fidelity]()
+
+    def make(free: float) -> Partition:
+        return _refitted(order.core(free), targets, {**common, "_fidelities": fidelities})
+
+    if asked.fidelity is None:
+        return make(asked.free)
+    return search.largest(model, make, asked.fidelity)
+
+
+def _refitted(core: RefittedCore, targets: Targets, common: dict[str, Any]) -> Partition:
+    """The partition with a refitted core."""
+    slack = core.slack
+    locks = {unit.name: torch.ones(unit.neurons, dtype=torch.bool) for unit in targets.free}
+    for name, neurons in slack.items():
+        locks[name][list(neurons)] = False
+    share = sum(map(len, slack.values())) / max(1, sum(map(len, locks.values())))
+    cost = max((step.cost for step in core.steps), default=0.0)
+    return Partition(
+        anatomy=core.anatomy,
+        head=targets.head,
+        by="absorption",
+        percentile=100 * share,
+        threshold=cost,
+        lock=Lock(cost, "absorption"),
+        merge=None,
+        core=targets.masks(locks),
+        merges=(),
+        freed={},
+        costs={},
+        capacities={},
+        bounds=Bounds((), proven=False),
+        left_alone=targets.left_alone,
+        refitted=core,
+        **common,
+    )
+
+
+def _by_paper(
+    model: nn.Module,
+    anatomy: Anatomy,
+    targets: Targets,
+    asked: Request,
+    batches: list[Any] | None,
+    common: dict[str, Any],
+    progress: bool | None,
+) -> Partition:
+    """A partition by the paper's definitions, at a percentile or at the highest that keeps a fidelity."""
+    known = _energies(model, anatomy, batches, progress)
+    states = [unit_state(unit, known, merges=asked.merge is not None) for unit in targets.free]
+    paths = [walk(state) for state in states]
+    fidelities = list[Fidelity]()
+
+    def make(percentile: float, merge: str | None) -> Partition:
+        lock, found = _unit_partitions(states, paths, percentile, merge)
+        threshold, locks = lock.threshold, {name: one.core for name, one in found.items()}
+        merges = tuple(action for one in found.values() for action in one.merges)
+        freed = {name: one.freed for name, one in found.items() if one.freed}
+        merged = duplicate(model)  # their future inputs are unknown
+        consolidate(merged, anatomy, merges, freed, None)
+        energies = _energies(merged, anatomy, batches, progress)
+        left = {unit.name: unit_state(unit, energies, merges=False) for unit in targets.free}
+        after = {name: state.capacities for name, state in left.items()}
+        if asked.by == "capacity":
+            threshold, locks = by_capacity(after, freed, percentile)
+        core = targets.masks(locks)
+        split = CoreSlackSplit(anatomy, targets.head, targets.units, core, merges, freed, energies, left)
+        tau = threshold if asked.by == "capacity" else None
+        return Partition(
+            anatomy=anatomy,
+            head=targets.head,
+            by=asked.by,
+            percentile=percentile,
+            threshold=threshold,
+            lock=lock,
+            merge=merge,
+            core=core,
+            merges=merges,
+            freed=freed,
+            costs={name: one.costs for name, one in found.items()},
+            capacities=after,
+            bounds=find_bounds(split, tau, merge != "pair" or not merges),
+            left_alone=targets.left_alone,
+            _fidelities=fidelities,
+            **common,
+        )
+
+    if asked.fidelity is None:
+        return make(asked.percentile, asked.merge)
+    return search.widest(model, make, asked, batches)
+
+
+def _read(
+    model: nn.Module, example: Example | None, anatomy: Anatomy | None, progress: bool | None, *, cuts: bool
+) -> Anatomy:
+    """The network's structure.
+
+    Args:
+        cuts: whether it will be cut, which a dry run checks.
+    """
+    tensors = {n: t.detach().cpu() for n, t in [*model.named_parameters(), *model.named_buffers()]}
+    if anatomy is None:
+        anatomy, candidates = read_model(model, example, progress=progress)
+        anatomy = verify(model, example, anatomy, candidates) if cuts else anatomy
+    else:
+        check_same(anatomy, tensors)
+    check_finite(tensors, anatomy.parameters, InvalidPartition)
+    return anatomy
+
+
+def _unit_partitions(
+    states: Sequence[PaperState], paths: Sequence[Sequence[Action]], percentile: float, merge: str | None
+) -> tuple[Lock, dict[str, UnitPartition]]:
+    """J_lock over the paths of all units, and the partition of each unit."""
+    lock = lock_threshold([cost for steps in paths for cost in prune_costs(steps)], percentile)
+    return lock, {
+        state.name: by_prune_cost(state, steps, lock.threshold, merge)
+        for state, steps in zip(states, paths, strict=True)
+    }
+
+
+def _batches(
+    calibration: Iterable[Any] | str | None,
+    model: nn.Module,
+    example: Example | None,
+    anatomy: Anatomy,
+    progress: bool | None,
+) -> list[Any] | None:
+    """Inputs that can be iterated over twice: the network is measured before and after its merges."""
+    if calibration is None:
+        return None
+    batches, _ = batches_of(calibration, model, example, anatomy, progress=progress)
+    return list(unlabelled(model, batches))
+
+
+def _energies(
+    model: nn.Module, anatomy: Anatomy, batches: list[Any] | None, progress: bool | None
+) -> Energies:
+    """Second moments of a network's signals, from BNs or inputs."""
+    measured = None if batches is None else measured_marginals(model, anatomy, batches, progress=progress)
+    return Energies(anatomy, Checkpoint.of(model, anatomy, measured=measured))
