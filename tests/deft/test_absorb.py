@@ -305,8 +305,8 @@ def test_where_moments_are_not_known_a_mask_has_to_do() -> None:
 
 def test_there_are_two_ways_to_sever() -> None:
     net = made(chain())
-    part = hope.deft.partition(net, images(2))
-    with pytest.raises(InvalidPartition, match="one of mask, absorb"):
+    part = hope.deft.partition(net, images(2), percentile=20)
+    with pytest.raises(InvalidPartition, match="one of refit, mask, absorb"):
         hope.deft.prepare(net, part, sever="melt")
 
 

@@ -44,7 +44,7 @@ def test_without_bn_and_inputs_it_is_said_what_to_type() -> None:
     with pytest.raises(
         NotSeparable, match=r"pass a few inputs with calibration=batches, or freeze"
     ) as caught:
-        hope.deft.partition(net(), images(2))
+        hope.deft.partition(net(), images(2), sever="mask")
     assert len(str(caught.value).splitlines()) == 1
 
 

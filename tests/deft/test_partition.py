@@ -80,7 +80,7 @@ def test_dead_neurons_make_the_supremum_the_threshold() -> None:
 def test_the_default_keeps_a_predicted_fidelity_of_095() -> None:
     net = made(chain())
     part, asked = hope.deft.partition(net, images(2)), hope.deft.partition(net, images(2), fidelity=0.95)
-    assert part.percentile == asked.percentile != PERCENTILE
+    assert (part.sever, part.percentile) == ("refit", asked.percentile)
     cost = hope.deft.prepare(net, part, head=3).cost
     assert (cost.fidelity if cost and cost.fidelity else 0) >= 0.95
     assert hope.deft.partition(net, images(2), by="capacity").percentile == PERCENTILE
@@ -90,8 +90,8 @@ def test_the_default_does_not_merge_if_merging_costs_more(capsys: pytest.Capture
     torch.manual_seed(0)
     net = nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 3)).eval()
     with pytest.raises(InvalidPartition, match="merge=False"):
-        hope.deft.partition(net, torch.zeros(2, 4), fidelity=0.95)
-    part = hope.deft.partition(net, torch.zeros(2, 4))
+        hope.deft.partition(net, torch.zeros(2, 4), fidelity=0.95, sever="mask")
+    part = hope.deft.partition(net, torch.zeros(2, 4), sever="mask")
     assert (part.merge, part.merges) == (None, ())
     assert "nothing is merged" in capsys.readouterr().err
 
@@ -109,7 +109,7 @@ def test_wrap_is_partition_and_prepare(sever: str) -> None:
 
 def test_costs_are_those_of_the_encoder() -> None:
     net = made(chain())
-    part = hope.deft.partition(net, images(2))
+    part = hope.deft.partition(net, images(2), percentile=5)
     for state in _states(net):
         for step in PairPath(state, merge=None, kernel="zero-bias").steps():
             assert part.costs[state.name][list(step.removed)].tolist() == [step.cost]
@@ -307,7 +307,7 @@ class _Normed(nn.Module):
 def test_a_stream_that_mixes_its_channels_is_refused_with_the_place() -> None:
     net = made(_Normed())
     with pytest.raises(NotSeparable, match=r"stem.*group_norm in norm.*core=\['stem'\]"):
-        hope.deft.partition(net, images(2))
+        hope.deft.partition(net, images(2), sever="mask")
     part = hope.deft.partition(net, images(2), core=["stem"], percentile=60, merge=False)
     assert part.core["stem"].all()
     assert not part.core["conv1"].all()
@@ -331,8 +331,8 @@ def test_a_layer_of_unknown_capacity_is_refused_with_the_way_out() -> None:
         nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 3)
     )
     with pytest.raises(NotSeparable, match=r"no BN between it and 2.*core=\['0'\]"):
-        hope.deft.partition(made(net), torch.zeros(2, 6))
-    part = hope.deft.partition(made(net), torch.zeros(2, 6), core=["0"])
+        hope.deft.partition(made(net), torch.zeros(2, 6), sever="mask")
+    part = hope.deft.partition(made(net), torch.zeros(2, 6), core=["0"], sever="mask")
     assert set(part.core) == {"0", "2"}
     assert part.bounds.cumulative >= 0
 
@@ -370,7 +370,7 @@ def test_a_parameter_that_core_and_slack_share_is_core() -> None:
 
 
 def test_the_table_names_every_layer_and_the_picture_is_drawn(tmp_path: Path) -> None:
-    part = hope.deft.partition(made(Residual()), images(2))
+    part = hope.deft.partition(made(Residual()), images(2), percentile=20)
     shown = str(part)
     assert all(name in shown for name in part.core)
     assert "unified cumulative bound" in shown

@@ -189,7 +189,7 @@ def test_a_partition_belongs_to_its_weights() -> None:
 
 def test_heads_are_made_given_or_kept() -> None:
     net = made(chain())
-    part = hope.deft.partition(net, images(2))
+    part = hope.deft.partition(net, images(2), percentile=20)
     assert hope.deft.prepare(net, part, head=7).model(images()).shape == (8, 7)
     kept = hope.deft.prepare(net, part, head=None)
     assert torch.equal(kept.model.get_parameter("12.bias"), net.get_parameter("12.bias"))

@@ -15,6 +15,7 @@ from hope.structure.anatomy import Anatomy
 
 BY = ("prune-cost", "capacity")
 SEVER = ("refit", "mask", "absorb")
+FRESH = ("refit", "grow")
 PERCENTILE, FIDELITY = 20.0, 0.95
 MERGES: dict[bool | str, str | None] = {True: "sum", "sum": "sum", "pair": "pair", False: None}
 
@@ -24,7 +25,7 @@ class Request:
     """How much is to be slack, and how it is found.
 
     Attributes:
-        free: the share of slack of a refitted core.
+        free: the share of slack of a refitted core, or by which the network grows.
         percentile: of costs or capacities, otherwise.
         fidelity: decides instead of both, if it is given.
         fallback: whether nothing may be merged if merging costs more than the fidelity allows.
@@ -53,9 +54,10 @@ class Request:
         by: str,
         merge: bool | str | None,
         sever: str | None,
+        grow: float | None = None,
     ) -> Request:
         """Check the arguments of `hope.deft.partition`, and fill in what is not given."""
-        given = {"free": free, "fidelity": fidelity, "percentile": percentile}
+        given = {"grow": grow, "free": free, "fidelity": fidelity, "percentile": percentile}
         names = [name for name, value in given.items() if value is not None]
         if len(names) > 1:
             raise InvalidPartition(f"give either {names[0]}= or {names[1]}=, not both")
@@ -64,6 +66,8 @@ class Request:
         if merge is not None and merge not in MERGES:
             raise InvalidPartition(f"merge must be True, 'sum', 'pair' or False, got {merge!r}")
         by_paper = percentile is not None or merge is not None or by != BY[0]
+        if grow is not None:
+            return cls._grown(grow, example, by_paper, sever)
         if sever is None:
             sever = "mask" if by_paper or example is None else "refit"
         check_sever(sever)
@@ -78,20 +82,28 @@ class Request:
         if free is not None:
             free = _number("free", free, 0, 1)
         if fidelity is not None:
-            fidelity = _number("fidelity", fidelity, 0, 1)
-            if fidelity == 0:
-                raise InvalidPartition("fidelity must be above 0 and at most 1, got 0")
+            fidelity = _number("fidelity", fidelity, 0, 1, above=True)
         if example is None and (fidelity is not None or sever == "refit"):
             what = "sever='refit'" if fidelity is None else f"fidelity={fidelity!r}"
             raise InvalidPartition(f"{what} needs an example input: pass example=")
         mode = None if sever == "refit" else MERGES[True if merge is None else merge]
         return cls(sever, by, mode, percentile, free or 0.0, fidelity, chooses)
 
+    @classmethod
+    def _grown(cls, grow: float, example: object, by_paper: bool, sever: str | None) -> Request:
+        if by_paper or sever is not None:
+            raise InvalidPartition("grow= severs nothing: omit sever=, by= and merge=")
+        if example is None:
+            raise InvalidPartition("grow= needs an example input: pass example=")
+        return cls("grow", BY[0], None, free=_number("grow", grow, 0, 4, above=True))
 
-def _number(name: str, value: object, least: float, most: float) -> float:
-    if isinstance(value, bool) or not isinstance(value, Real) or not least <= float(value) <= most:
-        raise InvalidPartition(f"{name} must be between {least:g} and {most:g}, got {value!r}")
-    return float(value)
+
+def _number(name: str, value: object, least: float, most: float, *, above: bool = False) -> float:
+    real = isinstance(value, Real) and not isinstance(value, bool)
+    if not real or not least <= float(value) <= most or (above and value == least):  # type: ignore[arg-type]
+        words = f"above {least:g} and at most" if above else f"between {least:g} and"
+        raise InvalidPartition(f"{name} must be {words} {most:g}, got {value!r}")
+    return float(value)  # type: ignore[arg-type]
 
 
 def check_sever(sever: str) -> str:

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from hope.errors import InvalidHead
+from hope.storage.adapter import Head
 
 PLAIN = {kind.__name__: kind for kind in (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)}
 
@@ -82,6 +83,47 @@ def new_head(old: nn.Module, head: int | nn.Module | None, name: str, source: nn
         )
     outputs = "out_features" if "out_features" in options else "out_channels"
     return build({**options, outputs: int(head)}, old)
+
+
+def check_recipe(known: Mapping[str, Any], stored: Mapping[str, Tensor]) -> None:
+    """Refuse to build a head whose shapes differ from the stored ones."""
+    want, have = shapes_of(known), {name: tuple(value.shape) for name, value in stored.items()}
+    if want != have:
+        raise ValueError(f"the head's recipe gives {want}, but stored is {have}")
+
+
+def known_recipe(saved: Head, old: nn.Module) -> dict[str, Any] | None:
+    """How to build the saved head. If only its outputs are stored, the rest is as in the source's."""
+    if saved.recipe is None or saved.shapes is not None:
+        return saved.recipe
+    like = recipe(old)
+    return {**like, **saved.recipe} if like is not None and like["kind"] == saved.kind else None
+
+
+def head_differences(saved: Head, known: dict[str, Any] | None, made: nn.Module) -> list[str]:
+    """Differences between a head and the saved one, as far as they are stored."""
+    want: dict[str, Any] = dict(saved.shapes or {})
+    have: dict[str, Any] = {
+        name: list(value.shape) for name, value in tensors_of(made).items() if saved.shapes
+    }
+    options = plain_recipe(made)
+    if known is not None and options is not None:
+        want, have = {**want, **known}, {**have, **options}
+    return [
+        f"{name} is {have.get(name, 'not there')} and was {want.get(name, 'not there')}"
+        for name in {**want, **have}
+        if want.get(name) != have.get(name)
+    ]
+
+
+def tensors_of(head: nn.Module) -> dict[str, Tensor]:
+    """A head's parameters and buffers, as in its `state_dict`."""
+    return {name: value for name, value in head.state_dict().items() if isinstance(value, Tensor)}
+
+
+def plain_recipe(head: nn.Module) -> dict[str, Any] | None:
+    """How to build the head again; a derived class may need unknown arguments."""
+    return recipe(head) if type(head) in PLAIN.values() else None
 
 
 @torch.no_grad()

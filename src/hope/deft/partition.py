@@ -17,6 +17,7 @@ from hope.deft import masks
 from hope.deft.bounds import Bounds
 from hope.deft.elasticity import Lock
 from hope.deft.freed import consolidate
+from hope.deft.grow import Growth
 from hope.deft.refit import RefittedCore
 from hope.deft.separable import find_units
 from hope.errors import InvalidExample
@@ -33,7 +34,7 @@ class Partition:
     Attributes:
         anatomy: the network.
         head: the module that a new task replaces.
-        by: "prune-cost", "capacity", or "absorption" if the core was refitted.
+        by: "prune-cost", "capacity", "absorption" if the core was refitted, or "growth".
         percentile: P; of a refitted core the share of slack, in percent.
         threshold: the upper limit of slack: J_lock, or τ.
         lock: J_lock, below which redundant neurons are merged, and its origin.
@@ -50,6 +51,7 @@ class Partition:
         seed: of the fresh weights of freed neurons.
         sever: how `prepare` severs by default.
         refitted: the refitted core, with sever="refit".
+        growth: how the network was widened, with grow=; the partition is then of the wider network.
         example: an input of the network; synthetic inputs have its shape.
 
     Example:
@@ -82,6 +84,7 @@ class Partition:
     sever: str = "mask"
     example: Example | None = None
     refitted: RefittedCore | None = None
+    growth: Growth | None = None
     _fidelities: list[Fidelity] = field(default_factory=list)
 
     def fidelity(self, model: nn.Module) -> Fidelity | None:
@@ -118,7 +121,7 @@ class Partition:
         """Weight -> a mask, True for severed weights that may be trained, because slack has no other path to
         the head.
         """
-        whole = [unit for unit in self.units if unit.mixed or (self.refitted and self.core[unit.name].all())]
+        whole = [unit for unit in self.units if unit.mixed or (self.fresh and self.core[unit.name].all())]
         return masks.relearnable(self.anatomy, whole, self.severed)
 
     @cached_property
@@ -133,8 +136,10 @@ class Partition:
 
     def consolidated(self, model: nn.Module) -> nn.Module:
         """A copy of the model with redundant neurons merged and freed neurons reset, nothing severed; or with
-        its refitted core.
+        its refitted core; or wider.
         """
+        if self.growth is not None:
+            return self.growth.network(model, self.anatomy, self.core, self.seed)
         copy = duplicate(model)
         if self.refitted is not None:
             self.refitted.write(copy, self.seed)
@@ -151,6 +156,11 @@ class Partition:
         return found
 
     @property
+    def fresh(self) -> bool:
+        """Whether slack is new, and nothing has to be severed: the core is refitted, or the network wider."""
+        return self.refitted is not None or self.growth is not None
+
+    @property
     def free(self) -> float:
         """The share of slack, freed neurons included, among all neurons that can be slack."""
         able = [~mask for name, mask in self.core.items() if name not in self.left_alone]
@@ -165,11 +175,11 @@ class Partition:
     @property
     def amount(self) -> str:
         """How much was asked for, in words."""
-        return f"percentile {self.percentile:g}" if self.refitted is None else f"{self.free:.1%} free"
+        return f"percentile {self.percentile:g}" if not self.fresh else f"{self.free:.1%} free"
 
     def __repr__(self) -> str:
         core, slack, freed = (sum(column) for column in zip((0, 0, 0), *self.counts().values(), strict=True))
-        some = f"{core} core, {slack} slack" + (f", {freed} freed" if self.refitted is None else "")
+        some = f"{core} core, {slack} slack" + (f", {freed} freed" if not self.fresh else "")
         return f"Partition({self.anatomy.model}: {some}, by {self.by}, {self.amount})"
 
     def __str__(self) -> str:

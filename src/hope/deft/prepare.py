@@ -103,8 +103,8 @@ def ready(
     calibration: Iterable[Any] | None = None,
 ) -> Tuning:
     """The same without measuring the cost."""
-    sever = check_sever(partition.sever if sever is None else sever)
-    if (sever == "refit") != (partition.refitted is not None):
+    sever = partition.sever if sever is None else check_sever(sever)
+    if sever != partition.sever and (partition.fresh or sever == "refit"):
         raise InvalidPartition(
             f"sever={sever!r} needs a partition of that kind: call hope.deft.partition(..., sever={sever!r})"
         )
@@ -123,7 +123,8 @@ def ready(
         freeze_statistics=freeze_statistics,
         original=partition.original,
         masks_source=True,
-        rewritten=_differences(model, tuned),
+        rewritten=_differences(model if partition.growth is None else partition.growth.widen(model), tuned),
+        growth=partition.growth,
         absorbed_head=absorbed.head,
         notes=(*absorbed.notes, *_notes(partition)),
     )

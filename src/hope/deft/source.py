@@ -4,6 +4,7 @@ training.
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterator
 from contextlib import contextmanager
 from itertools import chain
@@ -11,10 +12,12 @@ from typing import TYPE_CHECKING
 
 from torch import Tensor, nn
 
+from hope._util.calls import duplicate
 from hope.deft.heads import masked_head
 from hope.deft.statistics import put_back, snapshot
 
 if TYPE_CHECKING:
+    from hope.deft.grow import Growth
     from hope.deft.tuning import Tuning
 
 
@@ -33,6 +36,9 @@ def source(tuning: Tuning, masked: bool) -> Iterator[nn.Module]:
     slack, statistics, and the mode of every module.
     """
     model = tuning.model
+    if masked and tuning.growth is not None:
+        yield _narrow(tuning, tuning.growth)
+        return
     head = model.get_submodule(tuning.head)
     modes = [(module, module.training) for module in model.modules()]
     drifted = snapshot(model)
@@ -54,6 +60,15 @@ def source(tuning: Tuning, masked: bool) -> Iterator[nn.Module]:
         put_back(model, drifted)
         for module, training in modes:
             module.training = training
+
+
+def _narrow(tuning: Tuning, growth: Growth) -> nn.Module:
+    """The source model, cut out of a wider one."""
+    model = duplicate(tuning.model)
+    model.set_submodule(tuning.head, copy.deepcopy(tuning.source_head))
+    put_back(model, tuning.statistics)
+    growth.narrow(model)
+    return model.requires_grad_(False).eval()
 
 
 def _slack(tuning: Tuning) -> list[tuple[nn.Parameter, Tensor, Tensor]]:

@@ -14,7 +14,7 @@ from hope.actions import Action
 from hope.deft import search
 from hope.deft.bounds import Bounds, CoreSlackSplit, find_bounds
 from hope.deft.capacities import Energies, unit_state
-from hope.deft.checks import Request, check_same
+from hope.deft.checks import FRESH, Request, check_same
 from hope.deft.elasticity import (
     Lock,
     UnitPartition,
@@ -25,12 +25,14 @@ from hope.deft.elasticity import (
     walk,
 )
 from hope.deft.freed import consolidate
+from hope.deft.grow import growable, growth
 from hope.deft.partition import Partition
 from hope.deft.refit import RefittedCore, ranking
+from hope.deft.separable import find_units
 from hope.deft.targets import Targets, find_targets
 from hope.errors import InvalidPartition
 from hope.evaluate.dry_run import verify
-from hope.evaluate.fidelity import Fidelity
+from hope.evaluate.fidelity import Fidelity, images_for
 from hope.methods.calibration import batches_of
 from hope.methods.pairs import PaperState
 from hope.statistics.checkpoint import Checkpoint
@@ -39,12 +41,15 @@ from hope.storage.run import fingerprint
 from hope.structure.analyse import read_model
 from hope.structure.anatomy import Anatomy
 
+_NONE = torch.zeros(1, dtype=torch.bool)
+
 
 def partition(  # noqa: PLR0913
     model: nn.Module,
     example: Example | None = None,
     *,
     free: float | None = None,
+    grow: float | None = None,
     fidelity: float | None = None,
     percentile: float | None = None,
     by: str = "prune-cost",
@@ -75,6 +80,8 @@ def partition(  # noqa: PLR0913
         model: a trained model, with BN or with `calibration`.
         example: an input it can run on.
         free: the share of prunable neurons that become slack, with a refitted core.
+        grow: instead of severing anything, widen layers and streams by this share: all new neurons are slack,
+            and the core is the whole network, whose source task stays the same to the bit.
         fidelity: the smallest predicted fidelity (see `hope.fidelity`) of the source after severing: the most
             slack that keeps it, found by bisection. Default: 0.95, if nothing else says how much is slack.
         percentile: P, of costs or capacities. Higher values give more slack and keep less of the source.
@@ -113,20 +120,22 @@ def partition(  # noqa: PLR0913
         >>> hope.deft.prepare(net, safe, head=3).cost.fidelity >= 0.95
         True
     """
-    asked = Request.of(example, free, fidelity, percentile, by, merge, sever)
+    asked = Request.of(example, free, fidelity, percentile, by, merge, sever, grow)
     patterns = [core] if isinstance(core, str) else list(core)
-    anatomy = _read(model, example, anatomy, progress, cuts=asked.refits)
+    anatomy = _read(model, example, anatomy, progress, cuts=asked.sever in FRESH, streams=grow is not None)
     common: dict[str, Any] = {
         "original": fingerprint(model),
         "seed": seed,
         "sever": asked.sever,
         "example": example,
     }
+    if grow is not None:
+        return _grown(model, example, anatomy, head, patterns, asked.free, common)
     if not asked.refits:
         targets = find_targets(anatomy, head, patterns)
         batches = _batches(calibration, model, example, anatomy, progress)
         return _by_paper(model, anatomy, targets, asked, batches, common, progress)
-    targets = find_targets(anatomy, head, patterns, streams=False)
+    targets = find_targets(anatomy, head, patterns, lambda unit: unit.kind == "layer" and unit.fixed is None)
     order = ranking(model, example, anatomy, targets, calibration, progress)
     fidelities = list[Fidelity]()
 
@@ -162,6 +171,43 @@ def _refitted(core: RefittedCore, targets: Targets, common: dict[str, Any]) -> P
         bounds=Bounds((), proven=False),
         left_alone=targets.left_alone,
         refitted=core,
+        **common,
+    )
+
+
+def _grown(
+    model: nn.Module,
+    example: Example | None,
+    anatomy: Anatomy,
+    head: str | None,
+    patterns: Sequence[str],
+    share: float,
+    common: dict[str, Any],
+) -> Partition:
+    """The partition of the wider network."""
+    targets = find_targets(anatomy, head, patterns, growable)
+    found = growth(targets.free, anatomy, share)
+    wide, _ = read_model(found.widen(model), example)
+    slack = {unit.name: found.slack(unit) for unit in find_units(wide)}
+    targets = find_targets(wide, head, patterns, lambda unit: bool(slack.get(unit.name, _NONE).any()))
+    fidelity = Fidelity(model, example, anatomy.program, images_for(anatomy.size().macs), trace=anatomy.trace)
+    return Partition(
+        anatomy=wide,
+        head=targets.head,
+        by="growth",
+        percentile=100 * share,
+        threshold=0.0,
+        lock=Lock(0.0, "growth"),
+        merge=None,
+        core=targets.masks({unit.name: ~slack[unit.name] for unit in targets.units}),
+        merges=(),
+        freed={},
+        costs={},
+        capacities={},
+        bounds=Bounds((), proven=True),
+        left_alone=targets.left_alone,
+        growth=found,
+        _fidelities=[fidelity],
         **common,
     )
 
@@ -221,16 +267,23 @@ def _by_paper(
 
 
 def _read(
-    model: nn.Module, example: Example | None, anatomy: Anatomy | None, progress: bool | None, *, cuts: bool
+    model: nn.Module,
+    example: Example | None,
+    anatomy: Anatomy | None,
+    progress: bool | None,
+    *,
+    cuts: bool,
+    streams: bool,
 ) -> Anatomy:
     """The network's structure.
 
     Args:
-        cuts: whether it will be cut, which a dry run checks.
+        cuts: whether it will be cut or widened, which a dry run checks.
+        streams: whether channels of streams will be, too.
     """
     tensors = {n: t.detach().cpu() for n, t in [*model.named_parameters(), *model.named_buffers()]}
-    if anatomy is None:
-        anatomy, candidates = read_model(model, example, progress=progress)
+    if anatomy is None or anatomy.thins != streams:
+        anatomy, candidates = read_model(model, example, streams=streams, progress=progress)
         anatomy = verify(model, example, anatomy, candidates) if cuts else anatomy
     else:
         check_same(anatomy, tensors)

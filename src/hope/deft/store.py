@@ -22,7 +22,16 @@ from torch import Tensor, nn
 
 from hope._util.calls import duplicate
 from hope._util.tensors import get
-from hope.deft.heads import PLAIN, build, new_head, recipe, shapes_of
+from hope.deft.grow import Growth
+from hope.deft.heads import (
+    build,
+    check_recipe,
+    head_differences,
+    known_recipe,
+    new_head,
+    plain_recipe,
+    tensors_of,
+)
 from hope.deft.masks import in_head
 from hope.deft.tuning import Penalty, Tuning
 from hope.errors import CheckpointMismatch, DamagedFolder, InvalidHead
@@ -42,6 +51,7 @@ def save(tuning: Tuning, folder: str | PathLike[str]) -> Path:
         **_statistics(tuning),
         **_penalised(tuning),
         **_bits(tuning),
+        **_grown(tuning),
     }
     new, penalty = tuning.model.get_submodule(tuning.head), tuning._penalty
     write_adapter(
@@ -52,8 +62,8 @@ def save(tuning: Tuning, folder: str | PathLike[str]) -> Path:
         head=Head(
             name=tuning.head,
             kind=type(new).__name__,
-            recipe=_recipe(new),
-            shapes={name: list(value.shape) for name, value in _tensors(new).items()},
+            recipe=plain_recipe(new),
+            shapes={name: list(value.shape) for name, value in tensors_of(new).items()},
         ),
         frozen={name: _outline(mask) for name, mask in tuning.frozen.items()},
         columns={name: _outline(mask) for name, mask in tuning.columns.items()},
@@ -86,7 +96,7 @@ def _moved(tuning: Tuning) -> dict[str, Tensor]:
 def _heads(tuning: Tuning) -> dict[str, Tensor]:
     """The new head, and the source's if it was rewritten or compensates for slack."""
     new = tuning.model.get_submodule(tuning.head)
-    found = {f"head/{name}": value for name, value in _tensors(new).items()}
+    found = {f"head/{name}": value for name, value in tensors_of(new).items()}
     for name, value in tuning.source_head.state_dict().items():
         mask = tuning.rewritten.get(f"{tuning.head}.{name}")
         if mask is not None:
@@ -113,6 +123,12 @@ def _penalised(tuning: Tuning) -> dict[str, Tensor]:
     """The weight of each entry in the penalty."""
     importance = tuning._penalty.importance if tuning._penalty is not None else {}
     return {f"importance/{name}": weight for name, weight in importance.items()}
+
+
+def _grown(tuning: Tuning) -> dict[str, Tensor]:
+    """The positions of a wider network."""
+    positions = tuning.growth.positions if tuning.growth is not None else {}
+    return {f"grown/{dim}/{tensor}": old for (tensor, dim), old in positions.items()}
 
 
 def _bits(tuning: Tuning) -> dict[str, Tensor]:
@@ -161,9 +177,12 @@ def load(folder: str | PathLike[str], model: nn.Module, *, head: nn.Module | Non
             raise
         return load(folder, model, head=head)
     try:
-        _check_masks(record, arrays, model)
-        new = _head(record.head, arrays, model, head)
-        return _rebuild(record, arrays, duplicate(model), new)
+        places = {key.partition("/"): old for key, old in _under(arrays, "grown").items()}
+        grown = Growth({(key[2], int(key[0])): old for key, old in places.items()}) if places else None
+        base = duplicate(model) if grown is None else grown.widen(model)
+        _check_masks(record, arrays, base)
+        new = _head(record.head, arrays, base, head)
+        return _rebuild(record, arrays, base, new, grown)
     except InvalidHead:
         raise
     except (RuntimeError, *SENSELESS) as error:
@@ -199,7 +218,11 @@ def _write(tensor: Tensor, values: Tensor, places: Tensor | None) -> None:
 
 
 def _rebuild(
-    record: AdapterRecord, arrays: Mapping[str, Tensor], model: nn.Module, head: nn.Module
+    record: AdapterRecord,
+    arrays: Mapping[str, Tensor],
+    model: nn.Module,
+    head: nn.Module,
+    growth: Growth | None,
 ) -> Tuning:
     originals = {name: value.detach().clone() for name, value in model.named_parameters()}
     rewritten = _rewrite(model, record.head.name, arrays, originals)
@@ -222,6 +245,7 @@ def _rebuild(
         absorbed_head=_under(arrays, "absorbed head"),
         notes=record.notes,
         cost=record.cost,
+        growth=growth,
     )
     with torch.no_grad():
         for name, value in _under(arrays, "head").items():
@@ -254,58 +278,19 @@ def _rewrite(
 def _head(saved: Head, arrays: Mapping[str, Tensor], source: nn.Module, given: nn.Module | None) -> nn.Module:
     """The given module, or one built like the saved one; refused if it differs from the saved one."""
     old = source.get_submodule(saved.name)
-    known = _known_recipe(saved, old)
+    known = known_recipe(saved, old)
     if given is None and known is None:
         raise InvalidHead(f"the saved head is a custom {saved.kind}: pass a module built like it with head=")
     if given is None:
-        _check_recipe(known or {}, _under(arrays, "head"))
+        check_recipe(known or {}, _under(arrays, "head"))
     made = build(known or {}, old) if given is None else new_head(old, given, saved.name, source)
-    wrong = _differences(saved, known, made)
+    wrong = head_differences(saved, known, made)
     if wrong:
         raise InvalidHead(
             f"this head differs from the saved {saved.kind} ({'; '.join(wrong)}): pass a module built like "
             "it with head="
         )
     return made
-
-
-def _check_recipe(known: Mapping[str, Any], stored: Mapping[str, Tensor]) -> None:
-    """Refuse to build a head whose shapes differ from the stored ones."""
-    want, have = shapes_of(known), {name: tuple(value.shape) for name, value in stored.items()}
-    if want != have:
-        raise ValueError(f"the head's recipe gives {want}, but stored is {have}")
-
-
-def _known_recipe(saved: Head, old: nn.Module) -> dict[str, Any] | None:
-    """How to build the saved head. If only its outputs are stored, the rest is as in the source's."""
-    if saved.recipe is None or saved.shapes is not None:
-        return saved.recipe
-    like = recipe(old)
-    return {**like, **saved.recipe} if like is not None and like["kind"] == saved.kind else None
-
-
-def _differences(saved: Head, known: dict[str, Any] | None, made: nn.Module) -> list[str]:
-    """Differences between a head and the saved one, as far as they are stored."""
-    want: dict[str, Any] = dict(saved.shapes or {})
-    have: dict[str, Any] = {name: list(value.shape) for name, value in _tensors(made).items() if saved.shapes}
-    options = _recipe(made)
-    if known is not None and options is not None:
-        want, have = {**want, **known}, {**have, **options}
-    return [
-        f"{name} is {have.get(name, 'not there')} and was {want.get(name, 'not there')}"
-        for name in {**want, **have}
-        if want.get(name) != have.get(name)
-    ]
-
-
-def _tensors(head: nn.Module) -> dict[str, Tensor]:
-    """A head's parameters and buffers, as in its `state_dict`."""
-    return {name: value for name, value in head.state_dict().items() if isinstance(value, Tensor)}
-
-
-def _recipe(head: nn.Module) -> dict[str, Any] | None:
-    """How to build the head again; a derived class may need unknown arguments."""
-    return recipe(head) if type(head) in PLAIN.values() else None
 
 
 def _under(arrays: Mapping[str, Tensor], kind: str) -> dict[str, Tensor]:

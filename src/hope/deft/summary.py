@@ -22,7 +22,7 @@ def parts_of(partition: Partition) -> list[object]:
     threshold = f"threshold {partition.threshold:.4g}"
     if partition.by == "prune-cost":
         threshold += f" ({partition.lock.reason})"
-    bounded = partition.refitted is None
+    bounded = not partition.fresh
     freed = f", {total[2]} freed by merging" if bounded else ""
     table = grid(
         f"{partition.anatomy.model}: {total[0]} core, {total[1]} slack{freed} "
@@ -40,7 +40,8 @@ def parts_of(partition: Partition) -> list[object]:
     words = "" if bounds.proven else " (not a bound: pair merges lose more than their δ)"
     parts: list[object] = [table, f"unified cumulative bound {bounds.cumulative:.4g}{words}"]
     if not bounded:
-        parts = [table, "the core is refitted, so the bounds of severing do not apply: see tuning.cost"]
+        what = "the core is refitted" if partition.refitted is not None else "nothing is severed"
+        parts = [table, f"{what}, so the bounds of severing do not apply: see tuning.cost"]
     if bounds.left_out:
         names = ", ".join(bounds.left_out)
         parts.append(f"not included, because the capacity of their readers is unknown: {names}")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -33,16 +33,16 @@ class Targets:
 
 
 def find_targets(
-    anatomy: Anatomy, head: str | None, patterns: Sequence[str], *, streams: bool = True
+    anatomy: Anatomy, head: str | None, patterns: Sequence[str], able: Callable[[Unit], bool] | None = None
 ) -> Targets:
     """The units of a network, those that may have slack, and why the others may not.
 
     Args:
-        streams: whether streams, and layers with a fixed width, may have slack.
+        able: whether a unit may have slack; by default all.
     """
     check_patterns(anatomy, patterns)
-    if not streams:
-        whole = [unit for unit in anatomy.units if unit.kind == "stream" or unit.fixed is not None]
+    if able is not None:
+        whole = [unit for unit in anatomy.units if not able(unit)]
         patterns = [*patterns, *(module for unit in whole for module in unit.modules)]
     found = find_head(anatomy, head)
     units = [unit for unit in find_units(anatomy) if found not in unit.modules]

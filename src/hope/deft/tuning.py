@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from hope.deft.gate import Gate
+from hope.deft.grow import Growth
 from hope.deft.masks import in_head
 from hope.deft.source import source
 from hope.deft.statistics import hold, snapshot
@@ -64,6 +65,7 @@ class Tuning:
             after masking.
         notes: messages for the user.
         cost: the cost of severing for the source task; None for a baseline, which severs nothing.
+        growth: how the source model was widened, if it was.
 
     Example:
         >>> import torch, hope
@@ -96,6 +98,7 @@ class Tuning:
         absorbed_head: Mapping[str, Tensor] | None = None,
         notes: Sequence[str] = (),
         cost: Cost | None = None,
+        growth: Growth | None = None,
     ) -> None:
         """Replace the head, gate the parameters, save the statistics; all in place on `model`.
 
@@ -104,7 +107,7 @@ class Tuning:
             frozen: parameter or buffer -> mask; the head's are ignored.
             masks_source: whether `source()` masks the head by default.
             rewritten: where the model already differs from the source checkpoint.
-            absorbed_head, notes, cost: as attributes.
+            absorbed_head, notes, cost, growth: as attributes.
         """
         self.model, self.method, self.head, self.original = model, method, head, original
         self.source_head = model.get_submodule(head).requires_grad_(False)
@@ -116,6 +119,7 @@ class Tuning:
         self.absorbed_head = dict(absorbed_head or {})
         self.notes = tuple(notes)
         self.cost = cost
+        self.growth = growth
         model.set_submodule(head, new_head)
         self.frozen = {
             name: mask
@@ -151,6 +155,8 @@ class Tuning:
 
         If the head's weights for slack are zero, nothing reads slack, and it is zero inside: the source
         task's outputs are unchanged even if training has diverged.
+
+        A network that was widened is cut to the source model's size again: what is yielded is then a copy.
 
         Args:
             masked: whether the source head's weights for slack are zero; by default under DEFT only.
