@@ -12,8 +12,7 @@ from torch import nn
 
 import hope
 from hope.deft import InvalidHead, Tuning, baselines
-from hope.deft.heads import recipe
-from hope.deft.store import _known_recipe
+from hope.deft.heads import known_recipe, recipe
 from hope.storage.adapter import Head
 from tests.deft.nets import chain, images, made, prepared, train
 
@@ -126,6 +125,6 @@ def test_a_module_without_parameters_is_no_head() -> None:
 
 def test_what_an_old_folder_does_not_tell_is_as_in_the_sources_head_if_that_is_of_its_kind() -> None:
     saved = Head(name="12", kind="Linear", recipe={"kind": "Linear", "out_features": 3}, shapes=None)
-    assert _known_recipe(saved, nn.Linear(8, 5, bias=False)) == recipe(nn.Linear(8, 3, bias=False))
+    assert known_recipe(saved, nn.Linear(8, 5, bias=False)) == recipe(nn.Linear(8, 3, bias=False))
     for other in (nn.Conv2d(8, 5, 1), nn.Sequential(nn.Linear(8, 5))):
-        assert _known_recipe(saved, other) is None
+        assert known_recipe(saved, other) is None

@@ -54,7 +54,7 @@ class Ranking:
             self.model,
             self.anatomy,
             steps,
-            intakes=known.input_statistics,
+            input_statistics=known.input_statistics,
             rewrite=self.space.method.rewrite,
             inputs=known.inputs,
             progress=self.progress,
