@@ -17,9 +17,10 @@ from hope.trace.labels import dims
 from hope.trace.program import Operation, Shape
 from hope.trace.values import Value
 
+SHARED_HEADS = ("num_key_value_heads", "num_kv_heads")  # of keys and values: several query heads share one
+CONFIG_HEADS = ("num_attention_heads", "num_heads", "encoder_attention_heads", "decoder_attention_heads")
 HEADS = (
-    "num_heads", "num_attention_heads", "num_key_value_heads", "num_kv_heads", "n_head", "n_heads", "nhead",
-    "n_kv_heads", "heads",
+    *SHARED_HEADS, "num_heads", "num_attention_heads", "n_head", "n_heads", "nhead", "n_kv_heads", "heads",
 )  # fmt: skip
 WIDTHS = (
     "attn_dim", "key_attn_dim", "val_attn_dim", "kv_dim", "all_head_size", "split_size", "inner_dim",

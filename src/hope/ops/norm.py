@@ -19,7 +19,7 @@ from hope.ops.registry import TABLE, Form, Inputs, Operator, Reads, Signal, find
 from hope.reasons import Cause
 from hope.trace.labels import dims
 from hope.trace.program import Operation, Program, Ref, Shape, module_of
-from hope.trace.values import Value
+from hope.trace.values import Link, Value
 
 
 @dataclass(frozen=True)
@@ -129,7 +129,13 @@ class BatchNorm(PerChannel):
 
 
 class CrossChannelNorm(Operator):
-    """Channels normalised together depend on one another; the labels stay, so that streams remain visible."""
+    """Channels normalised together depend on one another; the labels stay, so that streams remain visible.
+
+    Attributes:
+        centres: whether the mean over channels is subtracted.
+    """
+
+    centres = False
 
     def channels(self, flow: ChannelTracer, operation: Operation) -> Value | None:
         """Channels along a normalised dimension are pinned; rows that are normalised separately are
@@ -158,8 +164,8 @@ class CrossChannelNorm(Operator):
         return range(1, ndim)
 
 
-class LayerNorm(CrossChannelNorm):
-    """Layer normalisation, or that by the root of the mean square: the last dimensions."""
+class RootMeanSquareNorm(CrossChannelNorm):
+    """Normalisation by the root of the mean square: the last dimensions."""
 
     def weight(self, operation: Operation) -> str:
         """Its weight, if what it normalises is one dimension, and its bias a parameter, too."""
@@ -180,6 +186,12 @@ class LayerNorm(CrossChannelNorm):
         return range(ndim - len(operation.arguments["normalized_shape"]), ndim)
 
 
+class LayerNorm(RootMeanSquareNorm):
+    """Layer normalisation: the last dimensions."""
+
+    centres = True
+
+
 class Softmax(CrossChannelNorm):
     """Softmax: one dimension."""
 
@@ -190,8 +202,14 @@ class Softmax(CrossChannelNorm):
 
 TABLE.update(dict.fromkeys(("batch_norm", "_native_batch_norm_legit_no_training"), BatchNorm()))
 TABLE.update({"instance_norm": PerChannel(), "group_norm": CrossChannelNorm()})
-TABLE.update(dict.fromkeys(("layer_norm", "rms_norm"), LayerNorm()))
+TABLE.update({"layer_norm": LayerNorm(), "rms_norm": RootMeanSquareNorm()})
 TABLE.update(dict.fromkeys(("softmax", "log_softmax", "_softmax", "_log_softmax"), Softmax()))
+
+
+def centres(link: Link) -> bool:
+    """Whether a link is a norm that subtracts the mean over channels."""
+    entry = TABLE.get(link.name.partition(" in ")[0])
+    return isinstance(entry, CrossChannelNorm) and entry.centres
 
 
 def is_square(operation: Operation) -> bool:

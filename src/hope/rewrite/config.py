@@ -18,14 +18,13 @@ import torch
 from torch import nn
 
 from hope._util.calls import configs
+from hope.ops.attention import CONFIG_HEADS, SHARED_HEADS
 from hope.rewrite.experts import open_named, opened_in
 from hope.schedule.width_constraints import Group, alike
 from hope.structure.anatomy import Anatomy
 from hope.trace.labels import Shape
 
 WIDTHS = ("intermediate_size", "n_inner", "ffn_dim", "d_ff", "hidden_dim", "ffn_hidden_size", "d_inner")
-HEADS = ("num_attention_heads", "num_heads", "encoder_attention_heads", "decoder_attention_heads")
-SHARED = ("num_key_value_heads", "num_kv_heads")  # heads that several query heads share
 TRIALS = 64  # models that are built at most
 
 Fields: TypeAlias = (
@@ -136,7 +135,7 @@ def _settings(config: Any, changes: set[Change]) -> Iterator[Fields]:
             if field.endswith(WIDTHS) and (value is None or isinstance(value, int)):
                 slots.append([{(path, field): width} for change in sorted(changes)
                               for width in _widths(change, value)])  # fmt: skip
-        slots += [_heads(one, path, field, changes) for field in HEADS if _whole(one, field)]
+        slots += [_heads(one, path, field, changes) for field in CONFIG_HEADS if _whole(one, field)]
     yield from (
         {place: value for some in chosen for place, value in some.items()}
         for chosen in product(*[[*slot, {}] for slot in slots if slot])
@@ -154,7 +153,10 @@ def _widths(change: Change, value: int | None) -> list[int]:
 def _are_heads(config: Any, change: Change) -> bool:
     """Whether alike layers are as many, and as wide, as heads of attention."""
     found = [
-        _heads(one, "", field, {change}) for one in configs(config) for field in HEADS if _whole(one, field)
+        _heads(one, "", field, {change})
+        for one in configs(config)
+        for field in CONFIG_HEADS
+        if _whole(one, field)
     ]
     return change[1] > 1 and any(found)
 
@@ -162,7 +164,7 @@ def _are_heads(config: Any, change: Change) -> bool:
 def _heads(config: Any, path: str, field: str, changes: set[Change]) -> list[Fields]:
     """Fewer heads, in groups: those that share their keys and values."""
     heads = getattr(config, field)
-    shared = next((name for name in SHARED if _whole(config, name)), None)
+    shared = next((name for name in SHARED_HEADS if _whole(config, name)), None)
     groups = getattr(config, shared) if shared else heads
     width = getattr(config, "head_dim", None) or getattr(config, "hidden_size", 0) // heads
     found = []

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from hope import ops
-from hope.ops.norm import bn_of, is_bn
+from hope.ops.norm import bn_of, centres, is_bn
 from hope.ops.uses import added_biases
 from hope.ops.weight import is_weight
 from hope.statistics.checkpoint import Checkpoint
@@ -145,7 +145,7 @@ def centred(anatomy: Anatomy, weight: str) -> str:
     for unit in anatomy.layers:
         for reader in unit.readers if unit.kind == "stream" else ():
             last = reader.path[-1] if reader.path else None
-            if reader.weight == weight and last is not None and last.name.startswith("layer_norm"):
+            if reader.weight == weight and last is not None and centres(last):
                 return last.tensor
     return ""
 

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from hope import ops
 from hope._util.calls import Example, by_name
 from hope.ops.elementwise import Identity
-from hope.ops.norm import LayerNorm, is_square
+from hope.ops.norm import RootMeanSquareNorm, is_square
 from hope.ops.weight import Linear, is_weight
 from hope.trace.program import Operation, Program, Ref, readers_of
 
@@ -54,7 +54,7 @@ def _normed(add: Operation, readers: dict[int, list[Operation]]) -> bool:
     for reader in readers.get(add.position, ()):
         last = len(add.output) - 1
         entry = ops.find(reader)
-        if isinstance(entry, LayerNorm) and last in entry.over(reader, last + 1):
+        if isinstance(entry, RootMeanSquareNorm) and last in entry.over(reader, last + 1):
             return True
         squares = is_square(reader) and any(
             one.operator == "mean" and one.arguments.get("dim") in ([-1], [last])

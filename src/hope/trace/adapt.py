@@ -144,18 +144,22 @@ def _resize(node: Node, before: Mapping[Node, Any], part: int) -> None:
         args[2:4] = ends
     elif name in ("conv1d", "conv2d", "conv3d") and len(args) > 6:
         args[6] = here[1] // now[1][1]  # a weight says how many channels each of its groups reads
-    elif name in ("layer_norm", "rms_norm"):
+    elif _names(node)[1:2] == ["normalized_shape"]:
         args[1] = list(here[len(here) - len(args[1]) :])
     node.args = tuple(args)
 
 
 def _argument(node: Node, name: str, default: Any) -> Any:
     """An argument by its name."""
-    assert isinstance(node.target, OpOverload)
-    places = [argument.name for argument in node.target._schema.arguments]
+    places = _names(node)
     if name in places[: len(node.args)]:
         return node.args[places.index(name)]
     return node.kwargs.get(name, default)
+
+
+def _names(node: Node) -> list[str]:
+    assert isinstance(node.target, OpOverload)
+    return [argument.name for argument in node.target._schema.arguments]
 
 
 def _shape(value: Any) -> Sizes:
