@@ -116,7 +116,7 @@ def test_an_executor_gives_the_same_trajectory(model: nn.Module, anatomy: hope.A
 @pytest.mark.parametrize(
     ("budget", "words"),
     [
-        ({}, "exactly one budget"),
+        ({}, "must be exactly one of"),
         ({"density": 0.5, "params": 0.5}, "density, params"),
         ({"params": -1}, "got -1: give params=0.6"),
         ({"density": 0.001}, "cannot be met: the smallest reachable is density="),

@@ -110,7 +110,7 @@ def test_only_equal_slopes_are_merged() -> None:
 def test_a_bn_behind_the_activation_is_not_merged_through() -> None:
     model = nn.Sequential(nn.Linear(4, 6), nn.ReLU(), nn.BatchNorm1d(6), nn.Linear(6, 2)).double().eval()
     anatomy = hope.inspect(model, torch.zeros(2, 4, dtype=torch.float64))
-    with pytest.raises(hope.InvalidAction, match="directly behind the filter"):
+    with pytest.raises(hope.InvalidAction, match="directly follow the filter"):
         hope.cut(model, anatomy, [hope.Merge("0", 0, 1, (1.0, 0.0), (1.0, 1.0), 1.0)])
 
 

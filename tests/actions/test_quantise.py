@@ -420,7 +420,7 @@ def test_the_command_line_rounds_and_extracts(
 
 
 def test_without_bits_a_budget_is_needed(model: nn.Module) -> None:
-    with pytest.raises(hope.errors.InfeasibleBudget, match="give exactly one budget"):
+    with pytest.raises(hope.errors.InfeasibleBudget, match="the budget must be exactly one of"):
         hope.encode(model, EXAMPLE)
-    with pytest.raises(hope.errors.InfeasibleBudget, match="give exactly one budget"):
+    with pytest.raises(hope.errors.InfeasibleBudget, match="the budget must be exactly one of"):
         hope.encode(model, EXAMPLE, bits=None)

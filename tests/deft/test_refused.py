@@ -52,7 +52,7 @@ def test_one_pattern_is_as_good_as_a_list() -> None:
 def test_weights_that_are_not_finite_are_refused_by_name(name: str, value: float) -> None:
     net = made(chain())
     net.state_dict()[name].view(-1)[3] = value
-    with pytest.raises(InvalidPartition, match=f"{name} has entries that are NaN or infinite"):
+    with pytest.raises(InvalidPartition, match=f"{name} must be finite, got NaN or infinite"):
         hope.deft.partition(net, images(2))
 
 

@@ -73,7 +73,7 @@ def test_half_a_millisecond_is_not_half_of_the_original() -> None:
         ({"size": "10"}, "size must be .*, got '10': give size=0.6 or size='10MB'"),
         ({"size": "10ms"}, "with its unit \\(B, kB, MB, GB, KiB, MiB, GiB\\), got '10ms'"),
         ({"size": float("nan")}, "size must be a fraction between 0 and 1 .* got nan"),
-        ({"latency": 0.5, "params": 0.5}, r"give exactly one budget of .* \(given: params, latency\)"),
+        ({"latency": 0.5, "params": 0.5}, r"the budget must be exactly one of .*, got params, latency"),
     ],
 )
 def test_what_is_no_budget_is_refused_in_a_line(
@@ -156,7 +156,7 @@ def test_the_least_latency_is_told_before_the_work(network: nn.Module, fake: Fak
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"params": 0.5, "runtime": "torch"}, "runtime needs a latency budget, got params=0.5"),
+        ({"params": 0.5, "runtime": "torch"}, "must be a latency where runtime is given, got params=0.5"),
         ({"latency": 0.5, "runtime": "tflite"}, "one of torch, onnxruntime, got 'tflite'"),
     ],
 )

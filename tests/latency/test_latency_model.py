@@ -335,7 +335,7 @@ def test_a_batch_that_the_model_cannot_run_on_is_named(network: nn.Module) -> No
         def forward(self, x: Tensor) -> Tensor:
             return x.reshape(1, 64)
 
-    with pytest.raises(hope.InvalidExample, match="does not run on a batch of 3"):
+    with pytest.raises(hope.InvalidExample, match="batch must be a size that the model runs on, got 3"):
         Stopwatch(Runtime("torch", batch=3, threads=1)).networks([Fixed()], EXAMPLE)
 
 

@@ -188,17 +188,20 @@ def test_pruning_inside_an_evicted_block_is_harmless(model: nn.Module) -> None:
 @pytest.mark.parametrize(
     ("actions", "words"),
     [
-        ([hope.Prune("nowhere", [0])], "no neuron layer 'nowhere'; there are blocks.0.conv1"),
-        ([hope.Prune("squeeze", [24])], "neurons 0 to 23, not 24"),
-        ([hope.Prune("squeeze", [-1])], "neurons 0 to 23, not -1"),
-        ([hope.Prune("squeeze", [1, 1])], "already removed"),
-        ([hope.Prune("squeeze", range(24))], "last neuron"),
-        ([hope.Evict("nowhere")], "no block 'nowhere'"),
+        ([hope.Prune("nowhere", [0])], "must be one of blocks.0.conv1, squeeze"),
+        ([hope.Prune("squeeze", [24])], "neurons must be 0 to 23, got 24"),
+        ([hope.Prune("squeeze", [-1])], "neurons must be 0 to 23, got -1"),
+        ([hope.Prune("squeeze", [1, 1])], "must be removed once, got 1 again"),
+        ([hope.Prune("squeeze", range(24))], "must keep a neuron, got all 24 removed"),
+        ([hope.Evict("nowhere")], "got 'nowhere'"),
         ([hope.Evict("blocks.0"), hope.Evict("blocks.0")], "twice"),
-        ([hope.Evict("blocks.0", [1.0])], "16 channels, its bias 1"),
-        ([hope.Merge("squeeze", 1, 1, (1, 1), (1, 1))], "with itself"),
-        ([hope.Prune("squeeze", [1]), hope.Merge("squeeze", 0, 1, (1, 0), (1, 1))], "already removed"),
-        ([hope.Merge("blocks.0.conv1", 0, 1, (1, 0), (1, 1))], "spread must be given"),
+        ([hope.Evict("blocks.0", [1.0])], "must have 16 numbers, got 1"),
+        ([hope.Merge("squeeze", 1, 1, (1, 1), (1, 1))], "must be two, got 1 twice"),
+        (
+            [hope.Prune("squeeze", [1]), hope.Merge("squeeze", 0, 1, (1, 0), (1, 1))],
+            "must be removed once, got 1 again",
+        ),
+        ([hope.Merge("blocks.0.conv1", 0, 1, (1, 0), (1, 1))], "spread must be at least 0 before a BN"),
     ],
 )
 def test_impossible_actions_are_refused_in_one_line(

@@ -43,7 +43,9 @@ def test_dropout_stays_off_while_statistics_are_taken() -> None:
 
 
 def test_no_inputs_are_refused_where_there_is_a_bn() -> None:
-    with pytest.raises(hope.InvalidExample, match="no inputs to re-estimate BN statistics on; give some"):
+    with pytest.raises(
+        hope.InvalidExample, match="at least one input for BN statistics, got none: give some"
+    ):
         hope.recalibrate_bn(network(), [])
     plain = nn.Sequential(nn.Linear(3, 2))
     assert torch.equal(hope.recalibrate_bn(plain, [])[0].weight, plain[0].weight)

@@ -395,11 +395,11 @@ def test_what_cannot_be_told_is_asked_for() -> None:
         hope.InvalidAction, match=r"outputs of a1 .* give kept=\{'a1': \[...\]\}, 5 places out of 8"
     ):
         hope.refit(net, small, batches)
-    with pytest.raises(hope.InvalidAction, match="must name 5 of 8 outputs"):
+    with pytest.raises(hope.InvalidAction, match="must be 5 of 8 outputs, got"):
         hope.refit(net, small, batches, kept={"a1": [1, 2]})
-    with pytest.raises(hope.InvalidAction, match="no module of the original"):
+    with pytest.raises(hope.InvalidAction, match="must name modules of the original, got"):
         hope.refit(net, small, batches, kept={"nothing": [1]})
-    with pytest.raises(hope.InvalidExample, match="no inputs"):
+    with pytest.raises(hope.InvalidExample, match="at least one batch for a refit, got none"):
         hope.refit(net, small, [])
     with pytest.raises(hope.InvalidExample, match="batch 1 has entries that are NaN"):
         hope.refit(net, small, [batches[0], batches[1] * float("nan")])

@@ -73,8 +73,8 @@ def test_scalars_of_numpy_and_torch_are_budgets(value: Any) -> None:
             "fidelity must be between 0 and 1, which is the original, got -1: give fidelity=0.9",
         ),
         ({"fidelity": 2.0}, "got 2: give fidelity=0.9"),
-        ({}, "give exactly one budget"),
-        ({"steps": 1, "params": 0.5}, "give exactly one budget"),
+        ({}, "the budget must be exactly one of"),
+        ({"steps": 1, "params": 0.5}, "the budget must be exactly one of"),
     ],
 )
 def test_a_budget_that_there_is_not_is_told_with_the_range(budget: dict[str, Any], words: str) -> None:
@@ -87,7 +87,7 @@ def test_a_budget_that_there_is_not_is_told_with_the_range(budget: dict[str, Any
 @pytest.mark.parametrize(
     ("where", "value", "words"),
     [
-        ("0.weight", float("nan"), "0.weight has entries that are NaN or infinite"),
+        ("0.weight", float("nan"), "0.weight must be finite, got NaN or infinite entries"),
         ("3.bias", float("inf"), "3.bias has entries"),
         ("1.running_mean", float("nan"), "1.running_mean has entries"),
         ("1.running_var", float("inf"), "1.running_var has entries"),
@@ -206,19 +206,19 @@ def test_networks_without_a_bn_are_told_what_to_type() -> None:
 
 def test_a_pattern_that_fits_nothing_is_refused() -> None:
     with pytest.raises(
-        hope.UnknownMethod, match=r"exclude='head\*' fits no module of Sequential: they are called 0"
+        hope.UnknownMethod, match=r"of Sequential, got 'head\*', which fits none: they are called 0"
     ):
         hope.encode(network(), EXAMPLE, density=0.5, exclude=["head*"])
     assert hope.encode(network(), EXAMPLE, density=0.5, exclude="2").settings["exclude"] == ["2"]
     for multiple in (0, 1.5, "8"):
-        with pytest.raises(hope.UnknownMethod, match="makes no sense"):
+        with pytest.raises(hope.UnknownMethod, match="must be a whole number from 1, got"):
             hope.encode(network(), EXAMPLE, density=0.5, multiple_of=multiple)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("method", METHODS)
 def test_a_run_has_as_many_steps_as_there_are_neurons_but_one_of_each_layer(method: str) -> None:
     assert len(hope.encode(network(), EXAMPLE, steps=7, method=method).trajectory) == 7
-    with pytest.raises(hope.InfeasibleBudget, match="steps=8 cannot be met: the run has 7 steps at most"):
+    with pytest.raises(hope.InfeasibleBudget, match="steps must be at most 7, got 8: take fewer steps"):
         hope.encode(network(), EXAMPLE, steps=8, method=method)
 
 

@@ -83,7 +83,7 @@ def test_a_fidelity_and_a_number_of_steps_end_at_a_multiple(model: nn.Module) ->
 
 
 def test_nonsense_is_refused(model: nn.Module) -> None:
-    with pytest.raises(hope.HopeError, match="multiple_of=0"):
+    with pytest.raises(hope.HopeError, match="multiple_of must be a whole number from 1, got 0"):
         hope.encode(model, EXAMPLE, params=0.5, multiple_of=0)
 
 
@@ -95,5 +95,5 @@ def test_a_multiple_beyond_every_layer_leaves_blocks_and_says_so(model: nn.Modul
     assert all(before == after for before, after in widths(encoding.model, anatomy))
     assert f"multiple_of={most}: no layer is wider than {most}, so only whole blocks can go" in str(encoding)
     assert not hope.encode(model, EXAMPLE, steps=1, multiple_of=most - 1, **options).notes
-    with pytest.raises(hope.InfeasibleBudget, match=f"from 1 to {most - 1}: no layer is wider than {most}"):
+    with pytest.raises(hope.InfeasibleBudget, match=f"from 1 to {most - 1}; no layer is wider than {most}"):
         hope.encode(model, EXAMPLE, steps=1, multiple_of=most, evict=False, **options)

@@ -26,7 +26,9 @@ def refused(kind: type[Exception], model: Any, example: Any) -> str:
 
 
 def test_no_example() -> None:
-    assert "no example input: pass a tensor" in refused(hope.InvalidExample, mlp(), None)
+    assert "must be a tensor, a tuple of positional inputs or a dict of keyword inputs, got none" in refused(
+        hope.InvalidExample, mlp(), None
+    )
 
 
 @pytest.mark.parametrize("example", [3, "image.png", 1.5, {1, 2}, object()])
@@ -48,21 +50,21 @@ def test_an_example_with_the_wrong_arguments(example: Any) -> None:
 
 def test_something_that_is_no_module() -> None:
     message = refused(hope.UnsupportedModel, lambda x: x, torch.zeros(1, 4))
-    assert message == "expected a torch.nn.Module, got function"
+    assert message == "the model must be a torch.nn.Module, got a function: pass the module"
 
 
 def test_parameters_without_data() -> None:
     with torch.device("meta"):
         model = mlp()
     message = refused(hope.UnsupportedModel, model, torch.zeros(1, 4))
-    assert message.startswith("0.weight has no data (meta device): load the weights first")
+    assert message.startswith("0.weight must have data, got the meta device: load the weights")
 
 
 def test_sparse_parameters() -> None:
     model = mlp()
     model[2].weight = nn.Parameter(model[2].weight.detach().to_sparse())
     message = refused(hope.UnsupportedModel, model, torch.zeros(1, 4))
-    assert message.startswith("2.weight is a sparse tensor")
+    assert message.startswith("2.weight must be dense, got a sparse tensor")
     assert "to_dense()" in message
 
 
@@ -70,7 +72,7 @@ def test_lazy_modules() -> None:
     model = nn.Sequential(nn.LazyLinear(8), nn.Linear(8, 2))
     message = refused(hope.UnsupportedModel, model, torch.zeros(1, 4))
     assert (
-        message == "0.weight is not initialised yet (a lazy module): run the model once on an example first"
+        message == "0.weight must be initialised, got a lazy module: run the model once on an example first"
     )
 
 
@@ -84,15 +86,17 @@ def test_quantised_modules() -> None:
 
 def test_wrapped_models() -> None:
     message = refused(hope.UnsupportedModel, nn.DataParallel(mlp()), torch.zeros(1, 4))
-    assert message == "the model is wrapped in DataParallel: pass model.module instead"
+    assert message == "the model must be the module itself, got DataParallel around it: pass model.module"
     message = refused(hope.UnsupportedModel, torch.compile(mlp(), backend="eager"), torch.zeros(1, 4))
-    assert message == "the model is wrapped in OptimizedModule: pass model._orig_mod instead"
+    assert (
+        message == "the model must be the module itself, got OptimizedModule around it: pass model._orig_mod"
+    )
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 def test_scripted_models() -> None:
     message = refused(hope.UnsupportedModel, torch.jit.script(mlp()), torch.zeros(1, 4))
-    assert message.startswith("the model is a TorchScript module")
+    assert message.startswith("the model must be an nn.Module in Python, got a TorchScript module")
 
 
 class Branching(nn.Module):
@@ -179,9 +183,9 @@ def stream(norm: nn.Module) -> nn.Sequential:
 def test_an_anatomy_that_was_read_without_streams(norm: nn.Module) -> None:
     net, x = stream(norm), torch.randn(16, 4)
     method = hope.Absorb(calibration=[x])
-    with pytest.raises(hope.UnknownMethod, match=r"streams=True does not fit this anatomy"):
+    with pytest.raises(hope.UnknownMethod, match=r"must be read with streams=True"):
         hope.encode(net, x, params=0.8, streams=True, anatomy=hope.inspect(net, x), method=method)
-    with pytest.raises(hope.UnknownMethod, match=r"streams=False does not fit this anatomy"):
+    with pytest.raises(hope.UnknownMethod, match=r"must be read with streams=False"):
         hope.encode(net, x, params=0.8, anatomy=hope.inspect(net, x, streams=True), method=method)
 
 

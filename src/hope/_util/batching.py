@@ -97,8 +97,8 @@ def batching_of(model: nn.Module, example: Example | None) -> Batching:
             continue
         return batching
     raise InvalidExample(
-        "synthetic inputs need a model that takes any number of inputs, in the rows of its tensors or as the "
-        f"entries of its lists, and {type(model).__name__} runs on the example's number only "
+        "the model must take any number of inputs for synthetic ones, as the rows of its tensors or the "
+        f"entries of its lists, got {type(model).__name__}, which runs on the example's number only "
         f"({failures[0] if failures else 'no tensor has rows'}): compress the sub-module that does the work "
         "(model.backbone = hope.encode(model.backbone, x, ...).model)"
     )

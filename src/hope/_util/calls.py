@@ -26,10 +26,6 @@ def as_call(example: Example | None) -> tuple[tuple[Any, ...], dict[str, Any]]:
     >>> as_call((1, 2))
     ((1, 2), {})
     """
-    if example is None:
-        raise InvalidExample(
-            "no example input: pass a tensor, a tuple of positional inputs or a dict of keyword inputs"
-        )
     if isinstance(example, Tensor):
         return (example,), {}
     if isinstance(example, Mapping):
@@ -37,9 +33,10 @@ def as_call(example: Example | None) -> tuple[tuple[Any, ...], dict[str, Any]]:
         return (), {name: one for name, one in example.items() if name != cached}
     if isinstance(example, (tuple, list)):
         return tuple(example), {}
+    given = "none" if example is None else f"a {type(example).__name__}"
     raise InvalidExample(
-        "the example must be a tensor, a tuple of positional inputs or a dict of keyword inputs, got a "
-        f"{type(example).__name__}"
+        "the example must be a tensor, a tuple of positional inputs or a dict of keyword inputs, "
+        f"got {given}: pass what the model is called with"
     )
 
 
@@ -64,7 +61,9 @@ def unlabelled(model: nn.Module, batches: Iterable[Any]) -> Iterator[Any]:
     if isinstance(batches, Mapping):
         raise InvalidExample("calibration must be a list of batches, got one dict: pass [batch]")
     if not isinstance(batches, Iterable):
-        raise InvalidExample(f"calibration must be a list of batches, got a {type(batches).__name__}")
+        raise InvalidExample(
+            f"calibration must be a list of batches, got a {type(batches).__name__}: pass [batch, …]"
+        )
     rest = iter(batches)
     first = list(islice(rest, 1))
     if not first or not _labelled(model, first[0]):
@@ -160,6 +159,6 @@ def duplicate(model: nn.Module, shared: Iterable[Tensor] = ()) -> nn.Module:
             return copy.deepcopy(model, {id(tensor): tensor for tensor in shared})
     except Exception as error:  # whatever a module's attributes raise
         raise UnsupportedModel(
-            f"{type(model).__name__} cannot be copied: {first_line(error)}; "
-            "old-style weight_norm must be removed first (torch.nn.utils.remove_weight_norm)"
+            f"the model must be one that copy.deepcopy copies, got {type(model).__name__} "
+            f"({first_line(error)}): remove old-style weight_norm (torch.nn.utils.remove_weight_norm)"
         ) from error

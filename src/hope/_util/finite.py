@@ -25,6 +25,6 @@ def check_finite(tensors: Mapping[str, Tensor], parameters: Collection[str], err
         if name not in parameters and last not in STATISTICS:
             continue
         if not bool(tensor.detach().isfinite().all()):
-            raise error(f"{name} has entries that are NaN or infinite: {WAY}")
+            raise error(f"{name} must be finite, got NaN or infinite entries: {WAY}")
         if last == "running_var" and bool((tensor < 0).any()):
-            raise error(f"{name} must not be negative, and has negative entries: {WAY}")
+            raise error(f"{name} must not be negative, got negative entries: {WAY}")

@@ -84,7 +84,9 @@ def rewrite_readers(
             read.setdefault(reader.weight, []).append((layer, removed))
     for weight, feeding in read.items():
         if weight not in input_statistics:
-            raise InvalidAction(f"there are no moments of what {weight} reads: prune instead of absorbing")
+            raise InvalidAction(
+                f"input statistics must contain {weight}, got none for it: prune instead of absorbing"
+            )
         _rewrite(model, anatomy, input_statistics[weight], feeding, rewrite)
 
 

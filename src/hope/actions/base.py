@@ -173,18 +173,18 @@ class Action(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
         """
         layers = {layer.name: layer for layer in anatomy.layers}
         if self.name not in layers:
-            raise InvalidAction(f"there is no neuron layer {self.name!r}{listed(layers)}")
+            raise InvalidAction(f"a prunable layer must be one of {listed(layers)}, got {self.name!r}")
         layer, before = layers[self.name], set(removed.of(self.name))
         for neuron in self.neurons:
             if not 0 <= neuron < layer.neurons:
-                raise InvalidAction(f"layer {layer.name} has neurons 0 to {layer.neurons - 1}, not {neuron}")
+                raise InvalidAction(f"{layer.name}: neurons must be 0 to {layer.neurons - 1}, got {neuron}")
             if neuron in before:
-                raise InvalidAction(f"neuron {neuron} of layer {layer.name} is already removed")
+                raise InvalidAction(f"{layer.name}: a neuron must be removed once, got {neuron} again")
             if neuron in self.removed:
                 before.add(neuron)
         if len(before) == layer.neurons:
             raise InvalidAction(
-                f"layer {layer.name} would lose its last neuron; evict its block instead, or keep one"
+                f"{layer.name} must keep a neuron, got all {layer.neurons} removed: evict its block instead"
             )
 
     # ---- how it rewrites weights -----------------------------------------------------------------
@@ -229,10 +229,6 @@ class Action(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
 
 
 def listed(names: Iterable[str]) -> str:
-    """What there is instead, for a message."""
+    """The first of some names, for a message."""
     known = list(names)
-    return (
-        f"; there are {', '.join(known[:5])}{', …' if len(known) > 5 else ''}"
-        if known
-        else "; the anatomy lists none"
-    )
+    return ", ".join([*known[:5], *["…"][: len(known) > 5]]) or "those of the anatomy, which has none"

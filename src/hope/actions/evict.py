@@ -56,14 +56,16 @@ class Evict(Action, frozen=True, array_like=True, tag="evict"):
         blocks = {block.name: block for block in anatomy.blocks}
         block = blocks.get(self.name)
         if block is None:
-            raise InvalidAction(f"there is no block {self.name!r} to evict{listed(blocks)}")
+            raise InvalidAction(f"a block must be one of {listed(blocks)}, got {self.name!r}")
         if self.name in evicted:
-            raise InvalidAction(f"block {self.name} is evicted twice")
+            raise InvalidAction(f"block {self.name} must be evicted once, got it twice")
         if self.bias is not None and not block.bias:
-            raise InvalidAction(f"block {self.name} cannot leave a bias (block.bias is False)")
+            raise InvalidAction(
+                f"block {self.name} must be evicted without a bias, got one: block.bias is False"
+            )
         if self.bias is not None and len(self.bias) != block.channels:
             raise InvalidAction(
-                f"block {self.name} has {block.channels} channels, its bias {len(self.bias)} numbers"
+                f"the bias of block {self.name} must have {block.channels} numbers, got {len(self.bias)}"
             )
         within = any(blocks[other].contains(block) for other in evicted)
         why = "" if within else removed.refuses(self.name)

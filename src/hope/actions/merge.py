@@ -75,7 +75,7 @@ class Merge(Action, frozen=True, array_like=True, tag="merge"):
     def check(self, anatomy: Anatomy, removed: Removed, evicted: Collection[str]) -> None:
         """Refuse what cannot be done."""
         if self.keep == self.drop and any(layer.name == self.name for layer in anatomy.layers):
-            raise InvalidAction(f"layer {self.name}: neuron {self.keep} cannot be merged with itself")
+            raise InvalidAction(f"{self.name}: merged neurons must be two, got {self.keep} twice")
         super().check(anatomy, removed, evicted)
 
     def rewrite(self, model: nn.Module, context: RewriteContext, before: Removed) -> None:
@@ -96,33 +96,35 @@ def _now(anatomy: Anatomy, removed: Removed, name: str) -> Unit:
 
 def check(action: Merge, layer: Unit, model: nn.Module) -> None:
     """Refuse merges that no parent could stand for."""
-    where = f"layer {layer.name}: neurons {action.keep} and {action.drop} cannot be merged"
+    where = f"{layer.name}: neurons {action.keep} and {action.drop} cannot be merged"
     if layer.along or layer.channels != 1:
         raise InvalidAction(
-            f"{where}: {', '.join(layer.along) or 'several channels'} would have to merge too; prune one"
+            f"{where}: {', '.join(layer.along) or 'several channels'} would have to merge too: prune one"
         )
     paths = [consumer.path for consumer in layer.readers]
     norms = {step.name for path in paths for step in path if step.kind in ("bn", "norm")}
     if len(norms) > 1 or any(step.kind == "norm" for path in paths for step in path):
         raise InvalidAction(
-            f"{where}: its consumers see it through {len(norms)} normalisations; prune one instead"
+            f"{where}: its readers must read it through one BN or none, got {len(norms)} norms: prune one"
         )
     if layer.bn is not None:
         if any(path[0].kind != "bn" for path in paths):
-            raise InvalidAction(f"{where}: {layer.bn} does not directly follow the filter; prune one instead")
+            raise InvalidAction(f"{where}: {layer.bn} does not directly follow the filter: prune one")
         norm = model.get_submodule(layer.bn)
         if getattr(norm, "weight", None) is None or getattr(norm, "running_var", None) is None:
-            raise InvalidAction(f"{where}: {layer.bn} has no scale or statistics to write the parent into")
+            raise InvalidAction(
+                f"{where}: {layer.bn} has no scale or statistics to write the parent into: prune one"
+            )
         if action.spread is None or action.spread < 0:
             raise InvalidAction(
-                f"{where}: spread must be given and not negative where a BN follows ({layer.bn})"
+                f"{where}: spread must be at least 0 before a BN ({layer.bn}), got {action.spread}"
             )
     for part in layer.places:
         module, _ = owner(model, part.tensor)
         if isinstance(module, nn.PReLU):
             slopes = get(model, part.tensor)[torch.from_numpy(part.index[[action.keep, action.drop], 0])]
             if slopes[0] != slopes[1]:
-                raise InvalidAction(f"{where}: their slopes in {part.tensor} differ")
+                raise InvalidAction(f"{where}: their slopes in {part.tensor} differ: prune one")
 
 
 @torch.no_grad()

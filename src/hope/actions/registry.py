@@ -33,7 +33,9 @@ def register(action: A) -> A:
             f"{action.__struct_config__.tag!r}: write class {action.__name__}(…, tag={action.kind!r})"
         )
     if len(action.letter) != 1 or not action.letter.isalpha():
-        raise ValueError(f"the letter of {action.__name__} must be one letter, got {action.letter!r}")
+        raise ValueError(
+            f"the letter of {action.__name__} must be one letter, got {action.letter!r}: change it"
+        )
     for other in (one for one in _KINDS.values() if one is not action):
         for word in ("kind", "letter"):
             if getattr(action, word) == getattr(other, word):

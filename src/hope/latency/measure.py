@@ -30,7 +30,9 @@ def runtime_for(budget: Budget, given: Runtime | str | None, example: Example | 
     if budget.unit == "latency":
         return resolve_runtime(runtime_of(given), example)
     if given is not None:
-        raise UnknownMethod(f"runtime needs a latency budget, got {budget}: omit it, or use latency=")
+        raise UnknownMethod(
+            f"the budget must be a latency where runtime is given, got {budget}: use latency=, or omit it"
+        )
     return None
 
 

@@ -40,11 +40,15 @@ class Runtime:
 
     def __post_init__(self) -> None:
         if self.engine not in ENGINES:
-            raise UnknownMethod(f"runtime must be one of {', '.join(ENGINES)}, got {self.engine!r}")
+            raise UnknownMethod(
+                f"runtime must be one of {', '.join(ENGINES)}, got {self.engine!r}: give one of them"
+            )
         for name in ("batch", "threads"):
             value = getattr(self, name)
             if value is not None and (type(value) is not int or value < 1):
-                raise UnknownMethod(f"{name} must be a whole number from 1, got {value!r}")
+                raise UnknownMethod(
+                    f"{name} must be a whole number from 1, got {value!r}: omit it for the default"
+                )
 
     def resolved(self, batch: int) -> Runtime:
         """The same with all values resolved, for an example with so many inputs."""

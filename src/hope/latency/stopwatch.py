@@ -89,8 +89,8 @@ class Stopwatch:
             run()
         except Exception as error:  # anything that the model raises
             raise InvalidExample(
-                f"the model does not run on a batch of {self.batch} ({first_line(error)}): "
-                "give another batch, or an example of that batch"
+                f"batch must be a size that the model runs on, got {self.batch} ({first_line(error)}): "
+                "give another, or an example of that batch"
             ) from error
         if self.runtime.engine == "torch":
             return run
@@ -234,7 +234,8 @@ def _in_onnxruntime(points: Sequence[Point], count: int) -> list[float]:
     missing = next((n for n in range(len(points)) if n not in times), None)
     if missing is not None:
         raise CannotExport(
-            f"onnxruntime does not report how long {points[missing][0].name} takes: use runtime='torch'"
+            f"onnxruntime must report a time for each operator, got none for {points[missing][0].name}: "
+            "use runtime='torch'"
         )
     return [typical(times[n][1:]) for n in range(len(points))]
 

@@ -47,8 +47,8 @@ class Activation(Elementwise):
             values = function(torch.linspace(-6, 6, 25, dtype=torch.float64))
             if values.shape != (25,) or not bool(values.isfinite().all()):
                 raise UnknownMethod(
-                    "an activation's function must give a finite number for each between -6 and 6: clamp "
-                    "what it is given, or leave the function out"
+                    "an activation's function must give a finite number for each from -6 to 6, got "
+                    f"{values.flatten().tolist()[:3]}…: clamp its input, or leave the function out"
                 )
         self.homogeneous = slope is not None
 

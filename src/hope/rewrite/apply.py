@@ -218,7 +218,7 @@ def smaller_copy(
     for name, shape in anatomy.shapes.items():
         if shapes.get(name) != shape:
             raise InvalidAction(
-                f"the anatomy is not this model's: {name} is {shapes.get(name, 'missing')}, not {shape}; "
+                f"the anatomy must be this model's, got {name} {shape}, here {shapes.get(name, 'missing')}: "
                 "inspect this model first"
             )
     outcome(anatomy, steps)

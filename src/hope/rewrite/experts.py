@@ -74,15 +74,15 @@ class Experts(nn.Module):
         way = "compress what hope.unstack_experts returned with uniform=True"
         if len(widths) > 1 or any(one.down.bias is not None for one in every):
             raise UnsupportedModel(
-                f"{name}: what is stacked has one width and no bias, its experts have {width} to "
-                f"{max(widths)} neurons: {way}"
+                f"{name}: its experts must have one width and no bias, got {width} to {max(widths)} neurons: "
+                f"{way}"
             )
         both = torch.stack([torch.cat([one.gate.weight, one.up.weight]).detach() for one in every])
         down = torch.stack([one.down.weight.detach() for one in every])
         if width % (step := _step(down, config)):
             raise UnsupportedModel(
-                f"{name}: its experts have {width} neurons, and torch's product of groups takes multiples of "
-                f"{step}: {way} and multiple_of={step}"
+                f"{name}: neurons of experts must be a multiple of {step} for torch's product of groups, got "
+                f"{width}: {way} and multiple_of={step}"
             )
         closed = copy.copy(self._shell[0])
         trained = (every[0].gate.weight.requires_grad, every[0].down.weight.requires_grad)
@@ -128,7 +128,9 @@ def unstack_experts(model: nn.Module) -> nn.Module:
 
     def made(name: str, module: nn.Module) -> nn.Module:
         if any(uses[id(one)] > 1 for one in module._parameters.values()):
-            raise UnsupportedModel(f"{name} has a weight in common with another module: it cannot be opened")
+            raise UnsupportedModel(
+                f"the weights of {name} must be its own, got one that another module has too: untie them"
+            )
         return _tried(name, module)
 
     return _exchanged(opened, stacks, made)
@@ -213,7 +215,9 @@ def _tried(name: str, module: nn.Module) -> Experts:
     """The opened experts, if they say on some tokens what the stacked ones say."""
     for own, tensor in module.named_parameters():
         if not bool(tensor.isfinite().all()):
-            raise UnsupportedModel(f"{name}.{own} holds NaN or infinite numbers: load the weights again")
+            raise UnsupportedModel(
+                f"{name}.{own} must be finite, got NaN or infinite numbers: load the weights again"
+            )
     single = duplicate(module).float()  # where large tokens overflow nothing
     opened, both = Experts(single), single.get_parameter("gate_up_proj")
     number, width = both.shape[0], both.shape[2]
@@ -228,14 +232,14 @@ def _tried(name: str, module: nn.Module) -> Experts:
                 wanted = single(*call)
             except Exception as error:  # whatever a module says that is called in another way, or cannot run
                 raise UnsupportedModel(
-                    f"{name}: its stacked experts cannot be tried: {first_line(error)}; "
-                    'model.set_experts_implementation("eager") may help'
+                    f"{name}: stacked experts must run as experts(tokens, indices, shares), got "
+                    f'{first_line(error)}: call model.set_experts_implementation("eager")'
                 ) from error
             off = (wanted - opened(*call)).abs().max()
         if not bool(off <= TOLERANCE * wanted.abs().max()):
             raise UnsupportedModel(
-                f"{name}: its experts are stacked in gate_up_proj and down_proj, but do not read "
-                "act(gate)·value of them: they cannot be opened"
+                f"{name}: stacked experts must compute act(gate)·value of gate_up_proj, got something else: "
+                "compress the model without unstack_experts"
             )
     return Experts(module)
 

@@ -103,7 +103,9 @@ def given_rows(original: nn.Module, kept: Mapping[str, Sequence[int]]) -> dict[s
     modules = dict(original.named_modules())
     for name in kept:
         if name not in modules:
-            raise InvalidAction(f"kept names {name!r}, which is no module of the original")
+            raise InvalidAction(
+                f"kept must name modules of the original, got {name!r}: see original.named_modules()"
+            )
     return {name: torch.as_tensor(list(places)) for name, places in kept.items()}
 
 
@@ -116,7 +118,9 @@ def kept_rows(
     if module in given:
         rows = given[module]
         if len(rows) != len(new) or not bool(((rows >= 0) & (rows < len(old))).all()):
-            raise InvalidAction(f"kept[{module!r}] must name {len(new)} of {len(old)} outputs")
+            raise InvalidAction(
+                f"kept[{module!r}] must be {len(new)} of {len(old)} outputs, got {rows.tolist()[:8]}"
+            )
         return rows
     if len(old) == len(new):
         return None
@@ -132,7 +136,7 @@ def kept_rows(
         if found is not None:
             return found
     raise InvalidAction(
-        f"which outputs of {module} are left cannot be identified by its numbers: "
+        f"the kept outputs of {module} must be found by its numbers, got no clear match: "
         f"give kept={{{module!r}: [...]}}, {len(new)} places out of {len(old)}"
     )
 
@@ -156,7 +160,7 @@ def every_row(
         rows[name] = next((match for match in matches if match is not None), None)
         if rows[name] is None:
             raise InvalidAction(
-                f"which channels of {module} are left cannot be identified by its numbers: "
+                f"the kept channels of {module} must be found by its numbers, got no clear match: "
                 f"give kept={{{module!r}: [...]}}, {len(new[name])} places out of {len(old[name])}"
             )
     return rows

@@ -158,7 +158,7 @@ def compare(got: Sequence[Tensor], model: nn.Module, call: Call, engine: str) ->
     want = [tensor.cpu() for tensor in tensors(model(*call[0], **call[1]))]
     shapes, wanted = ([tuple(tensor.shape) for tensor in some] for some in (got, want))
     if shapes != wanted:
-        raise CannotExport(f"{engine} gives answers of shapes {shapes}, not {wanted}")
+        raise CannotExport(f"answers of {engine} must have the shapes {wanted}, got {shapes}")
     for a, b in zip(got, want, strict=True):
         if b.is_floating_point() and b.numel():
             tolerance = TOLERANCE.get(b.dtype, COARSE)
@@ -166,6 +166,6 @@ def compare(got: Sequence[Tensor], model: nn.Module, call: Call, engine: str) ->
             largest = float(b.abs().nan_to_num(0, 0, 0).max())
             if not torch.allclose(a, b, rtol=tolerance, atol=tolerance * largest, equal_nan=True):
                 raise CannotExport(
-                    f"{engine} gives other answers than the model: {float((a - b).abs().max()):.3g} apart, "
-                    f"the largest is {largest:.3g}"
+                    f"answers of {engine} must be the model's, got a difference of "
+                    f"{float((a - b).abs().max()):.3g} (the largest answer is {largest:.3g})"
                 )

@@ -47,5 +47,5 @@ def recalibrate_bn(model: nn.Module, batches: Iterable[Any]) -> nn.Module:
     for bn, momentum in zip(bns, before, strict=True):
         bn.momentum = momentum
     if bns and not seen:
-        raise InvalidExample("there were no inputs to re-estimate BN statistics on; give some batches")
+        raise InvalidExample("batches must have at least one input for BN statistics, got none: give some")
     return small

@@ -326,7 +326,7 @@ def refit(
         inputs = synthetic_batches(inputs, original, example, trace, progress=progress)
     batches = list(unlabelled(original, inputs))
     if not batches:
-        raise InvalidExample("refit: there were no inputs; give an iterable of batches")
+        raise InvalidExample("inputs must have at least one batch for a refit, got none: give some")
     for number, batch in enumerate(batches):
         check_batch(batch, number, "refit")
     fitted = duplicate(small)

@@ -136,7 +136,7 @@ def _one(given: dict[str, Any], names: list[str]) -> Budget:
     units = [unit_of(name) for name in given if given[name] is not None]
     if len(units) != 1 or units[0].name not in names:
         found = ", ".join(unit.name for unit in UNITS.values() if unit in units) or "none"
-        raise InfeasibleBudget(f"give exactly one budget of {', '.join(names)} (given: {found})")
+        raise InfeasibleBudget(f"the budget must be exactly one of {', '.join(names)}, got {found}: give one")
     return Budget(units[0].name, units[0].parse(given[units[0].name]))
 
 

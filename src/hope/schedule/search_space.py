@@ -159,10 +159,10 @@ class SearchSpace:
         most = self.longest + len(self.branches) + sum(len(one.steps) for one in roundings)
         if budget.unit == "steps" and budget.value > most:
             way = advice or "take fewer steps"
-            raise InfeasibleBudget(f"{budget} cannot be met: the run has {most} steps at most; {way}")
+            raise InfeasibleBudget(f"steps must be at most {most}, got {budget.value:g}: {way}")
         if not self.states and not self.branches and not roundings and budget.unit == "fidelity":
             raise InfeasibleBudget(
-                f"nothing can be removed by {self.method.name}" + (advice and f": {advice}")
+                f"{self.method.name} must have something to remove, got nothing" + (advice and f": {advice}")
             )
         width = self._widest
         if self.branches or not self.states or roundings or multiple_of < width:
@@ -171,8 +171,8 @@ class SearchSpace:
         if not unchanged.meets(budget):
             reach = unchanged.reach(budget.unit)
             raise InfeasibleBudget(
-                f"{budget} cannot be met with multiple_of={multiple_of}: the run {reach}; take a smaller "
-                f"multiple_of, from 1 to {width - 1}: no layer is wider than {width}"
+                f"{budget} cannot be met with multiple_of={multiple_of}, the run {reach}: take a smaller "
+                f"multiple_of, from 1 to {width - 1}; no layer is wider than {width}"
             )
 
 
@@ -237,8 +237,8 @@ def check_patterns(model: nn.Module, anatomy: Anatomy, patterns: Sequence[str]) 
         if not any(fnmatchcase(name, pattern) for name in names):
             some = ", ".join(names[:5])
             raise UnknownMethod(
-                f"exclude={pattern!r} fits no module of {anatomy.model}: they are called {some}, …; "
-                "print(hope.inspect(...)) lists them"
+                f"exclude must be patterns of modules of {anatomy.model}, got {pattern!r}, which fits none: "
+                f"they are called {some}, …, and print(hope.inspect(...)) lists them"
             )
 
 
@@ -260,7 +260,7 @@ def usable(model: nn.Module, anatomy: Anatomy | None, streams: bool) -> Anatomy 
     _check_same(made_of(model), anatomy.made)
     if anatomy.streams and (not anatomy.thins if streams else any(unit.open for unit in anatomy.streams)):
         raise UnknownMethod(
-            f"streams={streams} does not fit this anatomy: "
+            f"the anatomy must be read with streams={streams}, got one without: "
             f"give what hope.inspect(..., streams={streams}) returns"
         )
     return anatomy
@@ -271,8 +271,8 @@ def _check_same(now: Mapping[str, str], then: Mapping[str, str]) -> None:
     if other is not None:
         a, b = (f"is {there[other]}" if other in there else "is not" for there in (then, now))
         raise UnknownMethod(
-            f"this anatomy is another network's: {other or 'the model'} {a} in it and {b} in the "
-            "model; give what hope.inspect returns for this model"
+            f"the anatomy must be this model's, got another: {other or 'the model'} {a} in it and {b} in the "
+            "model: give what hope.inspect returns for this model"
         )
 
 

@@ -35,16 +35,16 @@ def check_multiple(multiple_of: Any) -> None:
     whole = hasattr(multiple_of, "__index__") and not isinstance(multiple_of, bool)
     if not whole or multiple_of < 1:
         raise UnknownMethod(
-            f"multiple_of={multiple_of} makes no sense: give a whole number, 8, 16 or 32, or 1 for any width"
+            f"multiple_of must be a whole number from 1, got {multiple_of!r}: give 8, 16, or 1 for any"
         )
 
 
 def check_uniform(uniform: Any, streams: bool) -> bool:
     """Whether layers that are alike keep one width; refuse what does not go with it."""
     if not isinstance(uniform, bool):
-        raise UnknownMethod(f"uniform={uniform!r} makes no sense: give True for one width, or False")
+        raise UnknownMethod(f"uniform must be True or False, got {uniform!r}: give True for one width")
     if uniform and streams:
-        raise UnknownMethod("uniform=True does not go with streams=True: leave one of them out")
+        raise UnknownMethod("streams must be off with uniform=True, got streams=True: leave one of them out")
     return uniform
 
 

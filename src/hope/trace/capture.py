@@ -50,50 +50,56 @@ class Graph:
 def check_readable(model: nn.Module) -> None:
     """Refuse models whose weights cannot be read or cut, in one line that says what to do."""
     if not isinstance(model, nn.Module):
-        raise UnsupportedModel(f"expected a torch.nn.Module, got {type(model).__name__}")
+        raise UnsupportedModel(
+            f"the model must be a torch.nn.Module, got a {type(model).__name__}: pass the module"
+        )
     for wrapper, inner in (
         ("DistributedDataParallel", "module"),
         ("DataParallel", "module"),
         ("OptimizedModule", "_orig_mod"),
     ):
         if type(model).__name__ == wrapper:
-            raise UnsupportedModel(f"the model is wrapped in {wrapper}: pass model.{inner} instead")
+            raise UnsupportedModel(
+                f"the model must be the module itself, got {wrapper} around it: pass model.{inner}"
+            )
     if any(kind.__module__ == "ultralytics.engine.model" for kind in type(model).__mro__):
         raise UnsupportedModel(
             f"the model must be the network itself, got ultralytics' {type(model).__name__}: pass its .model"
         )
     if isinstance(model, torch.jit.ScriptModule):
-        raise UnsupportedModel("the model is a TorchScript module: pass the nn.Module it was made from")
+        raise UnsupportedModel(
+            "the model must be an nn.Module in Python, got a TorchScript module: pass what it was made from"
+        )
     for name, tensor in [*model.named_parameters(), *model.named_buffers()]:
         if is_lazy(tensor):
             raise UnsupportedModel(
-                f"{name} is not initialised yet (a lazy module): run the model once on an example first"
+                f"{name} must be initialised, got a lazy module: run the model once on an example first"
             )
         if tensor.is_meta:
             raise UnsupportedModel(
-                f"{name} has no data (meta device): load the weights first (to_empty, then load_state_dict)"
+                f"{name} must have data, got the meta device: load the weights (to_empty, load_state_dict)"
             )
         if tensor.layout is not torch.strided:
             raise UnsupportedModel(
-                f"{name} is a sparse tensor ({tensor.layout}): call .to_dense() on it first"
+                f"{name} must be dense, got a sparse tensor ({tensor.layout}): call .to_dense() on it first"
             )
         packed = isinstance(tensor, nn.Parameter) and tensor.ndim > 1 and tensor.itemsize == 1  # int8, float8
         if tensor.is_quantized or packed or name.rpartition(".")[2] == "qweight":
             raise UnsupportedModel(
-                f"{name} is quantised ({tensor.dtype}): "
+                f"{name} must be floating point, got {tensor.dtype}: "
                 "compress the float model first, then quantise the result"
             )
     for name, module in model.named_modules():
         kind = type(module).__name__
         if "quantized" in type(module).__module__.split(".") or kind in QUANTISED:
             raise UnsupportedModel(
-                f"{name or kind} is a quantised module ({kind}): "
+                f"{name or kind} must be a float module, got a quantised one ({kind}): "
                 "compress the float model first, then quantise the result"
             )
         if any(all(hasattr(module, one) for one in names) for names in ADAPTED):
             raise UnsupportedModel(
-                f"{name or kind} has an adapter besides its weight (LoRA): "
-                "put it into the weight first, model = model.merge_and_unload()"
+                f"{name or kind} must be a plain layer, got one with an adapter (LoRA): "
+                "merge it first, model = model.merge_and_unload()"
             )
 
 

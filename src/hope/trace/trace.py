@@ -71,7 +71,9 @@ class Trace:
         found = {key: self.captured(model, batches[keys.index(key)]) for key in dict.fromkeys(keys)}
         captured = [found[key] for key in keys]
         if any(_targets(one) != _targets(captured[0]) for one in found.values()):
-            raise InvalidExample("batches of different shapes trace different graphs: give equal shapes")
+            raise InvalidExample(
+                "batches must trace one graph, got different ones for different shapes: give equal shapes"
+            )
         calls = [pytree.tree_leaves(as_call(batch)) for batch in batches]
         return Interpreter(model, captured, calls, after=after, in_place=in_place)
 
@@ -86,7 +88,7 @@ class Trace:
         """
         there = self._matched(program, self.captured(model, batch))
         if any(name not in there for name in wanted):
-            raise InvalidExample("it traces a different graph than the example")
+            raise InvalidExample("it must trace the graph of the example, got a different one")
         names = {there[name]: name for name in wanted}
 
         def after(position: int) -> None:
