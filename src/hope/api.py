@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Executor
 from os import PathLike
 from pathlib import Path
@@ -13,10 +13,11 @@ from torch import Tensor, nn
 
 from hope._util.calls import Example
 from hope._util.finite import check_finite
-from hope._util.progress import busy
+from hope._util.progress import READ, busy, expect, run_of
 from hope.encoding import Encoding
 from hope.errors import InvalidExample, UnsupportedModel
 from hope.evaluate.dry_run import verify
+from hope.evaluate.estimate import Estimate
 from hope.latency.runtime import Runtime
 from hope.methods import Method, Paper, with_calibration
 from hope.methods.base import NetworkStatistics
@@ -58,8 +59,8 @@ def inspect(
         >>> str(anatomy.skipped[0].reason)
         'it is an output of the model'
     """
-    anatomy, candidates = read_model(model, example, streams=streams, progress=progress)
-    with busy(f"checking cuts of {anatomy.model} on shapes", progress):
+    with busy(READ, progress):
+        anatomy, candidates = read_model(model, example, streams=streams, progress=progress)
         return verify(model, example, anatomy, candidates)
 
 
@@ -194,16 +195,29 @@ def encode_resumable(
     anatomy: Anatomy | None = None,
     statistics: NetworkStatistics | None = None,
     checkpoint: str | PathLike[str] | None = None,
+    evaluations: int = 0,
+    on_estimate: Callable[[Estimate], object] | None = None,
     **given: Any,
 ) -> Encoding:
-    """`encode` that keeps its checkpoint until the run is saved."""
+    """`encode` that keeps its checkpoint until the run is saved.
+
+    Args:
+        evaluations: how many networks of the run are compared with the original afterwards.
+        on_estimate: called with an estimate of the time and memory, before the work starts.
+    """
     options = Options.of(budget, example, **given)
     _check_numbers(model)
     anatomy = usable(model, anatomy, options.streams)
-    if anatomy is None:
-        anatomy = inspect(model, example, streams=options.streams, progress=options.progress)
     file = Path(checkpoint) if checkpoint is not None else None
-    return compress(model, example, anatomy, budget, options, statistics=statistics, checkpoint=file)
+    with run_of((READ,), options.progress) as run:
+        if anatomy is None:
+            anatomy = inspect(model, example, streams=options.streams)
+        if run.visible or on_estimate is not None:
+            found = options.estimate(model, example, anatomy, budget.unit if budget else "steps", evaluations)
+            expect(found.seconds if found is not None else {})
+            if found is not None and on_estimate is not None:
+                on_estimate(found)
+        return compress(model, example, anatomy, budget, options, statistics=statistics, checkpoint=file)
 
 
 def _check_numbers(model: nn.Module) -> None:

@@ -13,7 +13,7 @@ from torch import nn
 
 from hope._util.calls import Example
 from hope._util.numbers import plural
-from hope._util.progress import bar
+from hope._util.progress import FIDELITY, SEARCH, bar, busy
 from hope._util.tables import grid, html, text
 from hope.errors import InfeasibleBudget, InvalidAction
 from hope.evaluate.fidelity import EVALUATIONS, Fidelity, images_for, longest_above
@@ -143,7 +143,9 @@ class Encoding:
     def fidelity_after(self, steps: int) -> float:
         """The predicted fidelity of the network after so many steps; computed once."""
         if steps not in self._looked:
-            self._looked[steps] = self.judge(self.model if steps == self.steps else self._after(steps))
+            small = self.model if steps == self.steps else self._after(steps)
+            with busy(FIDELITY):
+                self._looked[steps] = self.judge(small)
         return self._looked[steps]
 
     @cached_property
@@ -160,7 +162,7 @@ class Encoding:
         """(steps, predicted fidelity) at evenly spaced steps of the run, and at the budget."""
         steps = sorted({round(len(self.trajectory) * k / points) for k in range(points + 1)} | {self.steps})
         found = []
-        with bar("predicting fidelity along the run", len(steps), progress) as show:
+        with bar(FIDELITY, len(steps), progress) as show:
             for done, k in enumerate(steps):
                 show(done)
                 found.append((k, self.fidelity_after(k)))
@@ -194,7 +196,7 @@ class Encoding:
                 do.
         """
         if budget.unit == "fidelity":
-            with bar("searching the steps that keep the fidelity", EVALUATIONS, progress) as show:
+            with bar(SEARCH, EVALUATIONS, progress) as show:
                 longest = longest_above(budget.value, len(self.trajectory), self.fidelity_after, show)
                 return replace(self, steps=self.trajectory.steps_to("steps", longest))
         try:

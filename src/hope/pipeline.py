@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Executor
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from pathlib import Path
@@ -15,9 +16,10 @@ from torch import nn
 
 from hope._util.calls import Example, duplicate
 from hope._util.memory import PART, allowed, share_weights, size_of
-from hope._util.progress import busy
+from hope._util.progress import MEASURE, TIME, busy
 from hope.actions import Action
 from hope.encoding import Encoding
+from hope.evaluate.estimate import Estimate, estimate
 from hope.evaluate.eviction_search import ordered, with_evictions
 from hope.evaluate.fidelity import Fidelity, images_for
 from hope.evaluate.sensitivity import with_sensitivities
@@ -90,6 +92,15 @@ class Options:
         how: dict[str, Any] = {"exclude": patterns, "runtime": where, "bits": rounded}
         return cls(named(method), evict and not uniform, only_bits=budget is None, **how, **rest)
 
+    def estimate(
+        self, model: nn.Module, example: Example | None, anatomy: Anatomy, unit: str, evaluations: int
+    ) -> Estimate | None:
+        """What the run needs; None where a model does not run on several inputs."""
+        with suppress(Exception):  # whatever the model's forward raises; the run reports it where it matters
+            how: dict[str, Any] = {"evict": self.evict, "bits": len(self.bits.counts), "unit": unit}
+            return estimate(model, example, anatomy, self.method, evaluations=evaluations, **how)
+        return None
+
 
 def compress(
     model: nn.Module,
@@ -109,7 +120,8 @@ def compress(
     check_patterns(model, anatomy, options.exclude)
     groups = groups_of(model, anatomy) if options.uniform else None
     if statistics is None:
-        statistics = options.method.collect(model, example, anatomy, progress=options.progress)
+        with busy(MEASURE, options.progress):
+            statistics = options.method.collect(model, example, anatomy, progress=options.progress)
     method = options.method.resolve(statistics)
     weights = readers(anatomy, options.exclude) if options.bits.counts else {}
     statistics = with_readers(statistics, weights)
@@ -264,6 +276,6 @@ def finished(encoding: Encoding, budget: Budget, multiple_of: int, progress: boo
         notes.append(NOT_LOADABLE)
     encoding = replace(encoding, notes=tuple(notes))
     if encoding.runtime is not None:
-        with busy("measuring the result", progress):
+        with busy(TIME, progress):
             encoding.look_at_latency()
     return encoding

@@ -24,11 +24,14 @@ from hope.schedule.budget import run_budget
 from hope.schedule.resources import UNITS, Bytes
 
 if TYPE_CHECKING:
+    from hope.evaluate.estimate import Estimate
     from hope.methods import Method
 
 METHODS = ("absorb", "paper", "l1-in", "l1-joint", "bn-scale", "random")
 OPTIONS = {"merge": ("paper",), "kernel": ("paper",), "calibration": ("absorb", "paper")}  # whose they are
 PARTIAL = "partial.json"
+POINTS = 10  # of --curve
+LONG = 10.0  # seconds from which on an estimate is printed
 
 
 def register(commands: Any) -> None:
@@ -138,6 +141,7 @@ def run(options: argparse.Namespace) -> None:
 
 def _run(options: argparse.Namespace, out: Path, budget: dict[str, Any]) -> None:
     with models.loading(options):
+        from hope._util.progress import READ, run_of
         from hope.api import encode_resumable
 
         model, example = models.build(options)
@@ -145,7 +149,7 @@ def _run(options: argparse.Namespace, out: Path, budget: dict[str, Any]) -> None
         note(f"{options.model} has random weights: give --weights FILE or --pretrained for trained ones")
     given = _given(options, model, example)
     differs = differing(out, model, example, budget, given) if options.resume else None
-    partial = out / PARTIAL
+    partial, curve = out / PARTIAL, options.curve or options.report is not None
     if differs == [] and not partial.exists():
         print(f"{options.out} already has this run")
         _report(options)
@@ -158,23 +162,47 @@ def _run(options: argparse.Namespace, out: Path, budget: dict[str, Any]) -> None
         print(f"{options.out} has another run ({'; '.join(differs)}): it is made again")
     if not options.resume:
         partial.unlink(missing_ok=True)
-    try:
-        asked = run_budget(given["bits"], budget)
-        encoding = encode_resumable(model, example, asked, checkpoint=partial, **given)
-    except InfeasibleBudget:  # there is nothing to go on with
-        partial.unlink(missing_ok=True)
-        raise
+    given |= {"evaluations": POINTS + 2 if curve else 1, "on_estimate": _print_estimate}
     source = _source(options)
-    encoding.save(out, source=source)
-    if options.curve or options.report is not None:
-        encoding.fidelities()
+    with run_of((READ,)):
+        try:
+            asked = run_budget(given["bits"], budget)
+            encoding = encode_resumable(model, example, asked, checkpoint=partial, **given)
+        except InfeasibleBudget:  # nothing can be resumed
+            partial.unlink(missing_ok=True)
+            raise
         encoding.save(out, source=source)
-    partial.unlink(missing_ok=True)
-    print(encoding)
-    size = sum(file.stat().st_size for file in out.iterdir() if file.is_file())
-    print(f"saved in {options.out} ({Bytes().format(size)})", end="; ")
-    print("for another budget of the same run: hope extract --help")
+        if curve:
+            encoding.fidelities(POINTS)
+            encoding.save(out, source=source)
+        partial.unlink(missing_ok=True)
+        summary = str(encoding)
+    print(summary)
+    print(_saved(out, options.out))
     _report(options)
+
+
+def _print_estimate(estimate: Estimate) -> None:
+    if sum(estimate.seconds.values()) >= LONG:
+        note(f"this takes {estimate}")
+
+
+KINDS = {"inputs": "synthetic inputs", "moments": "input statistics", "weights": "weights"}  # files of a run
+
+
+def _saved(out: Path, name: str) -> str:
+    """How large the folder is, and what is large in it."""
+    sizes = {file.name: file.stat().st_size for file in out.iterdir() if file.is_file()}
+    large = [
+        f"{KINDS[key]} {Bytes().format(size)}"
+        for file, size in sorted(sizes.items())
+        if (key := file.partition("-")[0]) in KINDS
+    ]
+    parts = f": {', '.join(large)}" if large else ""
+    return (
+        f"saved in {name} ({Bytes().format(sum(sizes.values()))}{parts}); "
+        "for another budget of the same run: hope extract --help"
+    )
 
 
 def _check_free(out: Path, options: argparse.Namespace) -> None:

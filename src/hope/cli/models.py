@@ -76,9 +76,9 @@ def build_plain(options: argparse.Namespace) -> tuple[nn.Module, Tensor]:
 @contextmanager
 def loading(options: argparse.Namespace) -> Iterator[None]:
     """A spinner while torch and the model are loaded; not together with a download bar."""
-    from hope._util.progress import busy
+    from hope._util.progress import LOAD, busy
 
-    with nullcontext() if getattr(options, "pretrained", False) else busy(f"loading {options.model}"):
+    with nullcontext() if getattr(options, "pretrained", False) else busy(LOAD):
         yield
 
 

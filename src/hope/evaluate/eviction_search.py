@@ -18,7 +18,7 @@ from concurrent.futures import Executor
 from torch import nn
 
 from hope._util.calls import duplicate
-from hope._util.progress import bar
+from hope._util.progress import BLOCKS, RANK, bar
 from hope.actions import Action, Evict
 from hope.actions.evict import bias_left, remove_branch
 from hope.rewrite.apply import operate
@@ -59,7 +59,7 @@ def decide(
     levels = [level for level in LEVELS if level > floor]
     must = not waiting(space.anatomy, space.left_alone)  # otherwise calibration helps more
     last = 0  # steps that reach the previous level
-    with bar("deciding which blocks to evict", len(levels), progress) as show:
+    with bar(BLOCKS, len(levels), progress) as show:
         for done, level in enumerate(levels, start=1):
             if done > (begun.levels or 0):
                 show(done - 1)
@@ -92,7 +92,7 @@ def with_evictions(
     """The whole run, with the evictions of the search: one run covers every budget."""
     steps, deciding = list(begun.steps), begun.evictions or EvictionProgress()
     if deciding.levels is None:
-        with bar("scheduling actions", space.longest, progress) as show:
+        with bar(RANK, space.longest, progress) as show:
             for step in space.steps(executor=executor, done=tuple(steps)):
                 steps.append(step)
                 if len(steps) % NOTED == 0:

@@ -14,7 +14,7 @@ from dataclasses import replace
 
 from torch import nn
 
-from hope._util.progress import bar
+from hope._util.progress import SENSITIVITY, bar
 from hope.methods.absorption import AbsorbState
 from hope.rewrite.apply import cut
 from hope.schedule.search_space import SearchSpace
@@ -36,7 +36,7 @@ def with_sensitivities(
         fidelity: a network -> its fidelity.
     """
     found = list(space.states)
-    with bar("measuring the sensitivity of each layer", len(found), progress) as show:
+    with bar(SENSITIVITY, len(found), progress) as show:
         for done, state in enumerate(space.states):
             show(done)
             if isinstance(state, AbsorbState):

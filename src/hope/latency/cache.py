@@ -18,7 +18,7 @@ import msgspec
 from hope._util.digest import is_sealed, parsed, sealed
 from hope._util.files import make_folder, write_file
 from hope._util.notes import note
-from hope._util.progress import bar
+from hope._util.progress import TIME, bar
 from hope.errors import CannotWrite
 from hope.latency.operators import TimedOperator
 from hope.latency.runtime import Runtime, machine
@@ -109,7 +109,7 @@ class Table:
         """Measure what is missing."""
         known = self.kept.operators
         missing = [one for one in dict.fromkeys(points) if _key(one[1]) not in known.get(one[0].name, {})]
-        with bar(f"measuring {len(missing)} operators, once", len(missing), progress) as show:
+        with bar(TIME, len(missing), progress) as show:
             done = 0
             for some in _portions(missing):
                 for (operator, width), value in zip(some, measure(some), strict=True):

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from hope._util.calls import Example, as_call, duplicate
-from hope._util.progress import busy
+from hope._util.progress import TIME, busy
 from hope.actions import Action, Evict, Prune
 from hope.errors import UnknownMethod
 from hope.latency.cache import Table
@@ -58,7 +58,7 @@ def latency_model(
     cuts = _cuts(anatomy, block_of(runtime))
 
     def networks() -> list[float]:
-        with busy(f"measuring {anatomy.model} at {len(cuts)} widths, once: {runtime}", progress):
+        with busy(TIME, progress):
             return stopwatch.networks([narrow(model, anatomy, *cut) for cut in cuts], example)
 
     measured = table.networks(_digest(anatomy, runtime, cuts), len(cuts), networks)

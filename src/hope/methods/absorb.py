@@ -16,7 +16,7 @@ from torch.utils import _pytree as pytree
 from hope._util.batching import batching_of
 from hope._util.calls import Example, unlabelled
 from hope._util.hashing import hash_inputs
-from hope._util.progress import busy
+from hope._util.progress import MEASURE, busy
 from hope.actions import Rewrite
 from hope.errors import first_line
 from hope.geometry.projection import outgoing, ridged, unexplained
@@ -86,7 +86,7 @@ class Absorb(Method):
     ) -> NetworkStatistics:
         """Moments at the weights' inputs: propagated, or measured if there are inputs."""
         numbers = Checkpoint.of(model, anatomy)
-        with busy("propagating statistics", progress):
+        with busy(MEASURE, progress):
             input_statistics, surrogate = propagated_statistics(anatomy, numbers, **self.propagation)
         inputs: list[Any] = []
         notes: tuple[str, ...] = ()
@@ -129,7 +129,7 @@ class Absorb(Method):
         inputs = taken(source, MOST)
         stand, synthetic = model, self.rewrite.synthetic
         if anatomy.eps and inputs:
-            with busy("recalibrating batch norm", progress):
+            with busy(MEASURE, progress):
                 stand = recalibrated_copy(model, inputs, synthetic, anatomy.trace)
         total = len(batches) if isinstance(batches, Sized) else None
         batches = chain(inputs, source)

@@ -28,7 +28,7 @@ import torch
 from torch import Tensor, nn
 
 from hope._util.calls import Example, duplicate, mode, unlabelled
-from hope._util.progress import bar, busy
+from hope._util.progress import REFIT, bar, busy
 from hope._util.tensors import get
 from hope.actions import Action, Rewrite
 from hope.actions.absorb import LEAST
@@ -220,7 +220,7 @@ def close_loop(  # noqa: PLR0913
     file = None
     if checkpoint is not None:
         file = Fitted.of(checkpoint, (original, small), batches, (sorted(fixed), drift, synthetic))
-    with busy("preparing the refit", progress):
+    with busy(REFIT, progress):
         stand = recalibrated_copy(original, batches, synthetic, trace)
     loop = LayerwiseRefit(stand, small, batches, rows, fixed, drift, trace)
     _fit(original, small, loop, file, progress)
@@ -236,7 +236,7 @@ def _fit(
     rows = {**norms, **loop.rows}
     with mode(stand, training=False), mode(small, training=False), torch.no_grad():
         carry(small, original, stand, rows)
-        with bar("refitting layers", len(loop.here), progress) as show:
+        with bar(REFIT, len(loop.here), progress) as show:
             loop.run(show)
         carry(small, stand, original, rows)
     if file is not None:
@@ -331,7 +331,7 @@ def refit(
         check_batch(batch, number, "refit")
     fitted = duplicate(small)
     given = given_rows(original, kept or {})
-    with busy("preparing the refit", progress):
+    with busy(REFIT, progress):
         stand = recalibrated_copy(original, batches, synthetic, trace)
     loop = LayerwiseRefit(stand, fitted, batches, {}, exclude, trace=trace)
     loop.rows = every_row(original, small, loop.there.values(), given)

@@ -14,7 +14,7 @@ import msgspec
 import torch
 
 from hope import ops
-from hope._util.progress import bar
+from hope._util.progress import ROUND, bar
 from hope.actions import Action, Quantise
 from hope.actions.quantise import moments_of
 from hope.errors import UnknownMethod
@@ -170,7 +170,7 @@ def roundings(
         share: block -> the share of its branch in the stream.
     """
     found = []
-    with bar("pricing bits", len(weights), progress) as show:
+    with bar(ROUND, len(weights), progress) as show:
         for done, weight in enumerate(sorted(weights)):
             show(done)
             home = known.anatomy.home(weight)

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
 
-from hope._util.progress import bar
+from hope._util.progress import RANK, bar
 from hope.actions import Action
 from hope.schedule.bits import Rounding
 from hope.schedule.budget import Budget
@@ -68,7 +68,7 @@ def run_to_budget(  # noqa: PLR0913
         return [Trajectory.of(anatomy, taken, multiple, cost, groups, roundings) for multiple in multiples]
 
     found = made()
-    with bar("scheduling actions", 1.0, progress) as show:
+    with bar(RANK, 1.0, progress) as show:
         while not any(one.meets(budget) for one in found):
             chunk = max(CHUNK, len(taken) // PART)
             most = int(budget.value) - len(found[0]) if budget.unit == "steps" else chunk

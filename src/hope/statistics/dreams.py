@@ -148,7 +148,7 @@ def dreamed(
     """What `dream` returns, with the network's captured graphs."""
     if count is None:
         values, _ = flatten(smaller(model, example), batching_of(model, example))
-        count = _enough(values, "dream" if steps else "patterns")
+        count = enough(values, "dream" if steps else "patterns")
     written = speaks(model, as_call(example)[1]) if steps else None
     if written is not None:
         given = as_call(example)[1]
@@ -165,10 +165,10 @@ def dreamed(
     ]
 
 
-def _enough(values: Sequence[Any], kind: str) -> int:
+def enough(values: Sequence[Any], kind: str) -> int:
     """How many inputs are made up: as many as have so many places together.
 
-    >>> [_enough([torch.zeros(1, 3, side, side)], "patterns") for side in (8, 112, 1000)]
+    >>> [enough([torch.zeros(1, 3, side, side)], "patterns") for side in (8, 112, 1000)]
     [256, 128, 32]
     """
     places = max((prod(v.shape[2:]) for v in values if isinstance(v, Tensor)), default=1)

@@ -12,7 +12,7 @@ from torch.utils import _pytree as pytree
 
 from hope._util.calls import as_call, evaluation, unlabelled
 from hope._util.notes import note
-from hope._util.progress import bar
+from hope._util.progress import MEASURE, bar
 from hope._util.tokens import check_tokens, unmasked
 from hope.errors import InvalidExample, first_line
 from hope.trace.program import Program
@@ -45,7 +45,7 @@ def observe(  # noqa: PLR0913
     """
     batches, count = unlabelled(model, inputs), 0
     total = len(inputs) if isinstance(inputs, Sized) else total
-    with evaluation(model), torch.no_grad(), bar("measuring statistics", total, progress) as show:
+    with evaluation(model), torch.no_grad(), bar(MEASURE, total, progress) as show:
         for batch in batches:
             check_batch(batch, count)
             check_tokens(model, batch, f"calibration: batch {count}")

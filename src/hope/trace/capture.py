@@ -27,7 +27,7 @@ from torch.nn.parameter import is_lazy
 
 from hope._util.calls import Example, as_call, by_name, evaluation, mode
 from hope._util.frozen_bn import as_batch_norm
-from hope._util.progress import busy
+from hope._util.progress import READ, busy
 from hope._util.tokens import check_tokens
 from hope.errors import InvalidExample, UnsupportedModel, first_line
 
@@ -116,7 +116,7 @@ def capture(
     """
     args, kwargs = as_call(example)
     check_tokens(model, example)
-    with mode(model, training), unchanged(model), busy(f"reading {type(model).__name__}", progress):
+    with mode(model, training), unchanged(model), busy(READ, progress):
         try:
             program = _exported(model, args, kwargs)
         except Exception as error:  # torch.export raises many kinds; all mean the same to the caller
