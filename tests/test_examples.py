@@ -11,11 +11,14 @@ import pytest
 
 FOLDER = Path(__file__).resolve().parents[1] / "examples"
 EXAMPLES = sorted(FOLDER.glob("*.py"))
+NOTEBOOKS = sorted(FOLDER.glob("*.ipynb"))
 NEEDS = {"sklearn": "demo", "onnxruntime": "onnx"}  # module -> the extra that brings it
 ENDS = {
     "torchvision_model": "answers of shape (1, 1000)",
     "calibrate": "on digits that it has not seen",
     "finetune": "loaded again: the same answers",
+    "quantise": "loaded again: the same outputs",
+    "distil": "distilled 0.",
     "onnx_server": "answers as the compressed model does",
     "deft_task": "to the bit; the new one has a head of its own",
     "register_operator": "fidelity",
@@ -51,3 +54,21 @@ def test_every_example_is_listed() -> None:
     assert [path.stem for path in EXAMPLES] == sorted(ENDS)
     for path in EXAMPLES:
         assert f"]({path.name})" in listed
+
+
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+def test_a_notebook_runs(path: Path, tmp_path: Path) -> None:
+    nbformat = pytest.importorskip("nbformat", reason="the dev extra is not installed")
+    nbclient = pytest.importorskip("nbclient", reason="the dev extra is not installed")
+    pytest.importorskip("sklearn", reason="the demo extra is not installed")
+    pytest.importorskip("matplotlib", reason="the report extra is not installed")
+    book = nbformat.read(path, as_version=4)
+    assert not any(cell.get("outputs") for cell in book.cells), "outputs are not committed"
+    assert f"]({path.name})" in (FOLDER / "README.md").read_text()
+    where = {"metadata": {"path": str(tmp_path)}}
+    nbclient.NotebookClient(book, timeout=600, kernel_name="python3", resources=where).execute()
+    shown = [output for cell in book.cells for output in cell.get("outputs", ())]
+    assert [one for one in shown if one.output_type == "error"] == []
+    assert any("image/png" in one.get("data", {}) for one in shown)
+    assert any("of the original" in one.get("data", {}).get("text/html", "") for one in shown)
+    assert list(tmp_path.iterdir()) == []

@@ -85,6 +85,7 @@ def encode(  # noqa: PLR0913
     bits: int | Sequence[int] | str | None = "auto",
     group: int | None = None,
     round: str = "feedback",
+    evaluate: Callable[[nn.Module], float] | None = None,
     **budget: Unpack[RunBudget],
 ) -> Encoding:
     """Compress a network to a budget, without data if it has batch norm. The model is not changed.
@@ -104,6 +105,8 @@ def encode(  # noqa: PLR0913
         steps: number of steps.
         fidelity: the smallest predicted fidelity (see `hope.fidelity`): the longest run that never falls
             below it, evaluated at 20 steps and then refined.
+        drop: how much of the score of `evaluate` may be lost: the longest run that never loses more, found
+            in the same way. `drop=0.01` of an accuracy is one point.
         method: `hope.Absorb()` (the remaining neurons compensate for removed ones), `hope.Paper()`, or a
             baseline, `hope.Score("l1-in")`. A name stands for a method with default options: "absorb",
             "paper", "l1-in", "l1-joint", "bn-scale", "random".
@@ -136,6 +139,9 @@ def encode(  # noqa: PLR0913
             default, and where it does not divide a weight's inputs, all inputs of an output do.
         round: "feedback" compensates for the error of each rounded entry in the entries that are not rounded
             yet; "nearest" rounds every entry on its own.
+        evaluate: your own score: a function that takes a network and returns a number, larger for better
+            ones, such as the accuracy on a validation set. `encoding.score`, `encoding.scores()`, the
+            summary, the figure and the report then have it.
 
     Raises:
         InfeasibleBudget: the budget cannot be reached; the message says what can.
@@ -168,6 +174,7 @@ def encode(  # noqa: PLR0913
         bits=bits,
         group=group,
         round=round,
+        evaluate=evaluate,
         method=with_calibration(method, calibration),
         evict=evict,
         streams=streams,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from os import PathLike
@@ -13,9 +13,10 @@ from torch import nn
 
 from hope._util.calls import Example
 from hope._util.numbers import plural
-from hope._util.progress import FIDELITY, SEARCH, bar, busy
-from hope._util.tables import grid, html, text
-from hope.errors import InfeasibleBudget, InvalidAction
+from hope._util.progress import EVALUATE, FIDELITY, SEARCH, bar
+from hope._util.tables import html, text
+from hope.errors import InfeasibleBudget, InvalidAction, UnknownMethod
+from hope.evaluate.along import Along, growth, growth_note, score, spaced
 from hope.evaluate.fidelity import EVALUATIONS, Fidelity, images_for, longest_above
 from hope.latency.runtime import Runtime, machine
 from hope.latency.stopwatch import Stopwatch
@@ -23,15 +24,16 @@ from hope.latency.timing import Latency, Timing
 from hope.methods.base import Method
 from hope.methods.calibration import SYNTHETIC
 from hope.reasons import Reason
-from hope.report.accuracies import checked_points
+from hope.report.accuracies import points_of
 from hope.report.page import write_page
 from hope.report.plot import check_matplotlib, draw
+from hope.report.summary import left_alone_table, size_table
 from hope.rewrite.export import Exported, export_onnx, export_program
 from hope.rewrite.integer_onnx import Grid
 from hope.rewrite.refit import compressed
 from hope.schedule.budget import Budget, ReplayBudget, lists_budgets, replay_budget
 from hope.schedule.search_space import calibration
-from hope.schedule.trajectory import Trajectory
+from hope.schedule.trajectory import Trajectory, unreachable
 from hope.statistics.input_statistics import InputStatistics
 from hope.storage.arrays import state
 from hope.storage.packed import grids_of, integers_of, read_grids
@@ -42,7 +44,7 @@ from hope.structure.sizes import Size
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-GROWTH = 4.0  # times the original's largest entry: larger weights are reported
+ROUNDED = 1e-9  # a difference of scores that is none
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -62,6 +64,7 @@ class Encoding:
         runtime: the runtime of its latency budget, if it has one.
         fitting: checkpoint file of the refit.
         unchanged: the fingerprint of a model that was too large to copy.
+        evaluate: the user's own score of a network.
 
     Example:
         >>> import torch, hope
@@ -94,6 +97,8 @@ class Encoding:
     _timed: dict[int, int] = field(default_factory=dict)
     fitting: Path | None = None
     unchanged: str | None = None
+    evaluate: Callable[[nn.Module], float] | None = None
+    _scored: dict[int, float] = field(default_factory=dict)
 
     @cached_property
     def model(self) -> nn.Module:
@@ -135,38 +140,50 @@ class Encoding:
         anatomy, count = self.anatomy, images_for(self.anatomy.size().macs)
         return Fidelity(self._intact(), self.example, anatomy.program, count, trace=anatomy.trace)
 
-    @cached_property
+    @property
     def fidelity(self) -> float:
         """The predicted fidelity of the compressed model (see `hope.fidelity`)."""
         return self.fidelity_after(self.steps)
 
     def fidelity_after(self, steps: int) -> float:
         """The predicted fidelity of the network after so many steps; computed once."""
-        if steps not in self._looked:
-            small = self.model if steps == self.steps else self._after(steps)
-            with busy(FIDELITY):
-                self._looked[steps] = self.judge(small)
-        return self._looked[steps]
+        return self._fidelities.after(steps)
+
+    def fidelities(self, points: int = 10, *, progress: bool | None = None) -> list[tuple[int, float]]:
+        """(steps, predicted fidelity) at evenly spaced steps of the run, and at the budget."""
+        return self._fidelities.points(spaced(len(self.trajectory), self.steps, points), progress)
+
+    @property
+    def score(self) -> float:
+        """The score of the compressed model by `evaluate`."""
+        return self.score_after(self.steps)
+
+    def score_after(self, steps: int) -> float:
+        """The score by `evaluate` of the network after so many steps; computed once."""
+        return self._scores.after(steps)
+
+    def scores(self, points: int = 10, *, progress: bool | None = None) -> list[tuple[int, float]]:
+        """(steps, score by `evaluate`) at evenly spaced steps of the run, and at the budget."""
+        return self._scores.points(spaced(len(self.trajectory), self.steps, points), progress)
+
+    @cached_property
+    def _fidelities(self) -> Along:
+        return Along(FIDELITY, lambda steps: self.judge(self._network(steps)), self._looked)
+
+    @cached_property
+    def _scores(self) -> Along:
+        if self.evaluate is None:
+            raise UnknownMethod("a score needs a function: hope.encode(..., evaluate=function of a model)")
+        evaluate = self.evaluate
+        return Along(EVALUATE, lambda steps: score(evaluate, self._network(steps)), self._scored)
+
+    def _network(self, steps: int) -> nn.Module:
+        return self.model if steps == self.steps else self._after(steps)
 
     @cached_property
     def growth(self) -> dict[str, float]:
         """Weights that absorption enlarged: name -> largest entry now, relative to the largest before."""
-        before, after = (dict(net.named_parameters()) for net in (self._intact(), self.model))
-        return {
-            name: float(after[name].detach().abs().max() / before[name].detach().abs().max())
-            for name in self.input_statistics
-            if name in after and bool(before[name].any())
-        }
-
-    def fidelities(self, points: int = 10, *, progress: bool | None = None) -> list[tuple[int, float]]:
-        """(steps, predicted fidelity) at evenly spaced steps of the run, and at the budget."""
-        steps = sorted({round(len(self.trajectory) * k / points) for k in range(points + 1)} | {self.steps})
-        found = []
-        with bar(FIDELITY, len(steps), progress) as show:
-            for done, k in enumerate(steps):
-                show(done)
-                found.append((k, self.fidelity_after(k)))
-        return found
+        return growth(self._intact(), self.model, self.input_statistics)
 
     @property
     def size(self) -> Size:
@@ -195,24 +212,19 @@ class Encoding:
             InfeasibleBudget: the run does not reach the budget; the message says what it reaches, and what to
                 do.
         """
-        if budget.unit == "fidelity":
+        if budget.kind.searched:
             with bar(SEARCH, EVALUATIONS, progress) as show:
-                longest = longest_above(budget.value, len(self.trajectory), self.fidelity_after, show)
+                least, after = budget.value, self.fidelity_after
+                if budget.unit == "drop":
+                    least, after = self.score_after(0) - budget.value - ROUNDED, self.score_after
+                longest = longest_above(least, len(self.trajectory), after, show)
                 return replace(self, steps=self.trajectory.steps_to("steps", longest))
         try:
             return replace(self, steps=self.trajectory.steps_at(budget))
         except InfeasibleBudget as error:
-            less = "fewer steps" if budget.unit == "steps" else "a larger budget"
             advice = calibration(self.anatomy, self.left_alone, self.method)
-            ways = [advice, f"take {less}" if len(self.trajectory) or not advice else ""]
-            widths, way = "", ", or ".join(filter(None, ways))
-            if multiple_of > 1:
-                widths, way = f" with multiple_of={multiple_of}", f"take a smaller multiple_of, or {less}"
-            if self.settings.get("uniform"):
-                widths, way = f"{widths} with uniform=True", f"{way}, or leave uniform out"
-            raise InfeasibleBudget(
-                f"{budget} cannot be met{widths}: the run {self.trajectory.reach(budget.unit)}; {way}"
-            ) from error
+            uniform = bool(self.settings.get("uniform"))
+            raise unreachable(budget, self.trajectory, advice, multiple_of, uniform) from error
 
     def save(self, folder: str | PathLike[str], *, source: Mapping[str, str] | None = None) -> Path:
         """Save the run: the trajectory as JSON, the compressed weights as safetensors, and the fidelities
@@ -250,7 +262,9 @@ class Encoding:
         """
         if self.example is not None:
             self.fidelities()
-        points = checked_points(accuracy or {}, len(self.trajectory), "accuracy")
+        if self.evaluate is not None and accuracy is None:
+            self.scores()
+        points = points_of(accuracy, self._scored, len(self.trajectory))
         return write_page([self.as_run(folder, source)], Path(path), accuracies=[points])
 
     def plot(self, *, accuracy: Mapping[int, float] | None = None) -> Figure:
@@ -265,7 +279,7 @@ class Encoding:
             A figure: `.savefig("figure.png")`; notebooks show it.
         """
         check_matplotlib()
-        return draw([self.as_run()], [checked_points(accuracy or {}, len(self.trajectory), "accuracy")])
+        return draw([self.as_run()], [points_of(accuracy, self._scored, len(self.trajectory))])
 
     def as_run(self, folder: str | PathLike[str] = "run", source: Mapping[str, str] | None = None) -> Run:
         """The run as if it had been saved in a folder and read again."""
@@ -322,28 +336,14 @@ class Encoding:
         before, after = self.trajectory.size(0), self.size
         mix = self.trajectory.counted(self.steps)
         title = f"{self.anatomy.model} by {self.method.name}: {plural(self.steps, 'step')} ({mix})"
-        table = grid(title, " ", "before", "after", "kept")
-        for name in ("neurons", "parameters", "macs"):
-            old, new = getattr(before, name), getattr(after, name)
-            table.add_row(name, f"{old:,}", f"{new:,}", f"{new / old:.1%}" if old else "")
-        parts: list[object] = [table]
+        parts: list[object] = [size_table(title, before, after)]
         if self.latency is not None:
             parts.append(str(self.latency))
         if self.example is not None:
             parts.append(f"fidelity {self.fidelity:.3f} (predicted; 1 is the original)")
+        if self.evaluate is not None:
+            parts.append(f"score {self.score:.4g}; of the original {self.score_after(0):.4g}")
         parts += self.notes
-        grown = {name: times for name, times in self.growth.items() if times > GROWTH}
-        if grown:
-            worst = max(grown, key=lambda name: grown[name])
-            parts.append(
-                f"{plural(len(grown), 'weight')} grew by more than {GROWTH:g} times, most {worst}: "
-                f"{grown[worst]:.1f} times; measure the accuracy, and use a larger budget or "
-                "calibration=batches if it is too low"
-            )
-        if self.left_alone:
-            reasons = grid("Left alone by this method", " what", " why")
-            for name, reason in list(self.left_alone.items())[:12]:
-                reasons.add_row(name, str(reason))
-            more = len(self.left_alone) - 12
-            parts += ["", reasons, *([f"and {more} more (encoding.left_alone)"] if more > 0 else [])]
+        parts += filter(None, [growth_note(self.growth)])
+        parts += left_alone_table(self.left_alone)
         return parts

@@ -4,7 +4,7 @@ the next one reads.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Executor
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -19,6 +19,7 @@ from hope._util.memory import PART, allowed, share_weights, size_of
 from hope._util.progress import MEASURE, TIME, busy
 from hope.actions import Action
 from hope.encoding import Encoding
+from hope.errors import UnknownMethod
 from hope.evaluate.estimate import Estimate, estimate
 from hope.evaluate.eviction_search import ordered, with_evictions
 from hope.evaluate.fidelity import Fidelity, images_for
@@ -61,6 +62,7 @@ class Options:
     progress: bool | None = None
     bits: BitOptions = field(default_factory=BitOptions)
     only_bits: bool = False
+    evaluate: Callable[[nn.Module], float] | None = None
 
     @classmethod
     def of(  # noqa: PLR0913
@@ -82,6 +84,7 @@ class Options:
         Raises:
             UnknownMethod: there is no such method, runtime or option.
         """
+        _check_evaluate(budget, rest.get("evaluate"))
         multiple_of = rest.get("multiple_of")
         check_multiple(1 if multiple_of is None else multiple_of)
         uniform = check_uniform(rest.get("uniform", False), rest.get("streams", False))
@@ -100,6 +103,19 @@ class Options:
             how: dict[str, Any] = {"evict": self.evict, "bits": len(self.bits.counts), "unit": unit}
             return estimate(model, example, anatomy, self.method, evaluations=evaluations, **how)
         return None
+
+
+def _check_evaluate(budget: Budget | None, evaluate: object) -> None:
+    """Refuse a score that cannot be computed, and a budget of a score without one."""
+    if evaluate is not None and not callable(evaluate):
+        raise UnknownMethod(
+            f"evaluate must be a function of a model, got {type(evaluate).__name__}: def evaluate(model): "
+            "return accuracy"
+        )
+    if evaluate is None and budget is not None and budget.unit == "drop":
+        raise UnknownMethod(
+            "drop needs evaluate=, a function of a model that returns its score: pass it, or fidelity=0.9"
+        )
 
 
 def compress(
@@ -162,6 +178,7 @@ def compress(
         statistics.inputs if method.rewrite.refit else (),
         judges.made,
         runtime=options.runtime,
+        evaluate=options.evaluate,
         unchanged=original if large else None,
         fitting=checkpoint.with_name(f"{checkpoint.name}.fit") if checkpoint is not None else None,
     )

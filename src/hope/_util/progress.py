@@ -38,6 +38,7 @@ TIME = "measuring times on this machine"
 SEARCH = "searching the smallest network"
 REFIT = "refitting the weights"
 FIDELITY = "predicting the fidelity"
+EVALUATE = "evaluating networks"
 LOAD = "loading the model"
 
 QUIET = 10.0  # seconds before the first line of a log
@@ -87,7 +88,7 @@ class Run:
             self.spent[self.phases[self.number]] = time.monotonic() - self.entered
 
     def advance(self, done: float) -> None:
-        """So much of the phase is done, between 0 and 1; it never goes back."""
+        """So much of the phase is done, between 0 and 1; it never decreases."""
         self.done = max(self.done, min(1.0, done))
         self.on_change()
 

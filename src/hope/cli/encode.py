@@ -92,6 +92,12 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
         help="kernel of two neurons (paper only; default: zero-bias)",
     )
     add_bits(parser)
+    parser.add_argument(
+        "--evaluate",
+        metavar="FILE.py:FUNCTION",
+        help="your own score, for --drop, the summary and the report: a function that takes a network and "
+        "returns a number",
+    )
     parser.add_argument("--no-evict", action="store_true", help="keep all blocks")
     parser.add_argument("--streams", action="store_true", help="also prune channels of residual streams")
     parser.add_argument(
@@ -250,6 +256,8 @@ def _check_options(options: argparse.Namespace) -> None:
     if not budget_of(options) and options.bits in ("auto", None):
         names = " ".join(f"--{name.replace('_', '-')}" for name in UNITS)
         raise InfeasibleBudget(f"one of the arguments {names} --bits is required (see `hope encode --help`)")
+    if options.drop is not None and not options.evaluate:
+        raise UnknownMethod("--drop needs --evaluate FILE.py:FUNCTION: give it, or --fidelity 0.9")
     for name, methods in OPTIONS.items():
         if getattr(options, name) is not None and options.method not in methods:
             raise UnknownMethod(
@@ -325,6 +333,7 @@ def _given(options: argparse.Namespace, model: Any, example: Any) -> dict[str, A
         "bits": options.bits,
         "group": options.group,
         "round": options.round,
+        "evaluate": models.function(options.evaluate) if options.evaluate else None,
     }
     if options.latency is not None:
         from hope.latency.runtime import Runtime

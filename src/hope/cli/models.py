@@ -151,6 +151,14 @@ def _made(source: str, name: str, pretrained: bool) -> Any:
     return found if isinstance(found, nn.Module) else found()
 
 
+def function(spec: str) -> Any:
+    """The function that "file.py:name" names."""
+    source, _, name = spec.rpartition(":")
+    if not source or not name:
+        raise UnknownModel(f"--evaluate must be FILE.py:FUNCTION, got {spec!r}")
+    return _named(_file(Path(source)), name, source)
+
+
 def _named(module: Any, name: str, source: str) -> Any:
     """What a file calls by a name: a function or class that makes a model, or a model."""
     if not hasattr(module, name):

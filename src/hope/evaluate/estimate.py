@@ -97,7 +97,7 @@ def estimate(
             for places, _, wide, out in weights
         )
         refit = 4 * few * forward + product / 2 * sum(fitted)
-    if unit == "fidelity":
+    if unit in ("fidelity", "drop"):
         seconds[progress.SEARCH] = EVALUATIONS / 2 * (refit + probe)
     if evaluations:
         seconds |= {progress.REFIT: refit, progress.FIDELITY: evaluations * probe + (evaluations - 1) * refit}

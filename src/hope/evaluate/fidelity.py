@@ -222,10 +222,10 @@ def fidelity(
 def longest_above(
     least: float, total: int, after: Callable[[int], float], show: Callable[[float], None]
 ) -> int:
-    """The longest prefix of a run that never falls below a fidelity, on a grid of steps that is then refined.
+    """The longest prefix of a run that never falls below a fidelity or score, on a grid that is then refined.
 
     Args:
-        after: steps -> the fidelity after them.
+        after: steps -> the fidelity or score after them.
     """
     points = sorted({round(total * k / GRID) for k in range(1, GRID + 1)})
     low = 0

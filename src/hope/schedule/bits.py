@@ -93,7 +93,7 @@ def bits_for(budget: Budget | None, bits: object, usual: bool = True) -> tuple[i
     Raises:
         UnknownMethod: bits save nothing of what the budget limits.
     """
-    saves = budget is None or budget.unit in ("size", "steps", "fidelity")
+    saves = budget is None or budget.unit in ("size", "steps") or budget.kind.searched
     if bits == "auto":
         return tuple(reversed(BITS)) if usual and budget is not None and budget.unit == "size" else ()
     counts = check_bits(bits)

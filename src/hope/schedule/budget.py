@@ -31,6 +31,7 @@ class RunBudget(ReplayBudget, total=False):
     """Keywords of the budgets that a run can be made for."""
 
     fidelity: float | None
+    drop: float | None
 
 
 @dataclass(frozen=True)
@@ -38,7 +39,7 @@ class Budget:
     """One budget.
 
     Attributes:
-        unit: the name of a resource ("params"), "steps" or "fidelity".
+        unit: the name of a resource ("params"), "steps", "fidelity" or "drop".
         value: how much; of a resource a fraction of the original (a float up to 1) or a count.
     """
 

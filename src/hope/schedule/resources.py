@@ -33,6 +33,7 @@ class BudgetUnit(ABC):
         accepts: which values it takes, for messages: "params must be ...".
         examples: two such values, or one.
         replayable: whether a finished run can be replayed at it (`at`, `load`, `save_finetuned`).
+        searched: whether it is met by evaluating networks along the whole run.
     """
 
     name: ClassVar[str]
@@ -40,6 +41,7 @@ class BudgetUnit(ABC):
     accepts: ClassVar[str]
     examples: ClassVar[tuple[float | str, ...]]
     replayable: ClassVar[bool] = True
+    searched: ClassVar[bool] = False
 
     @abstractmethod
     def parse(self, value: Any) -> float:
@@ -95,7 +97,7 @@ class LeastFidelity(BudgetUnit):
     help = "the least predicted fidelity, e.g. 0.9"
     accepts = "between 0 and 1, which is the original"
     examples = (0.9,)
-    replayable = False
+    replayable, searched = False, True
 
     def parse(self, value: Any) -> float:
         """A number up to 1."""
@@ -103,6 +105,20 @@ class LeastFidelity(BudgetUnit):
         if number > 1:
             raise self.invalid(value)
         return number
+
+
+class Drop(BudgetUnit):
+    """How much of the user's own score a run may lose; found by evaluating networks along the run."""
+
+    name = "drop"
+    help = "how much of the score of --evaluate may be lost, e.g. 0.01"
+    accepts = "a number from 0"
+    examples = (0.01,)
+    replayable, searched = False, True
+
+    def parse(self, value: Any) -> float:
+        """A number."""
+        return self.number(value)
 
 
 class Resource(BudgetUnit):
@@ -272,7 +288,7 @@ def _sizes(anatomy: Anatomy, steps: Sequence[Action], column: int) -> Counts:
 
 UNITS: dict[str, BudgetUnit] = {
     unit.name: unit
-    for unit in (Neurons(), Parameters(), Macs(), Bytes(), Seconds(), Steps(), LeastFidelity())
+    for unit in (Neurons(), Parameters(), Macs(), Bytes(), Seconds(), Steps(), LeastFidelity(), Drop())
 }
 
 

@@ -160,7 +160,7 @@ class SearchSpace:
         if budget.unit == "steps" and budget.value > most:
             way = advice or "take fewer steps"
             raise InfeasibleBudget(f"steps must be at most {most}, got {budget.value:g}: {way}")
-        if not self.states and not self.branches and not roundings and budget.unit == "fidelity":
+        if not self.states and not self.branches and not roundings and budget.kind.searched:
             raise InfeasibleBudget(
                 f"{self.method.name} must have something to remove, got nothing" + (advice and f": {advice}")
             )

@@ -155,8 +155,8 @@ class Trajectory:
         return int(met[0])
 
     def meets(self, budget: Budget) -> bool:
-        """Whether the run has come down to a budget; a fidelity is looked at when there is nothing left."""
-        if budget.unit == "fidelity":
+        """Whether the run has come down to a budget; networks are evaluated when there is nothing left."""
+        if budget.kind.searched:
             return False
         try:
             return self.steps_at(budget) <= len(self)
@@ -186,3 +186,17 @@ class Trajectory:
         found = self.counts(unit)
         least = int(found[list(self.stops) or slice(None)].min())
         return f"comes down to {unit}={least / max(1, int(found[0])):.4f} ({resource.format(least)})"
+
+
+def unreachable(
+    budget: Budget, run: Trajectory, advice: str, multiple_of: int, uniform: bool
+) -> InfeasibleBudget:
+    """The error about a budget that a finished run does not reach: what it reaches, and what to do."""
+    less = "fewer steps" if budget.unit == "steps" else "a larger budget"
+    ways = [advice, f"take {less}" if len(run) or not advice else ""]
+    widths, way = "", ", or ".join(filter(None, ways))
+    if multiple_of > 1:
+        widths, way = f" with multiple_of={multiple_of}", f"take a smaller multiple_of, or {less}"
+    if uniform:
+        widths, way = f"{widths} with uniform=True", f"{way}, or leave uniform out"
+    return InfeasibleBudget(f"{budget} cannot be met{widths}: the run {run.reach(budget.unit)}; {way}")

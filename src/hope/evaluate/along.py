@@ -1,0 +1,94 @@
+"""Numbers of the networks along a run, each computed once, and the warning about weights that grew."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from math import isfinite, nan
+
+from torch import nn
+
+from hope._util.numbers import plural
+from hope._util.progress import bar, busy
+from hope.errors import InvalidExample
+
+GROWTH = 4.0  # times the original's largest entry: larger weights are reported
+
+
+@dataclass(frozen=True)
+class Along:
+    """One number of every network of a run: its fidelity, or the user's score.
+
+    Attributes:
+        phase: what is shown while it is computed.
+        compute: the number of steps -> the number.
+        known: what was computed.
+
+    >>> along = Along("counting", lambda steps: 1 - steps / 10)
+    >>> along.points(range(0, 10, 4)), along.known[8]
+    ([(0, 1.0), (4, 0.6), (8, 0.2)], 0.2)
+    """
+
+    phase: str
+    compute: Callable[[int], float]
+    known: dict[int, float] = field(default_factory=dict)
+
+    def after(self, steps: int) -> float:
+        """The number after so many steps."""
+        if steps not in self.known:
+            with busy(self.phase):
+                self.known[steps] = self.compute(steps)
+        return self.known[steps]
+
+    def points(self, steps: Sequence[int], progress: bool | None = None) -> list[tuple[int, float]]:
+        """(steps, number) after each of these steps."""
+        found = []
+        with bar(self.phase, len(steps), progress) as show:
+            for done, k in enumerate(steps):
+                show(done)
+                found.append((k, self.after(k)))
+        return found
+
+
+def spaced(total: int, steps: int, points: int) -> list[int]:
+    """Evenly spaced steps of a run, and those of its budget.
+
+    >>> spaced(100, 33, 4)
+    [0, 25, 33, 50, 75, 100]
+    """
+    return sorted({round(total * k / points) for k in range(points + 1)} | {steps})
+
+
+def score(evaluate: Callable[[nn.Module], object], model: nn.Module) -> float:
+    """The user's score of a network, as a Python number."""
+    value = evaluate(model.eval())
+    try:
+        number = float(value)  # type: ignore[arg-type]
+    except (TypeError, ValueError):
+        number = nan
+    if not isfinite(number):
+        raise InvalidExample(f"evaluate must return a finite number, got {str(value)[:80]}: return a score")
+    return number
+
+
+def growth(before: nn.Module, after: nn.Module, names: Iterable[str]) -> dict[str, float]:
+    """Weight -> its largest entry now, relative to the largest before."""
+    old, new = (dict(net.named_parameters()) for net in (before, after))
+    return {
+        name: float(new[name].detach().abs().max() / old[name].detach().abs().max())
+        for name in names
+        if name in new and bool(old[name].any())
+    }
+
+
+def growth_note(found: dict[str, float]) -> str:
+    """What to do about weights that grew; "" if none did."""
+    grown = {name: times for name, times in found.items() if times > GROWTH}
+    if not grown:
+        return ""
+    worst = max(grown, key=lambda name: grown[name])
+    return (
+        f"{plural(len(grown), 'weight')} grew by more than {GROWTH:g} times, most {worst}: "
+        f"{grown[worst]:.1f} times; measure the accuracy, and use a larger budget or calibration=batches "
+        "if it is too low"
+    )

@@ -1,0 +1,31 @@
+"""The tables that a printed encoding has."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from hope._util.tables import Grid, grid
+from hope.reasons import Reason
+from hope.structure.sizes import Size
+
+SHOWN = 12  # reasons
+
+
+def size_table(title: str, before: Size, after: Size) -> Grid:
+    """What a network has before and after a run."""
+    table = grid(title, " ", "before", "after", "kept")
+    for name in ("neurons", "parameters", "macs"):
+        old, new = getattr(before, name), getattr(after, name)
+        table.add_row(name, f"{old:,}", f"{new:,}", f"{new / old:.1%}" if old else "")
+    return table
+
+
+def left_alone_table(left_alone: Mapping[str, Reason]) -> list[object]:
+    """What the method kept, and why; nothing if it kept nothing."""
+    if not left_alone:
+        return []
+    reasons = grid("Left alone by this method", " what", " why")
+    for name, reason in list(left_alone.items())[:SHOWN]:
+        reasons.add_row(name, str(reason))
+    more = len(left_alone) - SHOWN
+    return ["", reasons, *([f"and {more} more (encoding.left_alone)"] if more > 0 else [])]
