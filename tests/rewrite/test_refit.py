@@ -1,4 +1,4 @@
-"""Closing the loop: a small network fitted to the original."""
+"""Layer-wise refit: a small network fitted to the original."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from torch import Tensor, nn
 
 import hope
 from hope.rewrite import normal_equations, refit_checkpoint
-from hope.rewrite import refit as loop
 from hope.rewrite.layer_sites import layer_sites
 from hope.rewrite.normal_equations import FLOOR, PLACES, NormalEquations
+from hope.rewrite.refit import refit_layers
 from hope.trace.trace import Trace
 from tests.support import check_cut, randomise, run
 
@@ -150,7 +150,7 @@ def test_branches_make_up_for_the_drift_of_the_stream() -> None:
     for drift in (True, False):
         fitted = copy.deepcopy(small)
         rows = {"a1.weight": torch.tensor([0, 2, 3, 5, 7]), "b1.weight": torch.tensor([1, 3, 4, 5, 6, 7])}
-        loop.close_loop(net, fitted, batches, rows, drift=drift, progress=False)
+        refit_layers(net, fitted, batches, lambda _, rows=rows: rows, drift=drift, progress=False)
         streams.append(_stream(net, fitted, batches))
     assert streams[0] < streams[1]
 
@@ -428,7 +428,7 @@ def test_the_same_whatever_the_number_of_threads() -> None:
     assert torch.allclose(found[0], found[1], atol=1e-9)
 
 
-def test_absorption_with_inputs_closes_the_loop() -> None:
+def test_absorption_with_inputs_is_refitted() -> None:
     net, batches = residual(), inputs(16, 3, 8, 8, count=4)
     options: dict[str, Any] = {"density": 0.5, "evict": False}
     plain = hope.encode(net, batches[0], method=hope.Absorb(calibration=batches, refit=False), **options)

@@ -1,19 +1,18 @@
-"""Close the loop: what reads a compressed signal is fitted to what the original said.
+"""Layer-wise refit: every weight that reads a compressed signal is fitted to the original's activations.
 
-Absorption rewrites each reader as if what it reads were still the original's. It is not, and errors pile up
-along the depth. Here both networks run side by side on the same inputs, and every weight of the small one, in
-order of execution, is fitted anew, so that it computes from the signals that it gets now what the original
-computed from its own:
+Absorption rewrites each reader as if its input were still the original's. It is not, and errors add up along
+the depth. Here both networks run side by side on the same inputs, and every weight of the small one, in
+order of execution, is fitted anew, so that it computes from its present input what the original computed:
 
     minimise  E‖z + (s − ŝ) − (W'x̂ + c)‖² + λ‖W' − W‖²
 
 with z the original's result, x̂ what the small network reads, and s − ŝ the drift of the stream that the
-branch is added to, in the units in front of the branch's BN. The weight as it is is the prior; λ falls with
-the number of inputs per unknown, so that few inputs do little and many do least squares. The constant c is
-added to the BN's mean, or the bias; where nothing is added to a BN's result, its variance follows the fitted
-weight, so that signals do not fade along the depth. No gradient is taken. Both networks are run in the
-statistics of the inputs (see `statistics/bn_recalibration.py`), so that few inputs, or made-up ones, do not
-pass theirs on.
+branch is added to, in the units before the branch's BN. The present weight is the prior; λ falls with the
+number of inputs per unknown, so that few inputs do little and many do least squares. The constant c is added
+to the BN's mean, or the bias; where nothing is added to a BN's result, its variance follows the fitted
+weight, so that signals do not fade along the depth. No gradient is taken. Both networks run with the BN
+statistics of the inputs (see `statistics/bn_recalibration.py`), so that few or synthetic inputs do not leave
+theirs in the result.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from fnmatch import fnmatchcase
 from os import PathLike
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor, nn
@@ -46,12 +45,21 @@ from hope.structure.anatomy import Anatomy
 from hope.trace.program import module_of
 from hope.trace.trace import Trace
 
+# weight, or running mean -> which of the original's outputs the small network still has; all if not named
+Rows: TypeAlias = "Mapping[str, Tensor | None]"
+
 
 class LayerwiseRefit:
     """Two networks side by side, the second being fitted to the first.
 
+    Args:
+        rows: the original's sites -> which of its outputs the small network still has.
+        fixed: patterns of modules that stay as they are.
+        drift: branches make up for what the stream lacks.
+        file: what an earlier attempt has fitted.
+
     Attributes:
-        before, now: the two on their way.
+        before, now: the interpreters of the two.
         there, here: weight -> where it is used, in the one and in the other.
     """
 
@@ -60,14 +68,13 @@ class LayerwiseRefit:
         original: nn.Module,
         small: nn.Module,
         batches: Sequence[Example],
-        rows: Mapping[str, Tensor | None],
-        fixed: Collection[str] = (),
-        drift: bool = True,
-        trace: Trace | None = None,
+        rows: Callable[[Collection[LayerSite]], Rows],
+        fixed: Collection[str],
+        drift: bool,
+        trace: Trace,
+        file: Fitted | None,
     ) -> None:
-        trace = trace or Trace()
-        self.rows, self.masks = rows, [mask_of(original, batch) for batch in batches]
-        self.file: Fitted | None = None
+        self.masks, self.file = [mask_of(original, batch) for batch in batches], file
         self._variances: dict[str, Tensor] = {}  # variances of what BNs got in the original
         self.before = trace.interpreter(original, batches)
         self.now = trace.interpreter(small, batches, after=self._after)
@@ -78,6 +85,7 @@ class LayerwiseRefit:
             if not any(fnmatchcase(module_of(name), pattern) for pattern in fixed)
         ]
         self.there = {name: there[name] for name in both}
+        self.rows = rows(self.there.values())
         self.here = {here[name].position: here[name] for name in both}
         self.drifting = {n for n in both if drift and here[n].residual >= 0 and there[n].residual >= 0}
         adds = normed_adds(self.before.program)
@@ -191,16 +199,17 @@ def _taken(values: Sequence[Any], rows: Tensor | None, channel: int) -> Iterator
     return (v if rows is None else v.index_select(channel, rows.to(v.device)) for v in values)
 
 
-def close_loop(  # noqa: PLR0913
+def refit_layers(  # noqa: PLR0913
     original: nn.Module,
     small: nn.Module,
     batches: Sequence[Example],
-    rows: Mapping[str, Tensor | None],
+    rows: Callable[[Collection[LayerSite]], Rows],
     *,
     fixed: Collection[str] = (),
     drift: bool = True,
     synthetic: bool = False,
     checkpoint: Path | None = None,
+    settings: object = None,
     trace: Trace | None = None,
     progress: bool | None = None,
 ) -> None:
@@ -208,37 +217,26 @@ def close_loop(  # noqa: PLR0913
 
     Args:
         batches: inputs for both.
-        rows: weight, or running mean -> which of the original's outputs it still has; all, where it is not
-            named.
-        fixed: patterns of modules that stay as they are.
-        drift: branches make up for what the stream lacks.
+        rows, fixed, drift: see `LayerwiseRefit`.
         synthetic: the inputs are (see `statistics/bn_recalibration.py`).
         checkpoint: a file to note what is fitted in; what an earlier attempt has noted is taken from it.
+        settings: what else an attempt depends on.
         trace: the original's captured graphs.
     """
-    trace = trace or Trace()
-    file = None
+    trace, file = trace or Trace(), None
     if checkpoint is not None:
-        file = Fitted.of(checkpoint, (original, small), batches, (sorted(fixed), drift, synthetic))
+        every = (sorted(fixed), drift, synthetic, settings)
+        file = Fitted.of(checkpoint, (original, small), batches, every)
     with busy(REFIT, progress):
         stand = recalibrated_copy(original, batches, synthetic, trace)
-    loop = LayerwiseRefit(stand, small, batches, rows, fixed, drift, trace)
-    _fit(original, small, loop, file, progress)
-
-
-def _fit(
-    original: nn.Module, small: nn.Module, loop: LayerwiseRefit, file: Fitted | None, progress: bool | None
-) -> None:
-    """Close a loop that is laid, in the statistics of its inputs."""
-    loop.file = file
-    stand = loop.before.model
-    norms = {f"{site.bn}.running_mean": loop.rows.get(name) for name, site in loop.there.items() if site.bn}
-    rows = {**norms, **loop.rows}
+    run = LayerwiseRefit(stand, small, batches, rows, fixed, drift, trace, file)
+    norms = {f"{site.bn}.running_mean": run.rows.get(name) for name, site in run.there.items() if site.bn}
+    left = {**norms, **run.rows}
     with mode(stand, training=False), mode(small, training=False), torch.no_grad():
-        carry(small, original, stand, rows)
-        with bar(REFIT, len(loop.here), progress) as show:
-            loop.run(show)
-        carry(small, stand, original, rows)
+        carry(small, original, stand, left)
+        with bar(REFIT, len(run.here), progress) as show:
+            run.run(show)
+        carry(small, stand, original, left)
     if file is not None:
         file.remove()
 
@@ -255,13 +253,13 @@ def compressed(  # noqa: PLR0913
     checkpoint: Path | None = None,
     progress: bool | None = None,
 ) -> nn.Module:
-    """A smaller copy of a model, its loop closed if there are inputs for that.
+    """A smaller copy of a model, refitted if there are inputs for that.
 
     Args:
         model, anatomy, steps, input_statistics, rewrite: as `hope.cut` takes them.
         inputs: to fit weights on.
         fixed: patterns of modules that are not fitted.
-        checkpoint: as `close_loop` takes it.
+        checkpoint: as `refit_layers` takes it.
     """
     fits = bool(steps and inputs) and rewrite is not None and rewrite.refit
     small = smaller_copy(
@@ -271,8 +269,7 @@ def compressed(  # noqa: PLR0913
         places = kept_places(anatomy, outcome(anatomy, steps))
         rows = {tensor: left for (tensor, dim), left in places.items() if dim == 0}
         how: dict[str, Any] = {"synthetic": rewrite.synthetic, "checkpoint": checkpoint, "progress": progress}
-        how["trace"] = anatomy.trace
-        close_loop(model, small, inputs, rows, fixed=fixed, **how)
+        refit_layers(model, small, inputs, lambda _: rows, fixed=fixed, trace=anatomy.trace, **how)
         finish(small, anatomy, steps, input_statistics=input_statistics, rewrite=rewrite)
     return small
 
@@ -329,19 +326,17 @@ def refit(
         raise InvalidExample("inputs must have at least one batch for a refit, got none: give some")
     for number, batch in enumerate(batches):
         check_batch(batch, number, "refit")
-    fitted = duplicate(small)
-    given = given_rows(original, kept or {})
-    with busy(REFIT, progress):
-        stand = recalibrated_copy(original, batches, synthetic, trace)
-    loop = LayerwiseRefit(stand, fitted, batches, {}, exclude, trace=trace)
-    loop.rows = every_row(original, small, loop.there.values(), given)
-    file = None
-    if checkpoint is not None:
-        settings = (
-            sorted(exclude),
-            synthetic,
-            sorted((name, list(rows)) for name, rows in (kept or {}).items()),
-        )
-        file = Fitted.of(Path(checkpoint), (original, small), batches, settings)
-    _fit(original, fitted, loop, file, progress)
+    fitted, given = duplicate(small), given_rows(original, kept or {})
+    refit_layers(
+        original,
+        fitted,
+        batches,
+        lambda sites: every_row(original, small, sites, given),
+        fixed=exclude,
+        synthetic=synthetic,
+        checkpoint=None if checkpoint is None else Path(checkpoint),
+        settings=sorted((name, list(rows)) for name, rows in (kept or {}).items()),
+        trace=trace,
+        progress=progress,
+    )
     return fitted
