@@ -31,9 +31,10 @@ KEYS = (
 )
 CHILD = """
 import sys
+from pathlib import Path
+
 import torch
 
-key, folder, given, returned = sys.argv[1:]
 torch.set_num_threads(1)
 
 
@@ -49,32 +50,35 @@ from torch.utils import _pytree as pytree
 
 import hope
 
-entry = find(key)
-small = hope.load(folder, entry.build(seed=1)).eval()
-inputs = load_file(given)
-with torch.no_grad():
-    out = small(**inputs) if "pixel_values" in inputs else small(inputs["x"])
-leaves = [leaf for leaf in pytree.tree_leaves(out) if isinstance(leaf, torch.Tensor)]
-save_file({str(i): leaf.contiguous() for i, leaf in enumerate(leaves)}, returned)
+for key in sys.argv[2:]:
+    place = Path(sys.argv[1]) / key
+    small = hope.load(place / "run", find(key).build(seed=1)).eval()
+    inputs = load_file(place / "given.safetensors")
+    with torch.no_grad():
+        out = small(**inputs) if "pixel_values" in inputs else small(inputs["x"])
+    leaves = [leaf for leaf in pytree.tree_leaves(out) if isinstance(leaf, torch.Tensor)]
+    save_file({str(i): leaf.contiguous() for i, leaf in enumerate(leaves)}, place / "returned.safetensors")
 """
 
 
-@pytest.mark.parametrize(
-    "entry", [entry for entry in zoo() if entry.key in KEYS], ids=lambda entry: entry.key
-)
-def test_a_fresh_process_loads_what_was_saved_without_tracing(entry: Entry, tmp_path: Path) -> None:
+def saved(entry: Entry, place: Path) -> list[Tensor]:
+    """Save a network that was cut at random, and an input; what the network returns for it."""
     model, example = randomise(entry.build()), entry.example()
     anatomy = hope.inspect(model, example)
     prunings = random_cut(anatomy)
     evictions = together(anatomy, [hope.Evict(block.name) for block in anatomy.blocks[::2]], prunings)
     actions = [*evictions, *prunings]
-    folder = hope.save(tmp_path / "run", model, anatomy, actions)
-    given, returned = tmp_path / "given.safetensors", tmp_path / "returned.safetensors"
-    save_file({"x": example} if isinstance(example, Tensor) else dict(example), given)
-    subprocess.run(
-        [sys.executable, "-c", CHILD, entry.key, str(folder), str(given), str(returned)], cwd=ROOT, check=True
-    )
-    small = hope.cut(model, anatomy, actions)
-    there = load_file(returned)
-    assert_same([there[str(i)] for i in range(len(there))], run(small, example), tolerance=1e-6)
+    folder = hope.save(place / "run", model, anatomy, actions)
+    save_file({"x": example} if isinstance(example, Tensor) else dict(example), place / "given.safetensors")
     assert {path.suffix for path in folder.iterdir()} == {".json", ".safetensors"}
+    return run(hope.cut(model, anatomy, actions), example)
+
+
+def test_a_fresh_process_loads_what_was_saved_without_tracing(tmp_path: Path) -> None:
+    entries = [entry for entry in zoo() if entry.key in KEYS]
+    assert len(entries) == len(KEYS)
+    wanted = {entry.key: saved(entry, tmp_path / entry.key) for entry in entries}
+    subprocess.run([sys.executable, "-c", CHILD, str(tmp_path), *KEYS], cwd=ROOT, check=True)
+    for key, outputs in wanted.items():
+        there = load_file(tmp_path / key / "returned.safetensors")
+        assert_same([there[str(i)] for i in range(len(there))], outputs, tolerance=1e-6)
