@@ -79,7 +79,7 @@ def test_a_layer_of_a_fixed_width_is_a_unit_that_the_encoder_leaves_alone() -> N
     assert [one.kind for one in anatomy.skipped if one.name == "fixed"] == ["layer"]
     assert anatomy.unit("fixed").fixed is not None
     assert "fixed" not in [layer.name for layer in anatomy.layers]
-    with pytest.raises(hope.InvalidAction, match="no neuron layer 'fixed'"):
+    with pytest.raises(hope.InvalidAction, match="got 'fixed'"):
         hope.cut(net, anatomy, [hope.Prune("fixed", [0])])
     encoding = hope.encode(net, images(2), density=0.5, anatomy=anatomy)
     assert encoding.model.get_submodule("fixed").out_channels == 12

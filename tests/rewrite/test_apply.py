@@ -217,7 +217,7 @@ def test_impossible_actions_are_refused_in_one_line(
 def test_a_foreign_anatomy_is_refused(model: nn.Module) -> None:
     other = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2))
     anatomy = hope.inspect(other, torch.zeros(1, 4))
-    with pytest.raises(hope.InvalidAction, match="not this model's"):
+    with pytest.raises(hope.InvalidAction, match="must be this model's, got"):
         hope.cut(model, anatomy, [])
 
 

@@ -88,9 +88,9 @@ def test_a_budget_that_there_is_not_is_told_with_the_range(budget: dict[str, Any
     ("where", "value", "words"),
     [
         ("0.weight", float("nan"), "0.weight must be finite, got NaN or infinite entries"),
-        ("3.bias", float("inf"), "3.bias has entries"),
-        ("1.running_mean", float("nan"), "1.running_mean has entries"),
-        ("1.running_var", float("inf"), "1.running_var has entries"),
+        ("3.bias", float("inf"), "3.bias must be finite"),
+        ("1.running_mean", float("nan"), "1.running_mean must be finite"),
+        ("1.running_var", float("inf"), "1.running_var must be finite"),
         ("1.running_var", -1.0, "1.running_var must not be negative"),
     ],
 )
