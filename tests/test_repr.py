@@ -12,7 +12,7 @@ from torch import nn
 import hope
 from hope._util.tables import grid, html
 from hope.actions import Absorption
-from hope.deft.tuning import Penalty
+from hope.deft.penalty import Penalty
 from tests.support import randomise
 from zoo.networks import CifarResNet
 

@@ -18,7 +18,8 @@ from hope.deft.fisher import Loss, fisher
 from hope.deft.heads import new_head
 from hope.deft.masks import in_head
 from hope.deft.partition import Partition
-from hope.deft.tuning import Penalty, Tuning
+from hope.deft.penalty import Penalty
+from hope.deft.tuning import Tuning
 from hope.errors import InvalidHead, InvalidPenalty
 from hope.storage.run import fingerprint
 

@@ -125,6 +125,7 @@ def ready(
         masks_source=True,
         rewritten=_differences(model if partition.growth is None else partition.growth.widen(model), tuned),
         growth=partition.growth,
+        shares_head=head is None,
         absorbed_head=absorbed.head,
         notes=(*absorbed.notes, *_notes(partition)),
     )

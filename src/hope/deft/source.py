@@ -8,7 +8,7 @@ import copy
 from collections.abc import Iterator
 from contextlib import contextmanager
 from itertools import chain
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from torch import Tensor, nn
 
@@ -40,6 +40,7 @@ def source(tuning: Tuning, masked: bool) -> Iterator[nn.Module]:
         yield _narrow(tuning, tuning.growth)
         return
     head = model.get_submodule(tuning.head)
+    forward = _without_autocast(model)
     modes = [(module, module.training) for module in model.modules()]
     drifted = snapshot(model)
     deaf = (tuning.columns, tuning.absorbed_head) if masked else ({}, {})
@@ -54,6 +55,7 @@ def source(tuning: Tuning, masked: bool) -> Iterator[nn.Module]:
         model.eval()
         yield model
     finally:
+        vars(model).update(forward)
         model.set_submodule(tuning.head, head)
         for parameter, data, _ in silent:
             parameter.data = data
@@ -62,12 +64,27 @@ def source(tuning: Tuning, masked: bool) -> Iterator[nn.Module]:
             module.training = training
 
 
+def _without_autocast(model: nn.Module) -> dict[str, Any]:
+    """Undo the mixed precision that accelerate (and so the trainer of transformers) leaves in a model: the
+    source task is computed as before.
+
+    Returns:
+        The attribute to put back.
+    """
+    if "_original_forward" not in vars(model):
+        return {}
+    wrapped = {"forward": model.forward}
+    vars(model)["forward"] = vars(model)["_original_forward"]
+    return wrapped
+
+
 def _narrow(tuning: Tuning, growth: Growth) -> nn.Module:
     """The source model, cut out of a wider one."""
     model = duplicate(tuning.model)
     model.set_submodule(tuning.head, copy.deepcopy(tuning.source_head))
     put_back(model, tuning.statistics)
     growth.narrow(model)
+    _without_autocast(model)
     return model.requires_grad_(False).eval()
 
 

@@ -21,6 +21,7 @@ import torch
 from torch import Tensor, nn
 
 from hope._util.calls import duplicate
+from hope._util.notes import note
 from hope._util.tensors import get
 from hope.deft.grow import Growth
 from hope.deft.heads import (
@@ -33,7 +34,8 @@ from hope.deft.heads import (
     tensors_of,
 )
 from hope.deft.masks import in_head
-from hope.deft.tuning import Penalty, Tuning
+from hope.deft.penalty import Penalty
+from hope.deft.tuning import Tuning
 from hope.errors import CheckpointMismatch, DamagedFolder, InvalidHead
 from hope.storage.adapter import ADAPTER, PLAN, AdapterRecord, Head, read_adapter, write_adapter
 from hope.storage.arrays import fingerprint, read_arrays
@@ -72,7 +74,11 @@ def save(tuning: Tuning, folder: str | PathLike[str]) -> Path:
         anchored=sorted(penalty.anchors) if penalty is not None else [],
         notes=list(tuning.notes),
         cost=tuning.cost,
+        shares_head=tuning.shares_head,
     )
+    whole = sum(tensor.nbytes for tensor in [*tuning.model.parameters(), *tuning.model.buffers()])
+    stored = sum(file.stat().st_size for file in folder.glob("adapter*"))
+    note(f"{folder}: {stored:,} bytes, {stored / max(1, whole):.0%} of the model's")
     return folder
 
 
@@ -246,6 +252,7 @@ def _rebuild(
         notes=record.notes,
         cost=record.cost,
         growth=growth,
+        shares_head=record.shares_head,
     )
     with torch.no_grad():
         for name, value in _under(arrays, "head").items():

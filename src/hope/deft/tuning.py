@@ -10,41 +10,15 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
+from hope.deft.adapters import Adapter, check_core, merged
 from hope.deft.gate import Gate
 from hope.deft.grow import Growth
 from hope.deft.masks import in_head
+from hope.deft.penalty import Penalty
 from hope.deft.source import source
 from hope.deft.statistics import hold, snapshot
+from hope.errors import InvalidPartition
 from hope.storage.adapter import Cost
-
-
-class Penalty:
-    """½ Σ importance·(θ − θ*)² over some parameters.
-
-    Args:
-        importance: parameter -> how much each of its entries counts, a number or a tensor of its shape.
-        anchors: parameter -> θ*; 0 for parameters that are not here.
-    """
-
-    def __init__(
-        self, model: nn.Module, importance: Mapping[str, Tensor], anchors: Mapping[str, Tensor]
-    ) -> None:
-        self.model = model
-        self.importance = dict(importance)
-        self.anchors = dict(anchors)
-
-    def __call__(self) -> Tensor:
-        """The present penalty, to be added to the loss."""
-        total = torch.zeros((), device=next(self.model.parameters()).device)
-        for name, parameter in self.model.named_parameters():
-            if name in self.importance:
-                weight = self.importance[name] = self.importance[name].to(parameter.device)
-                away: Tensor = parameter
-                if name in self.anchors:
-                    anchor = self.anchors[name] = self.anchors[name].to(parameter.device)
-                    away = parameter - anchor
-                total = total + (weight * away.square()).sum() / 2
-        return total
 
 
 class Tuning:
@@ -66,6 +40,9 @@ class Tuning:
         notes: messages for the user.
         cost: the cost of severing for the source task; None for a baseline, which severs nothing.
         growth: how the source model was widened, if it was.
+        shares_head: whether the new head started as the source's.
+        adapters: the names of all adapters on this core (see `add_adapter`).
+        active_adapter: the one in `model`.
 
     Example:
         >>> import torch, hope
@@ -99,6 +76,7 @@ class Tuning:
         notes: Sequence[str] = (),
         cost: Cost | None = None,
         growth: Growth | None = None,
+        shares_head: bool = False,
     ) -> None:
         """Replace the head, gate the parameters, save the statistics; all in place on `model`.
 
@@ -107,7 +85,7 @@ class Tuning:
             frozen: parameter or buffer -> mask; the head's are ignored.
             masks_source: whether `source()` masks the head by default.
             rewritten: where the model already differs from the source checkpoint.
-            absorbed_head, notes, cost, growth: as attributes.
+            absorbed_head, notes, cost, growth, shares_head: as attributes.
         """
         self.model, self.method, self.head, self.original = model, method, head, original
         self.source_head = model.get_submodule(head).requires_grad_(False)
@@ -119,7 +97,9 @@ class Tuning:
         self.absorbed_head = dict(absorbed_head or {})
         self.notes = tuple(notes)
         self.cost = cost
-        self.growth = growth
+        self.growth, self.shares_head = growth, shares_head
+        self.active_adapter = "default"
+        self._adapters: dict[str, Adapter] = {}
         model.set_submodule(head, new_head)
         self.frozen = {
             name: mask
@@ -198,6 +178,67 @@ class Tuning:
 
         return measured(self, batches)
 
+    def disable_adapter(self) -> AbstractContextManager[nn.Module]:
+        """`source()` under the name that peft users know."""
+        return self.source()
+
+    @property
+    def adapters(self) -> tuple[str, ...]:
+        """The names of all adapters on this core."""
+        return tuple({self.active_adapter: None, **self._adapters})
+
+    def add_adapter(self, name: str, other: Tuning) -> None:
+        """Add what another tuning on the same core has learned, under a name; `set_adapter` activates it.
+
+        Args:
+            name: a new name.
+            other: from `prepare` with the same partition, or from `hope.deft.load`.
+
+        Raises:
+            CheckpointMismatch: it has another core.
+
+        Example:
+            >>> import torch, hope
+            >>> net = torch.nn.Sequential(
+            ...     torch.nn.Linear(4, 8), torch.nn.BatchNorm1d(8), torch.nn.ReLU(), torch.nn.Linear(8, 3)
+            ... )
+            >>> part = hope.deft.partition(net, torch.zeros(2, 4), free=0.25)
+            >>> tuning, other = (hope.deft.prepare(net, part, head=classes) for classes in (2, 5))
+            >>> tuning.add_adapter("digits", other)
+            >>> tuning.set_adapter("digits")
+            >>> tuple(tuning.model(torch.zeros(2, 4)).shape), tuning.adapters
+            ((2, 5), ('digits', 'default'))
+        """
+        if name in self.adapters:
+            raise InvalidPartition(f"there is an adapter {name!r} already: give another name")
+        check_core(self, other, name)
+        self._adapters[name] = Adapter.of(other)
+
+    def set_adapter(self, name: str) -> None:
+        """Put another adapter into `model`; the active one keeps what it has learned. Parameters stay the
+        same objects, except the head's: make a new optimizer.
+        """
+        if not isinstance(name, str):
+            raise InvalidPartition(
+                f"adapters on one core train the same slack, so one is active at a time, got {name!r}: "
+                f"give one of {', '.join(self.adapters)}"
+            )
+        if name not in self.adapters:
+            raise InvalidPartition(f"there is no adapter {name!r}: give one of {', '.join(self.adapters)}")
+        if name != self.active_adapter:
+            self._adapters[self.active_adapter] = Adapter.of(self)
+            self._adapters.pop(name).activate(self)
+            self.active_adapter = name
+
+    def merge_and_unload(self, *, keep_source: bool = True) -> nn.Module:
+        """A plain copy of `model` for the new task: nothing is frozen, and there is no way back to the
+        source.
+
+        Args:
+            keep_source: refuse if the source task shares the head, and would be lost.
+        """
+        return merged(self, keep_source)
+
     def restore(self) -> None:
         """Restore the core, to the bit. Needed only after something other than an optimizer derived from
         `torch.optim.Optimizer` has changed or replaced the parameters (`load_state_dict(assign=True)`): the
@@ -261,7 +302,8 @@ class Tuning:
         print(f"trainable params: {free:,} || all params: {total:,} || trainable%: {100 * free / total:.4f}")
 
     def save_pretrained(self, folder: str | PathLike[str]) -> Path:
-        """Save the differences from the source model, as safetensors and JSON; an earlier save is replaced.
+        """Save the differences from the source model, as safetensors and JSON; an earlier save is replaced. A
+        note says how large they are.
 
         Args:
             folder: the target; created if it does not exist.

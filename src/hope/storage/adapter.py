@@ -90,6 +90,7 @@ class AdapterRecord(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     anchored: list[str] = msgspec.field(default_factory=list)
     notes: list[str] = msgspec.field(default_factory=list)  # what else a user should know
     cost: Cost | None = None  # what the cut took from the source task
+    shares_head: bool = False  # whether the new head started as the source's
 
 
 ADAPTER = Format("hope-deft", "tuning", AdapterRecord, 2, adapter_to_2)

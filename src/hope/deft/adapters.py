@@ -1,0 +1,89 @@
+"""What a task has learned, apart from its core: taken out, put back, merged."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor, nn
+
+from hope._util.calls import duplicate
+from hope._util.hashing import hash_inputs
+from hope.deft.masks import in_head
+from hope.deft.statistics import Held, put_back, snapshot
+from hope.errors import CheckpointMismatch, InvalidPartition
+
+if TYPE_CHECKING:
+    from hope.deft.tuning import Tuning
+
+
+@dataclass(frozen=True, eq=False)
+class Adapter:
+    """One task's trainable entries, its head and its BN statistics."""
+
+    values: Mapping[str, Tensor]  # parameter of the backbone -> its trainable entries
+    head: nn.Module
+    statistics: Mapping[str, Tensor]
+
+    @classmethod
+    def of(cls, tuning: Tuning) -> Adapter:
+        """What a tuning has learned until now."""
+        values = {
+            name: parameter.detach()[_trainable(tuning, name, parameter)].clone()
+            for name, parameter in tuning.model.named_parameters()
+            if not in_head(name, tuning.head) and not bool(tuning.frozen[name].all())
+        }
+        statistics = {n: v for n, v in snapshot(tuning.model).items() if not in_head(n, tuning.head)}
+        return cls(values, tuning.model.get_submodule(tuning.head), statistics)
+
+    @torch.no_grad()
+    def activate(self, tuning: Tuning) -> None:
+        """Write it into the tuning's model, in place."""
+        parameters = dict(tuning.model.named_parameters())
+        for name, values in self.values.items():
+            parameter = parameters[name]
+            parameter.masked_scatter_(_trainable(tuning, name, parameter), values.to(parameter))
+        like = next(iter(parameters.values()))
+        tuning.model.set_submodule(tuning.head, self.head.to(like.device))
+        put_back(tuning.model, self.statistics)
+
+
+def _trainable(tuning: Tuning, name: str, parameter: Tensor) -> Tensor:
+    return (~tuning.frozen[name]).to(parameter.device).expand(parameter.shape)
+
+
+def core_hash(tuning: Tuning) -> str:
+    """A hash of everything that a tuning freezes, and where."""
+    parameters = dict(tuning.model.named_parameters())
+    core = [
+        (name, mask.cpu(), parameters[name].detach().cpu()[mask.cpu().expand(parameters[name].shape)])
+        for name, mask in sorted(tuning.frozen.items())
+        if name in parameters
+    ]
+    return str(hash_inputs([core, sorted(tuning.source_head.state_dict().items())]))
+
+
+def check_core(tuning: Tuning, other: Tuning, name: str) -> None:
+    """Refuse an adapter of another core."""
+    own, its = core_hash(tuning), core_hash(other)
+    if own != its:
+        raise CheckpointMismatch(
+            f"adapter {name!r} has the core {its[:12]}, but this tuning has {own[:12]}: prepare both from "
+            "one partition"
+        )
+
+
+def merged(tuning: Tuning, keep_source: bool) -> nn.Module:
+    """A plain copy of the model without anything that freezes it."""
+    if keep_source and tuning.shares_head:
+        raise InvalidPartition(
+            "merge_and_unload gives up the masked path of a source task that shares this head: call "
+            "merge_and_unload(keep_source=False), or keep the tuning for source()"
+        )
+    model = duplicate(tuning.model)
+    for module in model.modules():
+        for key in [key for key, hook in module._forward_hooks.items() if isinstance(hook, Held)]:
+            del module._forward_hooks[key]
+    return model.requires_grad_(True)
