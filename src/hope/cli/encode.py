@@ -28,7 +28,11 @@ if TYPE_CHECKING:
     from hope.methods import Method
 
 METHODS = ("absorb", "paper", "l1-in", "l1-joint", "bn-scale", "random")
-OPTIONS = {"merge": ("paper",), "kernel": ("paper",), "calibration": ("absorb", "paper")}  # whose they are
+# whose they are
+OPTIONS = {
+    **dict.fromkeys(("merge", "kernel", "reading", "release"), ("paper",)),
+    "calibration": ("absorb", "paper"),
+}
 PARTIAL = "partial.json"
 POINTS = 10  # of --curve
 LONG = 10.0  # seconds from which on an estimate is printed
@@ -90,6 +94,16 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
         "--kernel",
         choices=("zero-bias", "exact"),
         help="kernel of two neurons (paper only; default: zero-bias)",
+    )
+    parser.add_argument(
+        "--reading",
+        choices=("mended", "literal", "literal kernel", "literal deviation", "literal parent"),
+        help="the paper's equations with corrections, or as printed (paper only; default: mended)",
+    )
+    parser.add_argument(
+        "--release",
+        choices=("static", "live"),
+        help="rank steps by savings in the original or current network (paper only; default: static)",
     )
     add_bits(parser)
     parser.add_argument(
@@ -303,6 +317,8 @@ def _method(options: argparse.Namespace, model: Any, example: Any) -> Method:
         return Paper(
             merge=None if merge == "none" else merge,
             kernel=kernel,
+            reading=options.reading or "mended",
+            release=options.release or "static",
             calibration=_calibration(options.calibration, options, model, example),
         )
     if options.method == "absorb":

@@ -12,9 +12,10 @@ from torch import Tensor, nn
 
 from hope._util.calls import evaluation
 from hope._util.notes import note
+from hope.deft.elasticity import least_percentile
 from hope.deft.partition import Partition
 from hope.deft.tuning import Tuning
-from hope.errors import InvalidExample, LostSource
+from hope.errors import InvalidExample, LostSource, first_line
 from hope.storage.adapter import Cost
 
 LEAST = 0.5  # share of the source below which there is a warning
@@ -64,7 +65,14 @@ def accuracy_on(network: nn.Module, batches: Iterable[tuple[Tensor, Tensor]]) ->
     right = total = 0
     with torch.inference_mode():
         for inputs, labels in map(_pair, batches):
-            right += int((network(inputs).argmax(dim=1) == labels.to(inputs.device)).sum())
+            try:
+                answers = network(inputs)
+            except (RuntimeError, ValueError) as error:
+                raise InvalidExample(
+                    f"the source task does not run on inputs of shape {tuple(inputs.shape)}: "
+                    f"{first_line(error)}; pass inputs of the source task's size"
+                ) from error
+            right += int((answers.argmax(dim=1) == labels.to(inputs.device)).sum())
             total += len(labels)
     if total == 0:
         raise InvalidExample("batches= has no labelled inputs: pass pairs of inputs and labels, or omit it")
@@ -79,11 +87,14 @@ def _pair(batch: object) -> tuple[Tensor, Tensor]:
     raise InvalidExample("batches= must be pairs of inputs and labels, one label per input: [(x, y), ...]")
 
 
-def report_cost(cost: Cost) -> None:
+def report_cost(cost: Cost, partition: Partition) -> None:
     """A note about the cost, or a warning if little is left."""
     if cost.kept is not None and cost.kept < LEAST:
+        way = "use a lower percentile" if partition.refitted is None else "use a smaller free="
+        if partition.lock.reason == "supremum":  # more neurons have no cost than the percentile covers
+            way = f"use a percentile from {least_percentile(partition.costs)}, as most neurons cost nothing"
         warnings.warn(
-            f"severing leaves little of the source task ({cost}): use a lower percentile, sever='absorb', or "
+            f"severing leaves little of the source task ({cost}): {way}, or "
             "hope.deft.partition(..., fidelity=0.95)",
             LostSource,
             stacklevel=3,

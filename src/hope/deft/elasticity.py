@@ -16,7 +16,7 @@ that nearly everything would be merged.)
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -31,7 +31,7 @@ EPSILON = 1e-12
 
 
 def walk(state: PaperState) -> list[Action]:
-    """A layer's whole path, prunes only."""
+    """A layer's whole path, prunes only: no kernel of pairs is needed."""
     return list(PairPath(state, merge=None, kernel="zero-bias").steps())
 
 
@@ -60,6 +60,16 @@ def lock_threshold(costs: Sequence[float], percentile: float) -> Lock:
     return Lock(1.0, "one")
 
 
+def least_percentile(costs: Mapping[str, Tensor]) -> int:
+    """The lowest whole percentile at which J_lock is above zero.
+
+    >>> least_percentile({"0": torch.tensor([0.0, 0.0, 3.0, math.inf])})
+    67
+    """
+    every = torch.cat([some[some < math.inf] for some in costs.values()])
+    return min(100, math.ceil(100 * float((every < EPSILON).double().mean())))
+
+
 def prune_costs(steps: Sequence[Action]) -> list[float]:
     """𝒞 of the paper: the costs of all prunes, except those that leave a layer without capacity."""
     return [step.cost for step in steps if step.left > EPSILON]
@@ -85,21 +95,21 @@ def _part(state: PaperState, at: Tensor) -> PaperState:
 
 
 def by_prune_cost(
-    state: PaperState, steps: Sequence[Action], lock: float, merge: str | None
+    state: PaperState, steps: Sequence[Action], lock: float, path: Callable[[PaperState], PairPath] | None
 ) -> UnitPartition:
     """Slack: J_prune < J_lock; and the neurons freed by merging within the rest.
 
     Args:
-        merge: "sum", "pair" or None.
+        path: with merges; None merges nothing.
     """
     costs = torch.full((state.neurons,), math.inf, dtype=torch.float64)
     for step in steps:
         costs[list(step.removed)] = step.cost
     core = ~(costs < lock)  # the last neuron, too
     merges: list[Merge] = []
-    if merge is not None and state.mergeable:
+    if path is not None and state.mergeable:
         at = core.nonzero()[:, 0]
-        for step in PairPath(_part(state, at), merge=merge, kernel="zero-bias").merges():
+        for step in path(_part(state, at)).merges():
             if step.cost >= lock:
                 break
             merges.append(replace(step, keep=int(at[step.keep]), drop=int(at[step.drop])))

@@ -19,15 +19,20 @@ def consolidate(
     merges: Sequence[Merge],
     freed: Mapping[str, Sequence[int]],
     seed: int | None = 0,
+    *,
+    clamp: bool = False,
 ) -> None:
     """Merge in place and reset the freed neurons: apart from the merges, the network's outputs do not change.
 
     A freed neuron gets fresh incoming weights, with the spread of its layer's, and outgoing weights of zero:
     no reader receives it until training changes that. Without a seed its incoming weights are zero, too; then
     it does not count as a reader.
+
+    Args:
+        clamp: give parents the BN numbers that the paper prints (see `Rewrite.clamp`).
     """
     for action in merges:
-        write_parent(model, anatomy.unit(action.name), action)
+        write_parent(model, anatomy.unit(action.name), action, clamp=clamp)
     generator = None if seed is None else torch.Generator().manual_seed(seed)
     for name, neurons in freed.items():
         if len(neurons):

@@ -53,6 +53,7 @@ class Partition:
         refitted: the refitted core, with sever="refit".
         growth: how the network was widened, with grow=; the partition is then of the wider network.
         example: an input of the network; synthetic inputs have its shape.
+        clamp: whether parents have the BN numbers that the paper prints.
 
     Example:
         >>> import torch, hope
@@ -85,6 +86,7 @@ class Partition:
     example: Example | None = None
     refitted: RefittedCore | None = None
     growth: Growth | None = None
+    clamp: bool = False
     _fidelities: list[Fidelity] = field(default_factory=list)
 
     def fidelity(self, model: nn.Module) -> Fidelity | None:
@@ -144,7 +146,7 @@ class Partition:
         if self.refitted is not None:
             self.refitted.write(copy, self.seed)
             return copy
-        consolidate(copy, self.anatomy, self.merges, self.freed, self.seed)
+        consolidate(copy, self.anatomy, self.merges, self.freed, self.seed, clamp=self.clamp)
         return copy
 
     def counts(self) -> dict[str, tuple[int, int, int]]:

@@ -89,7 +89,7 @@ def prepare(
         model, partition, head=head, freeze_statistics=freeze_statistics, sever=sever, calibration=calibration
     )
     tuning.cost = cost_of(model, partition, tuning, batches)
-    report_cost(tuning.cost)
+    report_cost(tuning.cost, partition)
     return tuning
 
 

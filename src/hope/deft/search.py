@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import torch
 from torch import nn
 
 from hope._util.notes import note
 from hope.deft.checks import Request
 from hope.deft.cost import kept_fidelity
-from hope.deft.elasticity import EPSILON
+from hope.deft.elasticity import least_percentile
 from hope.deft.partition import Partition
 from hope.deft.prepare import ready
 from hope.errors import InvalidPartition
@@ -80,8 +78,7 @@ def _widest(
     low = 0
     best = make(low, mode)
     if best.lock.reason != "percentile":  # the lowest costs are zero, and J_lock falls back to the highest
-        costs = torch.cat([some[some < math.inf] for some in best.costs.values()])
-        low = min(100, math.ceil(100 * float((costs < EPSILON).double().mean())))
+        low = least_percentile(best.costs)
         best = make(low, mode)
     kept = _kept(model, best, calibration)
     if kept < least:

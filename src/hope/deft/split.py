@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -34,7 +35,8 @@ from hope.errors import InvalidPartition
 from hope.evaluate.dry_run import verify
 from hope.evaluate.fidelity import Fidelity, images_for
 from hope.methods.calibration import batches_of
-from hope.methods.pairs import PaperState
+from hope.methods.pairs import PairPath, PaperState
+from hope.methods.paper import Paper
 from hope.statistics.checkpoint import Checkpoint
 from hope.statistics.marginals import measured_marginals
 from hope.storage.run import fingerprint
@@ -60,6 +62,8 @@ def partition(  # noqa: PLR0913
     seed: int = 0,
     sever: str | None = None,
     calibration: Iterable[Any] | str | None = None,
+    reading: str = "mended",
+    kernel: str = "zero-bias",
     progress: bool | None = None,
 ) -> Partition:
     """Split a trained network into core and slack, without data. The model is not changed.
@@ -97,6 +101,7 @@ def partition(  # noqa: PLR0913
             `merge` or by="capacity", or without an example.
         calibration: a few unlabelled batches to measure statistics on, instead of reading them from BNs (see
             `hope.Paper`), and to refit on (see `hope.Absorb`). Required without BN.
+        reading, kernel: of the paper's equations (see `hope.Paper`), for "mask" and "absorb".
         progress: show progress; by default on a terminal only.
 
     Raises:
@@ -121,6 +126,9 @@ def partition(  # noqa: PLR0913
         True
     """
     asked = Request.of(example, free, fidelity, percentile, by, merge, sever, grow)
+    paper = Paper(merge=asked.merge, reading=reading, kernel=kernel)
+    if asked.sever in FRESH and paper != Paper(merge=None):
+        raise InvalidPartition("reading= and kernel= need sever='mask' or 'absorb': omit them")
     patterns = [core] if isinstance(core, str) else list(core)
     anatomy = _read(model, example, anatomy, progress, cuts=asked.sever in FRESH, streams=grow is not None)
     common: dict[str, Any] = {
@@ -134,7 +142,7 @@ def partition(  # noqa: PLR0913
     if not asked.refits:
         targets = find_targets(anatomy, head, patterns)
         batches = _batches(calibration, model, example, anatomy, progress)
-        return _by_paper(model, anatomy, targets, asked, batches, common, progress)
+        return _by_paper(model, anatomy, targets, asked, paper, batches, common, progress)
     targets = find_targets(anatomy, head, patterns, lambda unit: unit.kind == "layer" and unit.fixed is None)
     order = ranking(model, example, anatomy, targets, calibration, progress)
     fidelities = list[Fidelity]()
@@ -217,24 +225,27 @@ def _by_paper(
     anatomy: Anatomy,
     targets: Targets,
     asked: Request,
+    paper: Paper,
     batches: list[Any] | None,
     common: dict[str, Any],
     progress: bool | None,
 ) -> Partition:
     """A partition by the paper's definitions, at a percentile or at the highest that keeps a fidelity."""
-    known = _energies(model, anatomy, batches, progress)
+    literal = paper.literal("deviation")
+    known = _energies(model, anatomy, batches, literal, progress)
     states = [unit_state(unit, known, merges=asked.merge is not None) for unit in targets.free]
     paths = [walk(state) for state in states]
     fidelities = list[Fidelity]()
 
     def make(percentile: float, merge: str | None) -> Partition:
-        lock, found = _unit_partitions(states, paths, percentile, merge)
+        path = None if merge is None else replace(paper, merge=merge).path
+        lock, found = _unit_partitions(states, paths, percentile, path)
         threshold, locks = lock.threshold, {name: one.core for name, one in found.items()}
         merges = tuple(action for one in found.values() for action in one.merges)
         freed = {name: one.freed for name, one in found.items() if one.freed}
         merged = duplicate(model)  # their future inputs are unknown
-        consolidate(merged, anatomy, merges, freed, None)
-        energies = _energies(merged, anatomy, batches, progress)
+        consolidate(merged, anatomy, merges, freed, None, clamp=paper.rewrite.clamp)
+        energies = _energies(merged, anatomy, batches, literal, progress)
         left = {unit.name: unit_state(unit, energies, merges=False) for unit in targets.free}
         after = {name: state.capacities for name, state in left.items()}
         if asked.by == "capacity":
@@ -257,6 +268,7 @@ def _by_paper(
             capacities=after,
             bounds=find_bounds(split, tau, merge != "pair" or not merges),
             left_alone=targets.left_alone,
+            clamp=paper.rewrite.clamp,
             _fidelities=fidelities,
             **common,
         )
@@ -292,12 +304,15 @@ def _read(
 
 
 def _unit_partitions(
-    states: Sequence[PaperState], paths: Sequence[Sequence[Action]], percentile: float, merge: str | None
+    states: Sequence[PaperState],
+    paths: Sequence[Sequence[Action]],
+    percentile: float,
+    merges: Callable[[PaperState], PairPath] | None,
 ) -> tuple[Lock, dict[str, UnitPartition]]:
     """J_lock over the paths of all units, and the partition of each unit."""
     lock = lock_threshold([cost for steps in paths for cost in prune_costs(steps)], percentile)
     return lock, {
-        state.name: by_prune_cost(state, steps, lock.threshold, merge)
+        state.name: by_prune_cost(state, steps, lock.threshold, merges)
         for state, steps in zip(states, paths, strict=True)
     }
 
@@ -317,8 +332,12 @@ def _batches(
 
 
 def _energies(
-    model: nn.Module, anatomy: Anatomy, batches: list[Any] | None, progress: bool | None
+    model: nn.Module, anatomy: Anatomy, batches: list[Any] | None, literal: bool, progress: bool | None
 ) -> Energies:
-    """Second moments of a network's signals, from BNs or inputs."""
+    """Second moments of a network's signals, from BNs or inputs.
+
+    Args:
+        literal: whether deviations are read as printed (see `hope.Paper`).
+    """
     measured = None if batches is None else measured_marginals(model, anatomy, batches, progress=progress)
-    return Energies(anatomy, Checkpoint.of(model, anatomy, measured=measured))
+    return Energies(anatomy, Checkpoint.of(model, anatomy, literal=literal, measured=measured))

@@ -13,6 +13,7 @@ from torch import nn
 from hope._util.calls import Example
 from hope._util.hashing import hash_inputs
 from hope.actions import Rewrite
+from hope.errors import UnknownMethod
 from hope.geometry import costs, gaussian
 from hope.methods.base import Branch, Method, NetworkStatistics, State, listed
 from hope.methods.calibration import Calibration, batches_of, check_calibration
@@ -72,6 +73,11 @@ class Paper(Method):
             release=(self.release, ("static", "live")),
             reading=(self.reading, READINGS),
         )
+        if self.merge == "sum" and self.reading == "literal kernel":
+            raise UnknownMethod(
+                'reading="literal kernel" of paper is for merge="pair": sum merges use the exact '
+                "kernel; omit one of them"
+            )
         check_calibration(self.calibration)
 
     @property

@@ -160,7 +160,8 @@ class SearchSpace:
         if budget.unit == "steps" and budget.value > most:
             way = advice or "take fewer steps"
             raise InfeasibleBudget(f"steps must be at most {most}, got {budget.value:g}: {way}")
-        if not self.states and not self.branches and not roundings and budget.kind.searched:
+        nothing = not self.states and not self.branches and not roundings
+        if nothing and (budget.kind.searched or (budget.unit == "density" and not self.anatomy.layers)):
             raise InfeasibleBudget(
                 f"{self.method.name} must have something to remove, got nothing" + (advice and f": {advice}")
             )
