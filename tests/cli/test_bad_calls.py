@@ -147,6 +147,10 @@ CALLS = [
         "use --method absorb or paper",
     ),
     (ENCODE + " --out {f}/new --density 0.5 --method l1-in --kernel exact", "l1-in has no option --kernel"),
+    (
+        ENCODE + " --out {f}/new --density 0.5 --method absorb --release live",
+        "absorb has no option --release",
+    ),
     (ENCODE + " --out {f}/new --density 0.5 --exclude head*", "which fits none"),
     (ENCODE + " --out {f}/new --density 0.5 --multiple-of 0", "must be at least 1, got 0"),
     (ENCODE + " --out {f}/new --density 0.5 --multiple-of x", "invalid int value"),

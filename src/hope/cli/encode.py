@@ -28,11 +28,14 @@ if TYPE_CHECKING:
     from hope.methods import Method
 
 METHODS = ("absorb", "paper", "l1-in", "l1-joint", "bn-scale", "random")
-# whose they are
-OPTIONS = {
-    **dict.fromkeys(("merge", "kernel", "reading", "release"), ("paper",)),
-    "calibration": ("absorb", "paper"),
+READINGS = ("mended", "literal", "literal kernel", "literal deviation", "literal parent")
+PAPER = {
+    "merge": (("pair", "sum", "none"), "how two neurons are merged"),
+    "kernel": (("zero-bias", "exact"), "kernel of two neurons"),
+    "reading": (READINGS, "the paper's equations with corrections, or as printed"),
+    "release": (("static", "live"), "rank steps by savings in the original or the current network"),
 }
+OPTIONS = {**dict.fromkeys(PAPER, ("paper",)), "calibration": ("absorb", "paper")}  # whose they are
 PARTIAL = "partial.json"
 POINTS = 10  # of --curve
 LONG = 10.0  # seconds from which on an estimate is printed
@@ -85,26 +88,8 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
         default="absorb",
         help="compression method (default: %(default)s); paper is the paper's own",
     )
-    parser.add_argument(
-        "--merge",
-        choices=("pair", "sum", "none"),
-        help="how two neurons are merged (paper only; default: pair)",
-    )
-    parser.add_argument(
-        "--kernel",
-        choices=("zero-bias", "exact"),
-        help="kernel of two neurons (paper only; default: zero-bias)",
-    )
-    parser.add_argument(
-        "--reading",
-        choices=("mended", "literal", "literal kernel", "literal deviation", "literal parent"),
-        help="the paper's equations with corrections, or as printed (paper only; default: mended)",
-    )
-    parser.add_argument(
-        "--release",
-        choices=("static", "live"),
-        help="rank steps by savings in the original or current network (paper only; default: static)",
-    )
+    for name, (choices, words) in PAPER.items():
+        parser.add_argument(f"--{name}", choices=choices, help=f"{words} (paper only; default: {choices[0]})")
     add_bits(parser)
     parser.add_argument(
         "--evaluate",
@@ -313,12 +298,10 @@ def _method(options: argparse.Namespace, model: Any, example: Any) -> Method:
     from hope.methods import Absorb, Paper, named
 
     if options.method == "paper":
-        merge, kernel = options.merge or "pair", options.kernel or "zero-bias"
+        given: dict[str, Any] = {name: getattr(options, name) or PAPER[name][0][0] for name in PAPER}
+        given = {name: None if value == "none" else value for name, value in given.items()}
         return Paper(
-            merge=None if merge == "none" else merge,
-            kernel=kernel,
-            reading=options.reading or "mended",
-            release=options.release or "static",
+            **given,
             calibration=_calibration(options.calibration, options, model, example),
         )
     if options.method == "absorb":
