@@ -9,7 +9,8 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = (
     ROOT / "README.md",
-    *(ROOT / "docs" / f"{name}.md" for name in ("results", "coverage", "transformers")),
+    *sorted((ROOT / "docs").glob("results-*.md")),
+    *(ROOT / "docs" / f"{name}.md" for name in ("coverage", "transformers")),
 )
 
 

@@ -59,5 +59,9 @@ def test_the_links_of_a_made_page_lead_to_pages_of_the_site(name: str) -> None:
 
 
 def test_the_menu_has_every_page() -> None:
-    menu = re.findall(r"^  - .+: (\w+\.md)$", (ROOT / "mkdocs.yml").read_text(), re.MULTILINE)
+    settings = (ROOT / "mkdocs.yml").read_text()
+    hidden, menu = settings.partition("not_in_nav: |")[2].split("nav:\n")
+    menu = re.findall(r"^ +- (?:.+: )?([\w-]+\.md)$", menu, re.MULTILINE)
+    assert hidden.split() == ["mutation.md"], "it is for developers: linked, and in no menu"
+    menu += hidden.split()
     assert sorted(menu) == sorted(name for name in FILES if name.endswith(".md"))
