@@ -164,7 +164,7 @@ def test_runs_are_compared_at_the_same_size(visit: Any, absorbed: Path) -> None:
     slide(page, 20)
     before = page.locator(".tile b").first.inner_text()
     page.get_by_label("absorb").check()
-    assert "made smaller by absorb" in page.locator("#subtitle").inner_text()
+    assert "compressed by absorb" in page.locator("#subtitle").inner_text()
     share = [int(text.rstrip("%")) for text in (before, page.locator(".tile b").first.inner_text())]
     assert 0 <= share[0] - share[1] <= 3
     curves = page.locator("#chart-size path.curve")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ import pytest
 
 from hope.actions import Absorption, Evict, Merge
 from hope.report.page import write_page
+from hope.schedule.budget import Budget
 from hope.storage.run import Run, read_run
 from tests.report.conftest import slide
 
@@ -50,7 +52,7 @@ def test_the_headline_says_model_size_and_accuracy(visit: Any, folder: Path) -> 
     assert said == f"digits: {sizes}, accuracy 90.0 → 87.6"
     value = dict(run.details.fidelities)[run.steps]
     said = visit("searched").locator("h1").inner_text()
-    assert said.endswith(f"predicted fidelity {f'{value:.3f}'.removeprefix('0')}")
+    assert said.endswith(f"predicted fidelity {value:.3f}")
     assert visit("bare").locator("h1").inner_text().endswith(" parameters")
     page = visit("measured")
     slide(page, 3)
@@ -66,7 +68,7 @@ def test_comparing_leads_with_all_runs_in_one_chart_against_parameters_or_macs(v
     before = page.locator("#chart-accuracy path.looks").first.get_attribute("d")
     page.locator("#works-axis").select_option("macs")
     assert page.locator("#chart-accuracy path.looks").first.get_attribute("d") != before
-    assert "Of the MACs" in page.locator("#equal-note").inner_text()
+    assert "Columns are shares of the MACs." in page.locator("#equal-note").inner_text()
     page.locator("#chart-accuracy").hover()
     assert "of the MACs" in page.locator("#chart-accuracy + .tip").inner_text()
 
@@ -105,7 +107,7 @@ def test_fidelity_is_never_a_percentage(visit: Any) -> None:
     page = visit("measured")
     (tile,) = [words for words in page.locator(".tile").all_inner_texts() if "fidelity" in words]
     assert "%" not in tile
-    assert tile.startswith(".")
+    assert tile.startswith("0.")
     assert "%" not in "".join(page.locator("#chart-fidelity text.y").all_text_contents())
     assert "100%" in page.locator("#chart-accuracy text.y").all_text_contents()
     page.locator("#chart-fidelity").hover()
@@ -125,7 +127,7 @@ def test_the_map_names_its_layers_and_has_two_scales(visit: Any, folder: Path) -
     marks = page.locator("#map-ticks span").all_inner_texts()
     assert marks[0] == "step 0"
     assert all(int(mark) <= len(run.trajectory) for mark in marks[1:])
-    assert " ".join(page.locator("#map-scale").inner_text().split()) == "neurons left in a layer: 0% 100%"
+    assert " ".join(page.locator("#map-scale").inner_text().split()) == "neurons kept in a layer: 0% 100%"
 
 
 def test_the_ribbon_has_a_legend_that_counts(visit: Any, folder: Path) -> None:
@@ -137,6 +139,40 @@ def test_the_ribbon_has_a_legend_that_counts(visit: Any, folder: Path) -> None:
     mix = run.trajectory.mix()
     assert f"{mix['prune']} pruned" in page.locator("#mix").inner_text()
     assert page.locator("#mix .box").count() == sum(bool(count) for count in mix.values())
+
+
+def test_bars_stand_for_several_steps_where_ticks_would_be_too_thin(visit: Any, folder: Path) -> None:
+    assert "Each tick is one step" in visit("measured").locator("#mix").inner_text()
+    page = visit("measured", viewport={"width": 260, "height": 800})
+    assert re.search(r"Each bar is \d+ steps, its height their distortion", page.locator("#mix").inner_text())
+
+
+def test_sizes_are_in_bytes_too_and_the_model_is_offered_as_onnx(visit: Any, folder: Path) -> None:
+    page, run = visit("measured"), read_run(folder)
+    sizes = Budget("size", 1.0).resource.counts(run.anatomy, run.trajectory.steps)  # type: ignore[union-attr]
+    tile = page.locator(".tile", has_text="of weights and buffers").inner_text()
+    assert tile.startswith(f"{sizes[run.steps] / 1000:.3g} kB")
+    assert f"of {sizes[0] / 1000:.3g} kB" in tile
+    assert (
+        f"{sizes[0] / 1000:.3g} kB → {sizes[run.steps] / 1000:.3g} kB"
+        in page.locator("#subtitle").inner_text()
+    )
+    for steps in (run.steps, 12):
+        slide(page, steps)
+        commands = [page.locator(name).inner_text() for name in ("#command", "#command-onnx")]
+        assert (
+            commands[1] == commands[0].replace("--out small.safetensors", "--onnx small.onnx") != commands[0]
+        )
+
+
+@pytest.mark.parametrize("width", [1400, 800])
+def test_columns_are_wide_enough_for_their_words(visit: Any, width: int) -> None:
+    page = visit("measured", viewport={"width": width, "height": 1000})
+    for row in page.locator(".row .count").all():
+        assert row.bounding_box()["height"] < 30, "on one line"
+    cells = page.locator("#alone td").all()
+    assert cells
+    assert all(cell.bounding_box()["width"] >= 120 for cell in cells)
 
 
 @pytest.mark.parametrize("name", ["measured", "absorbed"])
@@ -159,15 +195,15 @@ def test_capacity_kept_is_that_of_the_neurons_that_are_still_there(
         shares.append(kept)
         assert float(said.rstrip("%")) == pytest.approx(100 * kept, abs=0.6), layer.name
     words = page.locator("#whole").inner_text()
-    mean = float(words.removeprefix("On average over the layers, ").split("%")[0])
+    mean = float(words.removeprefix("Layers keep ").split("%")[0])
     assert mean == pytest.approx(100 * sum(shares) / len(shares), abs=0.6)
     assert (f"{shares.count(0)} layer" in words) == (0 in shares)
-    assert ("took over" in words) == (name == "absorbed")
+    assert ("With the compensation" in words) == (name == "absorbed")
     slide(page, 40)
     moved = next(s.name for s in run.trajectory if isinstance(s, Merge | Absorption))
     page.locator(f".row[title='{moved}']").click()
     words = page.locator("#detail-left").inner_text()
-    assert ("took over" if name == "absorbed" else "the method itself says") in words
+    assert ("With the compensation" if name == "absorbed" else "With the capacity of merged neurons") in words
 
 
 def test_a_wide_page_is_used_and_a_phone_has_the_network_before_the_explanations(visit: Any) -> None:

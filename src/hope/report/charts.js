@@ -1,8 +1,8 @@
-// What is drawn along the run: curves, the strip over the slider, the map.
+// What is drawn: curves, the strip over the slider, the map.
 
 // ---- charts -------------------------------------------------------------------------------------
 
-const NARROW = 480, EDGE = { left: 44, right: 12, top: 18, bottom: 24 };
+const NARROW = 480, THIN = 3, EDGE = { left: 44, right: 12, top: 18, bottom: 24 };
 function ticks(low, high, most, least = 0) {
   const rough = Math.max((high - low) / most || 1, least), power = 10 ** Math.floor(Math.log10(rough));
   const size = [1, 2, 5, 10].map((m) => m * power).find((m) => m >= rough * (1 - 1e-9));
@@ -131,8 +131,8 @@ function curves() {
   });
   pace(axis, ordered.filter((one) => one.times.length));
   legend($("legend-size"), several
-    ? RUNS.map(looks).map((one) => [`${one.of.name}, ${UNITS[unit]} left`, one.tint, one.dash])
-    : plotted.map((one) => [`${UNITS[one.name]} left`, one.tint, one.dash]), line);
+    ? RUNS.map(looks).map((one) => [`${one.of.name}, ${UNITS[unit]} kept`, one.tint, one.dash])
+    : plotted.map((one) => [`${UNITS[one.name]} kept`, one.tint, one.dash]), line);
   $("chart-cost").parentNode.hidden = !top;
   if (top) costs.render({
     axis, format: figure, top, series: alike.map((one) => ({ ...looks(one), value: (k) => one.total[k] })),
@@ -164,9 +164,12 @@ function sharp(canvas, tall) {
   pen.setTransform(ratio, 0, 0, ratio, 0, 0);
   return [pen, wide];
 }
-function strip() { // one tick per action, evictions on top
+let binned = 1; // steps in a bar of the strip
+function strip() { // one tick per action, evictions on top; of many actions bars, as high as their distortion
   const [pen, wide] = sharp($("strip"), 14), inset = 8, room = wide - 2 * inset, ends = run.places, slot = room / Math.max(1, ends.length - 1);
+  binned = slot < THIN ? Math.ceil(6 / slot) : 1;
   pen.fillStyle = colour("--faint"); pen.fillRect(inset, 0, room, 14);
+  if (binned > 1) { stripBars(pen, inset, room); return; }
   for (const [kind, { kind: name }] of Object.entries(ACTIONS)) {
     pen.fillStyle = colour("--" + name);
     for (const t of run.mix[kind]) { // as far along as the slider is
@@ -174,6 +177,21 @@ function strip() { // one tick per action, evictions on top
       const evicts = run.evictions.has(t), thick = evicts ? Math.max(2, each) : Math.max(0.6, each - (each > 4 ? 1 : 0));
       pen.fillRect(inset + (n - 1) * slot + (t - ends[n - 1]) * each, evicts ? 0 : 4, thick, evicts ? 14 : 10);
     }
+  }
+}
+function stripBars(pen, inset, room) {
+  const last = run.steps, found = [];
+  for (let low = 0; low < last; low += binned) {
+    const high = Math.min(last, low + binned), some = {};
+    for (let t = low; t < high; t++) some[run.kinds[t]] = (some[run.kinds[t]] ?? 0) + 1;
+    const evicts = [...run.evictions].some((t) => t >= low && t < high), cost = Math.max(0, run.total[high] - run.total[low]);
+    found.push({ low, high, evicts, cost, kind: Object.keys(some).sort((a, b) => some[b] - some[a])[0] });
+  }
+  const most = Math.max(1e-12, ...found.filter((one) => !one.evicts).map((one) => one.cost)), each = room / last;
+  for (const { low, high, evicts, cost, kind } of found) {
+    const tall = evicts ? 14 : 2 + 12 * Math.min(1, Math.sqrt(cost / most)), name = evicts ? run.kinds[[...run.evictions].find((t) => t >= low && t < high)] : kind;
+    pen.fillStyle = colour("--" + ACTIONS[name].kind);
+    pen.fillRect(inset + low * each, 14 - tall, Math.max(1, (high - low) * each - 1.5), tall);
   }
 }
 let picture = null;

@@ -25,10 +25,10 @@ function network() {
   const shown = new Set(groups.map((one) => one.number));
   run.blocks.forEach((_, number) => { if (!shown.has(number)) group(number); });
   const known = run.layers.some((_, number) => run.keeps(number, 0) !== null), what = run.baseline ? "score" : "capacity";
-  $("network-note").textContent = !run.layers.length ? "no layer of it can lose neurons" : "green: neurons left" + (known ? `, blue: ${what} kept` : "");
+  $("network-note").textContent = !run.layers.length ? "no layer can lose neurons" : "green: neurons kept" + (known ? `, blue: ${what} kept` : "");
   box.classList.toggle("long", run.layers.length > 14);
   if (run.layers.length) box.before($("heading") ?? make("div", { id: "heading" }));
-  heading(known ? `${what} kept` : "neurons left");
+  heading(known ? `${what} kept` : "neurons kept");
 }
 function heading(words) {
   const entries = () => make("div", { class: "heading", "aria-hidden": "true" }, make("span", {}, "layer"), make("span", {}), make("span", {}, "neurons"), make("span", {}, words));
@@ -51,23 +51,23 @@ function networkNow() {
     note.textContent = now ? `evicted at step ${count(gone)}` : "";
   }
 }
-function whole() { // the network in one line: an evicted layer has nothing left, and a layer that stands does not show it
+function whole() { // the network in one line: with evicted layers
   const all = run.layers.map((_, number) => number), shares = all.map((number) => run.keeps(number, step)).filter((share) => share !== null);
   const mean = (list) => list.reduce((sum, value) => sum + value, 0) / list.length, gone = all.filter((number) => run.isEvicted(number, step)).length;
-  const what = run.baseline ? "Score kept" : "Capacity kept", own = run.baseline ? "the scores that a layer's neurons had" : "the capacity Σ‖f‖ that a layer had";
+  const what = run.baseline ? "Score kept" : "Capacity kept", own = run.baseline ? "of the scores of a layer" : "of the capacity Σ‖f‖ of a layer";
   const parts = [];
-  if (shares.length) parts.push(`On average over the layers, ${percent(mean(shares))} is kept.`);
-  if (gone) parts.push(`${plural(gone, "layer")} of ${count(all.length)} went with evicted blocks.`);
-  if (run.method === "absorb" && run.left.length) parts.push(`With what the survivors took over, ${percent(mean(all.map((number) => run.capacity(number, step))))} of the signal is left on average.`);
+  if (shares.length) parts.push(`Layers keep ${percent(mean(shares))} of their ${run.baseline ? "scores" : "capacity"} on average.`);
+  if (gone) parts.push(`${plural(gone, "layer")} of ${count(all.length)} ${gone === 1 ? "is" : "are"} removed with evicted blocks.`);
+  if (run.method === "absorb" && run.left.length) parts.push(`With the compensation they keep ${percent(mean(all.map((number) => run.capacity(number, step))))} of their signal.`);
   $("whole").textContent = parts.join(" ");
-  $("kept-note").textContent = shares.length ? `${what}: of ${own} in the original, the share of the neurons that are still there; what others took over for those that left is not counted.` : "";
+  $("kept-note").textContent = shares.length ? `${what}: the share ${own} that its kept neurons had in the original, without what they compensate for.` : "";
 }
 function choose(number) { layer = number; networkNow(); detail(); mapCursor(); }
 
 // ---- one layer ----------------------------------------------------------------------------------
 
 let bars = [];
-function fates() { // neuron -> the step and kind by which it went, up to now; and who took over
+function fates() { // neuron -> the step that removed it, up to now; and parent -> merged neurons
   const gone = new Map(), family = new Map();
   if (!run.layers.length) return { gone, family };
   for (const t of run.moves[layer].slice(0, below(run.moves[layer], step))) {
@@ -83,9 +83,9 @@ function detail() {
   const { gone, family } = fates(), evicted = run.isEvicted(layer, step);
   $("h-detail").textContent = one.name;
   $("detail-facts").textContent = `${plural(one.neurons, "neuron")}, ${count(one.fanIn)} weights in and ${count(one.fanOut)} out each, ${one.activation}` +
-    (one.also.length ? `; with it goes ${one.also.join(", ")}` : "") + (one.block !== null ? `; in block ${run.blocks[one.block].name}` : "");
+    (one.also.length ? `; removed with it: ${one.also.join(", ")}` : "") + (one.block !== null ? `; in block ${run.blocks[one.block].name}` : "");
   const kept = run.keeps(layer, step);
-  $("detail-left").textContent = kept === null ? "" : `Left: ${count(run.width(layer, step))} of ${count(one.neurons)} neurons, which had ${percent(kept)} of the ${run.baseline ? "scores" : "capacity"}. ${run.account(layer, step)}`;
+  $("detail-left").textContent = kept === null ? "" : `Kept: ${count(run.width(layer, step))} of ${count(one.neurons)} neurons, with ${percent(kept)} of the ${run.baseline ? "scores" : "capacity"}. ${run.account(layer, step)}`;
   const known = one.capacities.length > 0;
   let entries; // [neuron, value], the largest first
   if (known) entries = one.capacities.map((c, i) => [i, c ?? 0]);
@@ -97,10 +97,10 @@ function detail() {
   entries.sort((a, b) => b[1] - a[1] || a[0] - b[0]);
   const priced = entries.length && !(run.byHand && !known);
   svg.parentNode.hidden = !priced;
-  $("spectrum-title").textContent = known ? (run.baseline ? "Scores, sorted" : "Capacity spectrum: ‖f‖ of each neuron, sorted") : priced ? "Cost J at which each neuron leaves, sorted" : "Capacity spectrum";
+  $("spectrum-title").textContent = known ? (run.baseline ? "Scores, sorted" : "Capacity spectrum: ‖f‖ of each neuron, sorted") : priced ? "Cost J at which each neuron is removed, sorted" : "Capacity spectrum";
   $("spectrum-note").textContent = known ? "As they were in the original network." :
     `${run.byHand ? "Runs that are made by hand have no capacities" : "The capacities of this layer are not known"}: ` +
-    (!priced ? "there is nothing to draw." : "drawn are the costs at which neurons leave" + (entries.length < one.neurons ? `; ${plural(one.neurons - entries.length, "neuron")} never left by an action of its own.` : "."));
+    (!priced ? "there is nothing to draw." : "the chart has the costs at which neurons are removed" + (entries.length < one.neurons ? `; ${plural(one.neurons - entries.length, "neuron")} without an action of its own.` : "."));
   const wide = 420, tall = 130, top = Math.max(1e-12, ...entries.map((e) => e[1])), each = (wide - 8) / Math.max(1, entries.length);
   svg.setAttribute("viewBox", `0 0 ${wide} ${tall}`);
   const paths = Object.fromEntries(["stay", ...Object.keys(ACTIONS)].map((fate) => [fate, ""]));
@@ -113,7 +113,7 @@ function detail() {
   svg.replaceChildren(...Object.entries(paths).filter(([, d]) => d).map(([fate, d]) =>
     draw("path", { d, fill: fate === "stay" ? "var(--accent)" : `var(--${ACTIONS[fate].kind})`, opacity: fate === "stay" ? 1 : 0.85 })));
   const present = Object.keys(ACTIONS).filter((kind) => paths[kind]);
-  legend($("legend-spectrum"), !priced ? [] : [...(paths.stay ? [["still there", "--accent"]] : []), ...present.map((kind) => [ACTIONS[kind].done, "--" + ACTIONS[kind].kind])]);
+  legend($("legend-spectrum"), !priced ? [] : [...(paths.stay ? [["kept", "--accent"]] : []), ...present.map((kind) => [ACTIONS[kind].done, "--" + ACTIONS[kind].kind])]);
   families(gone, family, evicted);
 }
 $("spectrum").addEventListener("pointermove", (event) => {
@@ -121,7 +121,7 @@ $("spectrum").addEventListener("pointermove", (event) => {
   const bar = bars[Math.floor(((((event.clientX - box.left) / box.width) * 420 - 4) / 412) * bars.length)];
   tip.hidden = !bar;
   if (!bar) return;
-  tip.textContent = `neuron ${bar.neuron}: ${figure(bar.value)}\n${bar.fate === "stay" ? "still there" : ACTIONS[bar.fate].done + (bar.t !== undefined ? ` at step ${count(bar.t + 1)}` : "")}`;
+  tip.textContent = `neuron ${bar.neuron}: ${figure(bar.value)}\n${bar.fate === "stay" ? "kept" : ACTIONS[bar.fate].done + (bar.t !== undefined ? ` at step ${count(bar.t + 1)}` : "")}`;
   tip.style.left = Math.max(0, Math.min(box.width - tip.offsetWidth, event.clientX - box.left + 12)) + "px";
   tip.style.top = "4px";
 });
@@ -146,22 +146,24 @@ function families(gone, family, evicted) {
     if (!ACTIONS[kind].compensates) { line(some[0][1], some.map(([neuron]) => neuron).join(", ")); continue; }
     for (const [neuron, t] of some.slice(-60).reverse()) {
       const by = run.absorbers[t];
-      line(t, make("b", {}, String(neuron)), by && by.length ? " → mostly " + by.map(([j, share]) => `${j} (${share > 0 ? "" : "−"}${Math.abs(share).toFixed(2)})`).join(", ") : " → all that were left");
+      line(t, make("b", {}, String(neuron)), by && by.length ? " → mostly " + by.map(([j, share]) => `${j} (${share > 0 ? "" : "−"}${Math.abs(share).toFixed(2)})`).join(", ") : " → all that were kept");
     }
     if (some.length > 60) line(some[0][1], `and ${some.length - 60} before them`);
   }
-  if (!items.length) items.push(make("li", { class: "quiet" }, "Nobody has left this layer yet."));
+  if (!items.length) items.push(make("li", { class: "quiet" }, "No neuron of this layer is removed yet."));
   list.replaceChildren(...items);
 }
 
 // ---- everything else that follows the slider ----------------------------------------------------
 
 function tiles() {
-  const entries = Object.entries(UNITS).map(([unit, name]) => [percent(run.share(unit, step)), `of the ${name}`, `${count(run[unit][step])} of ${count(run[unit][0])}`, run.share(unit, step)]);
+  const entries = Object.entries(UNITS).map(([unit, name]) => [percent(run.share(unit, step)), `of the ${name}`, `${human(run[unit][step])} of ${human(run[unit][0])}`, run.share(unit, step)]);
+  if (run.bytes.length) entries.push([megabytes(run.bytes[step]), "of weights and buffers", `of ${megabytes(run.bytes[0])}`, run.bytes[step] / run.bytes[0]]);
   const whole = run.total[run.steps];
   entries.push([run.byHand ? "–" : figure(run.total[step]), "distortion so far", run.byHand ? "no prices: made by hand" : run.sum, whole ? run.total[step] / whole : 0]);
   if (run.times.length) {
-    const here = run.timed.find(([k]) => k === step), told = here ? `${figure(here[1])} ms measured here` : `of ${figure(run.times[0])} ms`;
+    const here = run.timed.find(([k]) => k === step), first = run.timed.find(([k]) => k === 0);
+    const told = `original ${figure(first ? first[1] : run.times[0])} ms` + (here ? `, ${figure(here[1])} ms measured here` : "");
     entries.push([`${figure(run.times[step])} ms`, "latency, predicted", told, Math.min(1, run.times[step] / run.times[0])]);
   }
   for (const [what, found] of [["accuracy", "measured"], ["fidelity", "predicted"]]) {
@@ -170,7 +172,7 @@ function tiles() {
     const say = SHOWN[what];
     if (point && point[0] === step) entries.push([say(point[1]), what, `${found} here`, point[1]]);
     else if (point && after) entries.push([`${say(point[1]).replace("%", "")} … ${say(after[1])}`, what, `${found} at steps ${count(point[0])} and ${count(after[0])}`, Math.min(point[1], after[1])]);
-    else { const near = point ?? after; entries.push([say(near[1]), what, `${found} at step ${count(near[0])}, not here`, near[1]]); }
+    else { const near = point ?? after; entries.push([say(near[1]), what, `${found} at step ${count(near[0])} only`, near[1]]); }
   }
   $("tiles").replaceChildren(...entries.map(([value, name, more, share]) =>
     make("div", { class: "tile" }, make("b", {}, value), make("span", {}, name), make("br"), make("span", { class: "more" }, more), make("i", { style: { "--share": 100 * share + "%" } }))));
@@ -184,21 +186,22 @@ function upcoming() {
       make("div", { class: "why" }, run.why(t)),
       make("div", { class: "figures" }, ...run.figures(t).map((words) => make("span", {}, words)))));
   }
-  if (step + 4 >= run.steps) items.push(make("li", { class: "end quiet" }, `The run ends here${run.byHand ? "" : ": encode with a smaller budget to go on"}.`));
+  if (step + 4 >= run.steps) items.push(make("li", { class: "end quiet" }, `The run ends here${run.byHand ? "" : ": encode with a smaller budget for more"}.`));
   const after = run.places[run.place(step) + 1];
-  $("next-note").textContent = run.stops.length && after ? `The next stop is step ${count(after)}: ${plural(after - step, "action")} until ${run.uniform ? "layers that are alike have one width" : "all widths are multiples"} again.` : "";
+  $("next-note").textContent = run.stops.length && after ? `The next stop is step ${count(after)}: ${plural(after - step, "action")} until ${run.uniform ? "corresponding layers have one width" : "all widths are multiples"} again.` : "";
   $("next").replaceChildren(...items);
 }
 function mix() { // the ribbon's legend, with how many so far
   const present = Object.keys(ACTIONS).filter((kind) => run.mix[kind].length);
   legend($("mix"), present.map((kind) => [`${count(below(run.mix[kind], step))} ${ACTIONS[kind].done}`, "--" + ACTIONS[kind].kind]));
-  $("mix").prepend(make("span", { class: "quiet" }, present.length ? "Each tick is one step; so far" : "Nothing was done."));
+  $("mix").prepend(make("span", { class: "quiet" }, !present.length ? "Nothing was done." : binned > 1 ? `Each bar is ${count(binned)} steps, its height their distortion. So far` : "Each tick is one step. So far"));
 }
 function command() {
   const at = step === run.saved;
-  $("command").textContent = at ? run.command.saved : `${run.command.before} --steps ${step} ${run.command.after}`;
-  const fill = run.command.complete || (at && !run.command.saved.includes(" MODEL ")) ? "" : "Put your own names where there are capitals. ";
-  $("command-note").textContent = fill + (at ? "This is the saved model: the original weights are not needed." : "Replayed on the original weights.");
+  const words = at ? run.command.saved : `${run.command.before} --steps ${step} ${run.command.after}`;
+  $("command").textContent = words; $("command-onnx").textContent = words.replace(/--out \S+$/, "--onnx small.onnx");
+  const fill = run.command.complete || (at && !run.command.saved.includes(" MODEL ")) ? "" : "Replace the words in capitals by your own. ";
+  $("command-note").textContent = fill + (at ? "The saved model: the original weights are not needed." : "Replayed on the original weights.");
 }
 
 function update() {
@@ -254,9 +257,10 @@ function alone() {
     const all = list.map((one) => one[0]);
     return all.length <= FOLD ? all.join(", ") : make("details", {}, make("summary", {}, `${all.slice(0, FOLD - 2).join(", ")} and ${all.length - FOLD + 2} more`), all.slice(FOLD - 2).join(", "));
   };
-  if (run.skipped.length) parts.push(table([["what"], ["kind"], ["outputs", true], ["why"]],
-    together(run.skipped, ([, kind, , why]) => [kind, why]).map((list) => [names(list), list[0][1], count(list.reduce((sum, one) => sum + one[2], 0)), list[0][3]])));
-  if (run.leftAlone.length) parts.push(make("h3", {}, `Left alone by ${run.method}`),
+  const facts = (list) => make("div", { class: "quiet small" }, `${list[0][1]}, ${plural(list.reduce((sum, one) => sum + one[2], 0), "output")}`);
+  if (run.skipped.length) parts.push(table([["what"], ["why"]],
+    together(run.skipped, ([, kind, , why]) => [kind, why]).map((list) => [make("div", {}, names(list), facts(list)), list[0][3]])));
+  if (run.leftAlone.length) parts.push(make("h3", {}, `Kept by ${run.method}`),
     table([["what"], ["why"]], together(run.leftAlone, ([, why]) => why).map((list) => [names(list), list[0][1]])));
   if (!parts.length) parts.push(make("p", { class: "quiet" }, "Nothing: all of the network can be compressed."));
   $("alone").replaceChildren(...parts);
@@ -277,10 +281,11 @@ $("slider").addEventListener("input", () => { stop(); go(run.places[Number($("sl
 $("saved").addEventListener("click", () => { stop(); go(run.saved); });
 $("axis").addEventListener("change", curves);
 $("works-axis").addEventListener("change", works);
-$("copy").addEventListener("click", async () => {
-  try { await navigator.clipboard.writeText($("command").textContent); $("copy").textContent = "Copied"; }
-  catch { getSelection().selectAllChildren($("command")); $("copy").textContent = "Selected"; }
-  setTimeout(() => { $("copy").textContent = "Copy"; }, 1500);
+for (const button of document.querySelectorAll(".command button")) button.addEventListener("click", async () => {
+  const code = button.previousElementSibling;
+  try { await navigator.clipboard.writeText(code.textContent); button.textContent = "Copied"; }
+  catch { getSelection().selectAllChildren(code); button.textContent = "Selected"; }
+  setTimeout(() => { button.textContent = "Copy"; }, 1500);
 });
 addEventListener("keydown", (event) => { // arrows work wherever they mean nothing else
   if (event.ctrlKey || event.metaKey || event.altKey || event.target.closest("input, select, textarea")) return;

@@ -27,16 +27,18 @@ function small(share) {
   return (value >= 10 ? value.toFixed(0) : value >= 0.01 || value === 0 ? String(+value.toPrecision(2)) : "less than 0.01") + "%";
 }
 const percent1 = (share) => (100 * share).toFixed(1) + "%";
-function fine(fidelity) { // no percentage, so that nobody takes it for an accuracy: .976
+function fine(fidelity) { // not in percent, so that it is not taken for an accuracy
   const words = Math.abs(fidelity).toFixed(3);
-  return (fidelity < 0 && Number(words) ? "−" : "") + (words[0] === "0" ? words.slice(1) : words);
+  return (fidelity < 0 && Number(words) ? "−" : "") + words;
 }
-const FAR = 0.15; // of the network between two looks: what is farther apart says nothing about what lies between
+const FAR = 0.15; // of the network between two measured sizes: nothing is interpolated over more
 const SHOWN = { accuracy: percent1, fidelity: fine };
 function brief(n) { // 853 k, 11.7 M
   const power = n >= 999_500_000 ? 3 : n >= 999_500 ? 2 : n >= 1000 ? 1 : 0, value = n / 1000 ** power;
   return power ? `${value < 10 ? value.toFixed(2) : value < 99.95 ? value.toFixed(1) : value.toFixed(0)} ${" kMG"[power]}` : count(n);
 }
+const human = (n) => (n >= 1e6 ? brief(n) : count(n)); // 2.87 G, 853,018
+const megabytes = (n) => (n >= 1e9 ? `${figure(n / 1e9)} GB` : n >= 1e6 ? `${figure(n / 1e6)} MB` : `${figure(n / 1e3)} kB`);
 const plural = (n, word) => `${count(n)} ${word}${n === 1 ? "" : "s"}`;
 
 function make(tag, props = {}, ...children) {
@@ -78,6 +80,7 @@ class Run {
     this.number = number;
     this.steps = data.targets.length;
     for (const unit of Object.keys(UNITS)) this[unit] = sums(data[unit]);
+    this.bytes = sums(data.bytes);
     this.times = sums(data.times).map((ns) => ns / 1e6); // predicted milliseconds
     this.sum = data.baseline ? "sum of scores" : "sum of J";
     this.total = sums([0, ...data.costs.map((cost) => cost ?? 0)]);
@@ -85,7 +88,7 @@ class Run {
     this.energy = data.layers.map((one) => (data.method === "absorb" ? 1 : one.capacities.reduce((sum, c) => sum + (c ?? 0), 0)));
     this.moves = data.layers.map(() => []); // per layer, its steps
     this.lost = data.layers.map(() => [0]); // neurons lost after so many of them
-    this.kept = data.layers.map((one) => [one.capacities.reduce((sum, c) => sum + (c ?? 0), 0)]); // capacity of those that are left
+    this.kept = data.layers.map((one) => [one.capacities.reduce((sum, c) => sum + (c ?? 0), 0)]); // capacity of those that are kept
     this.evictions = new Set(data.evictions);
     this.release = new Float64Array(this.steps);
     const last = {};
@@ -120,10 +123,10 @@ class Run {
     if (!(kept[0] > 0)) return null;
     return this.isEvicted(layer, k) ? 0 : Math.max(0, kept[below(this.moves[layer], k)] / kept[0]);
   }
-  capacity(layer, k) { // what is left by the method's own account, with what others took over; null if not known
+  capacity(layer, k) { // what is kept by the method's own account, with the compensation; null if not known
     if (!this.left.length) return null;
     if (this.isEvicted(layer, k)) return 0;
-    const made = this.moves[layer].slice(0, below(this.moves[layer], k)).filter((t) => !this.evictions.has(t)); // an eviction does not say what it leaves
+    const made = this.moves[layer].slice(0, below(this.moves[layer], k)).filter((t) => !this.evictions.has(t)); // an eviction does not note what it keeps
     if (!made.length) return 1;
     const before = this.energy[layer];
     return before > 0 ? Math.max(0, Math.min(1, this.left[made[made.length - 1]] / before)) : null;
@@ -136,7 +139,7 @@ class Run {
     const words = { name: this.name_of(t), neurons, parent: this.into[t] };
     return ACTIONS[this.kinds[t]].sentence.replace(/\{(\w+)\}/g, (_, word) => words[word]);
   }
-  compensates(t) { return this.into[t] >= 0 || ACTIONS[this.kinds[t]].compensates; } // a parent, or all that are left
+  compensates(t) { return this.into[t] >= 0 || ACTIONS[this.kinds[t]].compensates; } // a parent, or all that are kept
   why(t) {
     const cost = this.costs[t] ?? Infinity, target = this.targets[t], one = this.layers[target];
     if (this.byHand) return "Given by hand; it has no price.";
@@ -144,17 +147,17 @@ class Run {
       const left = this.blocks[target].layers.reduce((sum, layer) => sum + this.width(layer, t), 0), before = this.total[t];
       const price = `J ${figure(cost)} is added to a distortion of ${figure(before)} so far`;
       return this.method === "absorb"
-        ? `The judge decided: on noise, the network without it keeps more of its answers than by absorption on the way to the same size. Its branch writes ${small(1 - Math.exp(-cost))} of the stream behind it; ${price}.`
-        : `Its branch of ${plural(left, "neuron")} goes at once. ${price}${before > 0 ? ` (${small(cost / before)})` : ""}.`;
+        ? `Chosen by the eviction search: without it the network has a higher predicted fidelity than absorption gives at the same size. Its branch writes ${small(1 - Math.exp(-cost))} of the stream after the block; ${price}.`
+        : `Its branch of ${plural(left, "neuron")} is removed at once. ${price}${before > 0 ? ` (${small(cost / before)})` : ""}.`;
     }
     if (this.described[t]) return `It loses ${small(1 - (this.left[t] ?? 1))} of what its weight computes.`;
     const n = this.width(target, t);
-    if (this.baseline) return `Its score, ${this.criterion}, is ${figure(cost)}${this.stops.length ? "" : ", the lowest of those that may go"}.`;
+    if (this.baseline) return `Its score, ${this.criterion}, is ${figure(cost)}${this.stops.length ? "" : ", the lowest of those that may be removed"}.`;
     if (!this.going(t).length) return `It costs ${figure(cost)}.`;
-    if (!this.compensates(t)) return `It carries ${small(isFinite(cost) ? cost / (n + cost) : 1)} of the capacity left in its layer (${plural(n, "neuron")}).`;
-    if (this.into[t] >= 0) return `The two do nearly the same: one parent for both misses ${small(cost / n)} of the layer's capacity.`;
+    if (!this.compensates(t)) return `It has ${small(isFinite(cost) ? cost / (n + cost) : 1)} of the capacity left in its layer (${plural(n, "neuron")}).`;
+    if (this.into[t] >= 0) return `The two are nearly equal: one neuron for both lacks ${small(cost / n)} of the layer's capacity.`;
     const whole = one.capacities.reduce((sum, c) => sum + (c ?? 0), 0), own = this.going(t).reduce((sum, i) => sum + (one.capacities[i] ?? 0), 0);
-    return `The ${plural(n - 1, "neuron")} beside it can stand in for it: ${small(1 - Math.exp(-cost))} of the signal is lost.` +
+    return `${n === 2 ? "The other neuron compensates" : `The other ${count(n - 1)} neurons compensate`} for it: ${small(1 - Math.exp(-cost))} of the signal is lost.` +
       `${whole > 0 ? ` It had ${small(own / whole)} of the layer's capacity.` : ""}`;
   }
   each(t) { return this.release[t] ? (this.costs[t] ?? Infinity) / this.release[t] : null; } // J/ΔP
@@ -172,27 +175,27 @@ class Run {
     }
     return [...found, `J/ΔP ${figure(here)}${beside}`];
   }
-  order() { // what the figures mean, and what goes first
-    const waits = !this.stops.length ? "" : this.uniform ? " Layers that are alike go together, so it is their sums that count." : " A layer's neurons wait until its width is a multiple, so the order is not exactly this one.";
+  order() { // what the figures mean, and what is removed first
+    const waits = !this.stops.length ? "" : this.uniform ? " Corresponding layers lose neurons together, so their sums are compared." : " A layer's neurons wait until its width is a multiple, so the order is not exactly this one.";
     if (this.byHand) return "The actions of this run were given by hand: they have no prices.";
-    if (this.baseline) return `J is a neuron's score: ${this.criterion}. ΔP is how many parameters its removal releases. The lowest score goes first.${waits}`;
+    if (this.baseline) return `J is a neuron's score: ${this.criterion}. ΔP is how many parameters its removal releases. The neuron with the lowest score is removed first.${waits}`;
     const least = this.times.length ? "J per millisecond that it saves" : "J/ΔP";
     if (this.method === "absorb") return "J is what an absorption loses of the signal, as a logarithm. ΔP is how many parameters it releases. " +
-      `The absorption with the least ${least} goes first${this.evictions.size ? "; blocks are evicted where the judge finds it better, whatever their J/ΔP" : ""}.${waits}`;
-    return `J is what an action costs, relative to what its layer has left. ΔP is how many parameters it releases. The action with the least ${least} goes first.${waits}`;
+      `The absorption with the least ${least} is first${this.evictions.size ? "; the eviction search decides about blocks, whatever their J/ΔP" : ""}.${waits}`;
+    return `J is what an action costs, relative to what its layer has left. ΔP is how many parameters it releases. The action with the least ${least} is first.${waits}`;
   }
   account(layer, k) { // the method's own account in words, where it differs
     const left = this.capacity(layer, k);
     const made = this.moves[layer].slice(0, below(this.moves[layer], k));
     if (left === null || this.isEvicted(layer, k) || !made.some((t) => this.compensates(t))) return "";
     return this.method === "absorb"
-      ? `With what the survivors took over, ${percent(left)} of the signal is left in front of its readers.`
-      : `With the parents' capacity counted in, the method itself says that ${percent(left)} is left.`;
+      ? `With the compensation, ${percent(left)} of the signal that the next layers read is kept.`
+      : `With the capacity of merged neurons, ${percent(left)} is kept.`;
   }
   ends(unit, share) { // the first place to end at which no more than a share of a size is left; null if the run does not come so far
     return this.places.find((k) => this.share(unit, k) <= share + 1e-9) ?? null;
   }
-  near(what, unit, share) { // accuracy or fidelity of the model that a budget gives: its value, whether it was looked at just there, its size
+  near(what, unit, share) { // accuracy or fidelity of the model that a budget gives: its value, whether it was measured there, its size
     const k = this.ends(unit, share), size = k === null ? null : this.share(unit, k);
     let before = null;
     for (const [at, value] of k === null ? [] : this[what]) {

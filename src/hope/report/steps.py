@@ -11,6 +11,7 @@ from hope.report.absorbers import absorbers
 from hope.storage.run import Run
 from hope.structure.anatomy import Anatomy
 from hope.structure.removed import Removed
+from hope.structure.sizes import Counts, stored
 
 
 def steps_data(run: Run) -> dict[str, Any]:
@@ -18,7 +19,7 @@ def steps_data(run: Run) -> dict[str, Any]:
     trajectory = run.trajectory
     layers, blocks = numbers(run.anatomy)
     left = [short(step.left) for step in trajectory]  # all 0 if not recorded
-    sizes = [[int(column[0]), *(int(d) for d in column[1:] - column[:-1])] for column in trajectory.sizes.T]
+    sizes = [_differences(column) for column in trajectory.sizes.T]
     return {
         "kinds": "".join(step.letter for step in trajectory),
         "targets": [
@@ -37,7 +38,12 @@ def steps_data(run: Run) -> dict[str, Any]:
         "neurons": sizes[0],
         "parameters": sizes[1],
         "macs": sizes[2],
+        "bytes": _differences(stored(run.anatomy, trajectory.steps)) if run.anatomy.itemsize else [],
     }
+
+
+def _differences(column: Counts) -> list[int]:
+    return [int(column[0]), *(int(d) for d in column[1:] - column[:-1])]
 
 
 def numbers(anatomy: Anatomy) -> tuple[dict[str, int], dict[str, int]]:

@@ -1,4 +1,4 @@
-// What the page says first: the headline, accuracy and fidelity of all runs against their size, and a table at equal size.
+// The headline, accuracy and fidelity of all runs against their size, and a table at equal size.
 
 // ---- the headline -------------------------------------------------------------------------------
 
@@ -20,8 +20,9 @@ function headline() { // of the saved model; of several runs, at the size of the
 }
 function subtitle() {
   const name = RUNS.length > 1 && run.name !== run.method ? ` (${run.name})` : "";
-  const left = run.saved ? `; ${percent(run.share("macs", run.saved))} of the MACs and ${percent(run.share("neurons", run.saved))} of the neurons are left` : "";
-  return `${run.steps ? "made smaller " : ""}${run.by}${name}: ${plural(run.steps, "step")}, saved after ${count(run.saved)}${left}`;
+  const bytes = run.bytes.length ? `${megabytes(run.bytes[0])} → ${megabytes(run.bytes[run.saved])}, ` : "";
+  const left = run.saved ? `; ${bytes}${percent(run.share("macs", run.saved))} of the MACs and ${percent(run.share("neurons", run.saved))} of the neurons are kept` : "";
+  return `${run.steps ? "compressed " : ""}${run.by}${name}: ${count(run.saved)} of ${plural(run.steps, "step")}${left}`;
 }
 
 // ---- accuracy and fidelity against size ---------------------------------------------------------
@@ -32,14 +33,14 @@ function works() {
   const unit = $("works-axis").value, known = Object.keys(QUALITY).filter((what) => RUNS.some((one) => one[what].length));
   $("works").hidden = !known.length;
   if (!known.length) return;
-  $("h-works").textContent = RUNS.length > 1 ? `${plural(RUNS.length, "run")} compared` : "How well it still works";
+  $("h-works").textContent = RUNS.length > 1 ? `${plural(RUNS.length, "run")} compared` : "Accuracy and fidelity";
   const ordered = [...RUNS.filter((one) => one !== run), run];
   EDGE.left = 44;
   for (const [what, chart] of Object.entries(QUALITY)) {
     $("panel-" + what).hidden = !known.includes(what);
     if (!known.includes(what)) continue;
     chart.render({
-      axis: unit, top: 1, format: what === "accuracy" ? percent : (at) => (at === 0 || at === 1 ? String(at) : fine(at).replace(/0+$/, "")), series: [],
+      axis: unit, top: 1, format: what === "accuracy" ? percent : (at) => String(+at.toFixed(3)), series: [],
       points: ordered.filter((one) => one[what].length).map((one) => ({ ...looks(one), what })),
       words: (k) => `${percent(run.share(unit, k))} of the ${UNITS[unit]}\n` + RUNS.map((one) => [one, one.near(what, unit, run.share(unit, k))]).filter(([, found]) => found)
         .map(([one, found]) => `${RUNS.length > 1 ? one.name : what} ${about(found, SHOWN[what])}`).join("\n"),
@@ -48,7 +49,7 @@ function works() {
   legend($("legend-works"), RUNS.length > 1 ? RUNS.map(looks).map((one) => [one.of.name, one.tint, one.dash]) : [], line);
   equal(unit, known);
 }
-function sizesOf(unit, known) { // shares of which something is known: the saved one, round ones, and those that other runs were saved at
+function sizesOf(unit, known) { // shares at which something is known: the saved one, round ones, and those at which other runs were saved
   const found = [], saved = RUNS.filter((one) => one !== run).map((one) => [one.share(unit, one.saved), 0.05]);
   for (const [share, apart] of [[run.share(unit, run.saved), 0], ...SIZES.map((size) => [size, 0.02]), ...saved]) {
     const there = share < 0.995 && RUNS.some((one) => known.some((what) => one.near(what, unit, share)));
@@ -78,6 +79,6 @@ function equal(unit, known) {
     make("th", { scope: "row" }, ...key(one), name), ...columns.map((share) => cell(one, whats, share))));
   $("equal").replaceChildren(make("table", { class: "plain" }, make("thead", {}, head), make("tbody", {}, ...body)));
   $("equal-note").textContent = [
-    `Of the ${UNITS[unit]}.`, known.length > 1 && several ? "Above accuracy in %, below fidelity." : known.length > 1 ? "Accuracy in %." : known[0] === "accuracy" ? "Accuracy in %." : "Fidelity.",
-    between ? "≈ between two looks." : "", jumps ? "An action that jumps over a size gives the next smaller one." : ""].filter(Boolean).join(" ");
+    `Columns are shares of the ${UNITS[unit]}.`, known.length > 1 && several ? "Accuracy in %, below it the predicted fidelity." : known.includes("accuracy") ? "Accuracy is in %." : "Fidelity is predicted; 1 is the original.",
+    between ? "≈ is interpolated between two measured sizes." : "", jumps ? "Where one action removes much, the next smaller size is given." : ""].filter(Boolean).join(" ");
 }
