@@ -10,7 +10,7 @@ ROOT = Path(__file__).resolve().parents[1]
 PAGES = (
     ROOT / "README.md",
     *sorted((ROOT / "docs").glob("results-*.md")),
-    *(ROOT / "docs" / f"{name}.md" for name in ("coverage", "transformers")),
+    *(ROOT / "docs" / f"{name}.md" for name in ("choose", "coverage", "transformers")),
 )
 
 
