@@ -1,10 +1,14 @@
-"""The moments of absorptions, as a file of tensors."""
+"""The moments of absorptions, as a file of tensors. Of a symmetric covariance one half is stored."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
 
+import torch
+from torch import Tensor
+
+from hope.errors import DamagedFolder
 from hope.statistics.input_statistics import InputStatistics
 from hope.storage.arrays import read_arrays, write_arrays
 from hope.storage.record import Moments, StoredStatistics
@@ -13,13 +17,16 @@ NAMES = ("mean", "covariance", "taps", "variance")  # of `InputStatistics`, in t
 
 
 def write_moments(folder: Path, input_statistics: Mapping[str, InputStatistics] | None) -> Moments | None:
-    """Moments as float32, to which they were rounded when measured; None if there are none."""
+    """Moments as float32, to which they were rounded when measured, without loss; None if there are none."""
     if not input_statistics:
         return None
     every = [
-        (f"{one.weight}/{name}", getattr(one, name)) for one in input_statistics.values() for name in NAMES
+        (f"{one.weight}/{name}", tensor if name != "covariance" else _half(tensor))
+        for one in input_statistics.values()
+        for name in NAMES
+        for tensor in [getattr(one, name).float()]
     ]
-    arrays = write_arrays(folder, "moments", {key: tensor.float() for key, tensor in every})
+    arrays = write_arrays(folder, "moments", dict(every))
     rest = tuple(
         StoredStatistics(one.weight, one.dim, one.repeat, one.bn, one.bias)
         for one in input_statistics.values()
@@ -35,6 +42,34 @@ def read_moments(folder: Path, saved: Moments | None) -> dict[str, InputStatisti
     found = {}
     for one in saved.input_statistics:
         mean, covariance, taps, variance = (tensors[f"{one.weight}/{name}"] for name in NAMES)
+        covariance = _whole(covariance, len(mean))
         rest = (one.repeat, one.bn, one.bias)
         found[one.weight] = InputStatistics(one.weight, one.dim, mean, covariance, taps, variance, *rest)
     return found
+
+
+def _half(matrix: Tensor) -> Tensor:
+    """The upper triangle of a symmetric matrix, row by row; another one as it is.
+
+    >>> _half(torch.tensor([[1.0, 2.0], [2.0, 3.0]]))
+    tensor([1., 2., 3.])
+    """
+    return matrix[_upper(len(matrix))] if torch.equal(matrix, matrix.T) else matrix
+
+
+def _whole(stored: Tensor, side: int) -> Tensor:
+    """The matrix of which `_half` returned the triangle."""
+    if stored.ndim == 2:
+        return stored
+    if len(stored) != side * (side + 1) // 2:
+        raise DamagedFolder(
+            f"a covariance of {side} channels must have {side * (side + 1) // 2} entries, got {len(stored)}: "
+            "save the run again"
+        )
+    matrix = stored.new_zeros(side, side)
+    matrix[_upper(side)] = stored
+    return matrix + matrix.triu(1).T
+
+
+def _upper(side: int) -> Tensor:
+    return torch.ones(side, side, dtype=torch.bool).triu()
