@@ -132,7 +132,7 @@ def test_plot_draws_the_same_file_twice(
         assert main(["plot", *arguments, "-o", str(target)]) == 0
     assert one.read_bytes() == two.read_bytes()
     text = one.read_text()
-    assert all(words in text for words in ("accuracy", "distortion", "absorb", "% of parameters left"))
+    assert all(words in text for words in ("accuracy", "distortion", "absorb", "% of parameters kept"))
     assert main(["plot", str(folder), "-o", str(tmp_path / "figure.pdf")]) == 0
     assert (tmp_path / "figure.pdf").read_bytes().startswith(b"%PDF")
     assert main(["plot", str(folder), "-o", str(tmp_path / "figure.doc")]) == 2

@@ -62,16 +62,24 @@ def draw(runs: Sequence[Run], accuracies: Sequence[Sequence[tuple[int, float]]] 
     """
     from matplotlib.figure import Figure
 
+    class Shown(Figure):
+        """A figure that notebooks show, whatever matplotlib's backend is."""
+
+        def _repr_png_(self) -> bytes:
+            buffer = BytesIO()
+            self.savefig(buffer, format="png", dpi=120)
+            return buffer.getvalue()
+
     measured = "accuracy" if any(accuracies) else ""
     points = accuracies
     if not measured:
         points = [run.details.fidelities if len(run.details.fidelities) > 1 else () for run in runs]
         measured = "predicted fidelity" if any(points) else ""
     panels = 3 if measured else 2
-    figure = Figure(figsize=(3.4 * panels, 2.8), layout="constrained")
+    figure = Shown(figsize=(3.4 * panels, 2.8), layout="constrained")
     axes: Any = figure.subplots(1, panels)
     several = len(runs) > 1
-    names = labels(runs) if several else [f"{unit} left" for unit in UNITS]
+    names = labels(runs) if several else [f"{unit} kept" for unit in UNITS]
     for number, run in enumerate(runs):
         style: Any = {"color": COLOURS[number % len(COLOURS)], "linestyle": DASHES[number % len(DASHES)]}
         shares = run.trajectory.sizes / np.maximum(run.trajectory.sizes[0], 1)  # (steps + 1, 3)
@@ -83,15 +91,15 @@ def draw(runs: Sequence[Run], accuracies: Sequence[Sequence[tuple[int, float]]] 
         if measured and number < len(points) and points[number]:
             steps, values = zip(*points[number], strict=True)
             axes[2].plot(100 * shares[list(steps), 1], values, marker="o", markersize=3.5, **style)
-    axes[0].set(xlabel="steps", ylabel="% of parameters left" if several else "% left", ylim=(0, 102))
+    axes[0].set(xlabel="steps", ylabel="% of parameters kept" if several else "% kept", ylim=(0, 102))
     differ = "; scales differ" if len(set(scales(runs))) > 1 else ""
-    axes[1].set(xlabel="% of parameters left", ylabel=f"distortion (sum of J{differ})")
+    axes[1].set(xlabel="% of parameters kept", ylabel=f"distortion (sum of J{differ})")
     axes[1].invert_xaxis()
     legend = axes[0].legend(axes[0].get_lines(), [str(n) for n in range(len(names))], frameon=False)
     for entry, name in zip(legend.get_texts(), names, strict=True):  # a label would be parsed as mathematics
         entry.set(text=name, parse_math=False)
     if measured:
-        axes[2].set(xlabel="% of parameters left", ylabel=measured, ylim=(0, 1.02))
+        axes[2].set(xlabel="% of parameters kept", ylabel=measured, ylim=(0, 1.02))
         axes[2].invert_xaxis()
     for panel in axes:
         panel.spines[["top", "right"]].set_visible(False)
