@@ -6,6 +6,7 @@ On the repository's page links lead to files; on the site the same links lead to
 from __future__ import annotations
 
 import ast
+import json
 import posixpath
 import re
 from pathlib import Path
@@ -31,8 +32,8 @@ def site_links(text: str, folder: str) -> str:
 
     def replaced(match: re.Match[str]) -> str:
         path, anchor = posixpath.normpath(posixpath.join(folder, match[1])), match[2] or ""
-        if path.startswith("examples/") and path.endswith(".py"):
-            return f"](examples.md#{Path(path).stem.lower()}py)"
+        if path.startswith("examples/") and path.endswith((".py", ".ipynb")):
+            return f"](examples.md#{Path(path).name.lower().replace('.', '')})"
         return f"]({PAGES.get(path, posixpath.relpath(path, 'docs'))}{anchor})"
 
     return LINK.sub(replaced, text)
@@ -45,6 +46,13 @@ def examples() -> str:
         code = path.read_text().strip()
         told = (ast.get_docstring(ast.parse(code)) or "").partition("\n")[0]
         parts += [f"## {path.name}", told, f"```python\n{code}\n```"]
+    for path in sorted((ROOT / "examples").glob("*.ipynb")):
+        parts.append(f"## {path.name}")
+        for cell in json.loads(path.read_text())["cells"]:
+            text = "".join(cell["source"])
+            parts.append(
+                f"```python\n{text}\n```" if cell["cell_type"] == "code" else text.removeprefix("# ")
+            )
     return site_links("\n\n".join(parts), "examples") + "\n"
 
 

@@ -64,11 +64,11 @@ def measure(
     rows: list[dict[str, Any]] = []
     notes: list[str] = []
 
-    def tell(line: str) -> None:
+    def keep_note(line: str) -> None:
         notes.append(line)
         note(line)
 
-    for one in candidates(model, chosen.images[:1], note=tell, **{"budgets": BUDGETS, **networks}):
+    for one in candidates(model, chosen.images[:1], note=keep_note, **{"budgets": BUDGETS, **networks}):
         again = recalibrate_bn(one.model, torch.split(chosen.unlabelled, 32))
         row = dict(one.facts)
         for figure, network in (("accuracy", one.model), ("recalibrated", again)):

@@ -87,7 +87,7 @@ def measure(
     batches: Sequence[int] = (1, 32),
     repeats: int = 30,
     engines: Sequence[str] = ENGINES,
-    paced: LatencyCandidate | None = None,
+    by_latency: LatencyCandidate | None = None,
     note: Callable[[str], None] = lambda line: None,
 ) -> dict[str, Any]:
     """Time the networks, the original first among them, on batches of noise.
@@ -97,7 +97,7 @@ def measure(
         example: an input; a batch has its shape but for the first dimension.
         repeats: how often each network runs, at least 2.
         engines: "torch" (eager), "onnxruntime". If the latter is missing, `note` is called with the reason.
-        paced: further networks for each engine and batch, and what is predicted of all.
+        by_latency: further networks for each engine and batch, and what is predicted of all.
     """
     check(batches, repeats)
     rows: list[dict[str, Any]] = []
@@ -109,8 +109,8 @@ def measure(
             measured = list(networks)
             with tempfile.TemporaryDirectory() as folder:
                 try:
-                    if paced is not None:
-                        measured += paced.more(engine, batch)
+                    if by_latency is not None:
+                        measured += by_latency.more(engine, batch)
                     runners = [runner(engine, one.model, inputs, Path(folder)) for one in measured]
                 except (EnginesDisagree, InvalidExample):
                     raise
@@ -118,12 +118,12 @@ def measure(
                     notes.append(f"without {engine}: {first_line(error)}")
                     note(notes[-1])
                     break
-                times = repeated(runners, repeats, warm=paced is not None)  # as predictions are meant
+                times = repeated(runners, repeats, warm=by_latency is not None)  # as predictions are meant
             for network, own in zip(measured, times, strict=True):
                 row = {"engine": engine, "batch": batch, **network.facts, **summary(own, times[0])}
-                if paced is not None:
+                if by_latency is not None:
                     row["fastest ms"] = 1e3 * typical(own)  # what is predicted
-                    row["predicted ms"] = paced.predicted(engine, batch, network)
+                    row["predicted ms"] = by_latency.predicted(engine, batch, network)
                 rows.append(row)
     return {
         "format": FORMAT,
@@ -132,7 +132,7 @@ def measure(
         "threads": torch.get_num_threads(),
         "input": list(example.shape[1:]),
         "repeats": repeats,
-        "warm": paced is not None,
+        "warm": by_latency is not None,
         "notes": notes,
         "rows": rows,
     }

@@ -43,7 +43,7 @@ class LatencyCandidate:
     ) -> None:
         self._model, self._example, self._note = model, example, note
         self._budgets = sorted(budgets, key=lambda one: -parse(one, UNITS)[1])
-        self._ways = [(m, n) for m in methods for n in dict.fromkeys((1, multiple_of))]
+        self._methods = [(m, n) for m in methods for n in dict.fromkeys((1, multiple_of))]
         self._anatomy = inspect(model, example, progress=False)
         self._latency_model = cache(self._measured)
         self._by_parameters = cache(self._ranked)
@@ -55,7 +55,7 @@ class LatencyCandidate:
     def more(self, engine: str, batch: int) -> Iterator[Candidate]:
         """The networks for an engine and a batch."""
         runtime = _runtime(engine, batch)
-        for method, multiple in self._ways:
+        for method, multiple in self._methods:
             met: list[tuple[str, Encoding]] = []
             for budget in reversed(self._budgets):  # the lowest first: its run has the others
                 share = parse(budget, UNITS)[1]

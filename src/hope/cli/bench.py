@@ -198,7 +198,7 @@ def measure_latency(name: str, model: nn.Module, example: Tensor, options: argpa
     left_out: list[str] = []
     in_time = [one for one in options.budgets if parse(one, UNITS)[0] == "latency"]
     how = {"methods": options.methods, "multiple_of": options.multiple_of, "note": left_out.append}
-    paced = LatencyCandidate(model, example, in_time, **how) if in_time else None
+    by_latency = LatencyCandidate(model, example, in_time, **how) if in_time else None
     others = [one for one in options.budgets if one not in in_time]
     compared = candidates(model, example, budgets=others, fidelities=bool(in_time), **how)
     results = latency.measure(
@@ -207,7 +207,7 @@ def measure_latency(name: str, model: nn.Module, example: Tensor, options: argpa
         batches=options.batches,
         repeats=options.repeats,
         engines=options.engines,
-        paced=paced,
+        by_latency=by_latency,
         note=partial(print, file=sys.stderr),
     )
     results |= {"model": name, "notes": left_out + results["notes"]}

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 SMALL = "small.safetensors"  # in the run's folder, when nothing else is asked for
 KINDS = ("onnx", "pt2")  # of files that need an input
-BESIDE = (".json", ".txt", ".model", ".jinja")  # files of a tokenizer
+TOKENIZER = (".json", ".txt", ".model", ".jinja")  # files of a tokenizer
 
 
 def register(commands: Any) -> None:
@@ -184,8 +184,8 @@ def _save_pretrained(small: nn.Module, folder: str, model: str) -> None:
         )
     stack_experts(small).save_pretrained(folder)  # type: ignore[operator]
     source = Path(model.removeprefix("hf:"))
-    beside = source.iterdir() if model.startswith("hf:") and source.is_dir() else ()
-    for file in (one for one in beside if one.suffix in BESIDE):
+    files = source.iterdir() if model.startswith("hf:") and source.is_dir() else ()
+    for file in (one for one in files if one.suffix in TOKENIZER):
         if not file.name.endswith(".index.json") and not Path(folder, file.name).exists():
             write_file(Path(folder, file.name), file.read_bytes())
     print(f"{folder}: the model, for from_pretrained")
