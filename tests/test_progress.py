@@ -116,6 +116,17 @@ def test_an_estimate_grows_with_the_work() -> None:
     assert re.fullmatch(r"about \d+ \w+ and [\d.]+ GB of memory", str(large))
 
 
+def test_a_phase_that_a_command_begins_twice_has_one_line(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(progress, "QUIET", 0.0)
+    with progress.logged():
+        for name in ("one", "one", "two"):
+            with busy(name):
+                pass
+    assert [line.split("] ")[1] for line in capsys.readouterr().err.splitlines()] == ["one", "two"]
+
+
 def test_a_terminal_shows_one_bar_with_phases_and_the_time_left(tmp_path: Path) -> None:
     (tmp_path / "net.py").write_text(NET)
     command = [sys.executable, "-m", "hope.cli.main", "encode", "net.py:build", "--input", "1x3x8x8"]

@@ -28,7 +28,7 @@ def pages(folder: Path, absorbed: Path, tmp_path_factory: pytest.TempPathFactory
     bare = replace(run, details=replace(run.details, fidelities=()))
     measured = [(0, 0.9), (run.steps, 0.876)]
     write_page([run], target / "measured.html", accuracies=[measured])
-    write_page([run], target / "judged.html")
+    write_page([run], target / "searched.html")
     write_page([bare], target / "bare.html")
     write_page([other], target / "absorbed.html")
     halfway = next(k for k in range(len(other.trajectory)) if other.trajectory.sizes[k, 1] < saved(run))
@@ -143,7 +143,7 @@ def test_the_ribbon_has_a_legend_that_counts(visit: Any, folder: Path) -> None:
 
 def test_bars_stand_for_several_steps_where_ticks_would_be_too_thin(visit: Any, folder: Path) -> None:
     assert "Each tick is one step" in visit("measured").locator("#mix").inner_text()
-    page = visit("measured", viewport={"width": 260, "height": 800})
+    page = visit("measured", viewport={"width": 130, "height": 800})
     assert re.search(r"Each bar is \d+ steps, its height their distortion", page.locator("#mix").inner_text())
 
 

@@ -140,13 +140,24 @@ def duration(seconds: float) -> str:
 
 
 _run: ContextVar[Run | None] = ContextVar("run", default=None)
-_logs: ContextVar[float | None] = ContextVar("logs", default=None)  # when the command began
+
+
+@dataclass
+class _Log:
+    """When the command began, and the last line about its phases: what, and when."""
+
+    started: float
+    phase: str = ""
+    at: float = 0.0
+
+
+_logs: ContextVar[_Log | None] = ContextVar("logs", default=None)
 
 
 @contextmanager
 def logged() -> Iterator[None]:
     """While the body runs, write a line per phase where no bar can be shown; none in the first seconds."""
-    token = _logs.set(time.monotonic())
+    token = _logs.set(_Log(time.monotonic()))
     try:
         yield
     finally:
@@ -164,8 +175,8 @@ def run_of(phases: Sequence[str], show: bool | None = None) -> Iterator[Run]:
     if outer is not None:
         yield outer
         return
-    run, console, began = Run(phases), Console(file=sys.stderr), _logs.get()
-    run.started = began or run.started
+    run, console, log = Run(phases), Console(file=sys.stderr), _logs.get()
+    run.started = run.started if log is None else log.started
     token = _run.set(run)
     try:
         with _display(run, console, show):
@@ -263,13 +274,13 @@ def _left(run: Run) -> str:
 @contextmanager
 def _log(run: Run, quiet: float) -> Iterator[None]:
     """A line per phase, and one a minute within a long phase."""
-    written: dict[str, Any] = {"phase": None, "at": run.started}
+    log = _logs.get() or _Log(run.started)
 
     def update() -> None:
         now = time.monotonic()
-        new = written["phase"] != run.number
-        if run.number >= 0 and now - run.started >= quiet and (new or now - written["at"] >= AGAIN):
-            written.update(phase=run.number, at=now)
+        new = log.phase != run.text
+        if run.number >= 0 and now - run.started >= quiet and (new or now - log.at >= AGAIN):
+            log.phase, log.at = run.text, now
             minutes, seconds = divmod(round(now - run.started), 60)
             share = f"{run.done:.0%}" if run.done and not new else ""
             parts = [f"hope: [{minutes}:{seconds:02}] {run.text}", share, _left(run)]
