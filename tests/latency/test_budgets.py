@@ -25,9 +25,15 @@ from tests.support import randomise
 EXAMPLE = torch.zeros(1, 1, 8, 8)
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def network() -> nn.Module:
+    torch.manual_seed(0)
     return randomise(DigitsNet()).eval()
+
+
+@pytest.fixture(scope="module")
+def anatomy(network: nn.Module) -> hope.Anatomy:
+    return hope.inspect(network, EXAMPLE)
 
 
 @pytest.fixture
@@ -96,23 +102,25 @@ def test_a_size_counts_the_bytes_of_parameters_and_buffers(network: nn.Module) -
         assert nbytes(as_amount.model) <= 10**5
 
 
-def test_bytes_follow_evictions_and_the_biases_they_leave(network: nn.Module) -> None:
-    encoding = hope.encode(network, EXAMPLE, size=0.3, method="paper")
+def test_bytes_follow_evictions_and_the_biases_they_leave(network: nn.Module, anatomy: hope.Anatomy) -> None:
+    encoding = hope.encode(network, EXAMPLE, anatomy=anatomy, size=0.3, method="paper")
     evicted = [step for step in encoding.trajectory if isinstance(step, Evict)]
     assert evicted
     for steps in range(0, len(encoding.trajectory) + 1, 7):
         assert encoding.trajectory.counts("size")[steps] == nbytes(encoding.at(steps=steps))
 
 
-def test_the_least_size_is_told_before_the_work(network: nn.Module) -> None:
+def test_the_least_size_is_told_before_the_work(network: nn.Module, anatomy: hope.Anatomy) -> None:
     with pytest.raises(
         hope.InfeasibleBudget, match=r"size=100B cannot be met: the smallest reachable is size=0\.\d+ \("
     ):
-        hope.encode(network, EXAMPLE, size="100B")
+        hope.encode(network, EXAMPLE, anatomy=anatomy, size="100B")
 
 
-def test_a_latency_is_met_by_the_prediction_and_measured(network: nn.Module, fake: Fake) -> None:
-    encoding = hope.encode(network, EXAMPLE, latency=0.6)
+def test_a_latency_is_met_by_the_prediction_and_measured(
+    network: nn.Module, anatomy: hope.Anatomy, fake: Fake
+) -> None:
+    encoding = hope.encode(network, EXAMPLE, anatomy=anatomy, latency=0.6)
     told, times = encoding.latency, encoding.trajectory.times
     assert told is not None
     assert times is not None
@@ -122,12 +130,14 @@ def test_a_latency_is_met_by_the_prediction_and_measured(network: nn.Module, fak
     assert told.predicted == times[encoding.steps] / 1e6
     assert abs(told.error) < 0.1
     assert f"latency {told.measured:.3g} ms" in str(encoding)
-    assert hope.encode(network, EXAMPLE, params=0.6).latency is None
+    assert hope.encode(network, EXAMPLE, anatomy=anatomy, params=0.6).latency is None
 
 
-def test_one_run_answers_every_latency(network: nn.Module, fake: Fake, tmp_path: Path) -> None:
-    encoding = hope.encode(network, EXAMPLE, latency=0.4)
-    other = hope.encode(network, EXAMPLE, latency=0.7)
+def test_one_run_answers_every_latency(
+    network: nn.Module, anatomy: hope.Anatomy, fake: Fake, tmp_path: Path
+) -> None:
+    encoding = hope.encode(network, EXAMPLE, anatomy=anatomy, latency=0.4)
+    other = hope.encode(network, EXAMPLE, anatomy=anatomy, latency=0.7)
     times = encoding.trajectory.times
     assert times is not None
     small = encoding.at(latency=0.7)
@@ -146,11 +156,13 @@ def test_one_run_answers_every_latency(network: nn.Module, fake: Fake, tmp_path:
     assert trained.timing == run.timing
 
 
-def test_the_least_latency_is_told_before_the_work(network: nn.Module, fake: Fake) -> None:
+def test_the_least_latency_is_told_before_the_work(
+    network: nn.Module, anatomy: hope.Anatomy, fake: Fake
+) -> None:
     with pytest.raises(
         hope.InfeasibleBudget, match=r"latency=1e-06ms cannot be met: the smallest reachable is latency=0"
     ):
-        hope.encode(network, EXAMPLE, latency="1e-6ms")
+        hope.encode(network, EXAMPLE, anatomy=anatomy, latency="1e-6ms")
 
 
 @pytest.mark.parametrize(
@@ -174,27 +186,33 @@ def test_a_runtime_has_whole_numbers(wrong: dict[str, Any]) -> None:
 
 
 def test_a_runtime_that_is_not_installed_says_what_to_install(
-    network: nn.Module, monkeypatch: pytest.MonkeyPatch
+    network: nn.Module, anatomy: hope.Anatomy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "onnxruntime", None)
     with pytest.raises(hope.HopeError, match=r"pip install 'hope-encoding\[onnx\]', or use runtime='torch'"):
-        hope.encode(network, EXAMPLE, latency=0.5, runtime="onnxruntime")
+        hope.encode(network, EXAMPLE, anatomy=anatomy, latency=0.5, runtime="onnxruntime")
 
 
-def test_the_batch_is_the_examples_unless_another_is_given(network: nn.Module, fake: Fake) -> None:
+def test_the_batch_is_the_examples_unless_another_is_given(
+    network: nn.Module, anatomy: hope.Anatomy, fake: Fake
+) -> None:
     by_example = hope.encode(network, EXAMPLE.expand(4, -1, -1, -1), latency=0.9)
-    given = hope.encode(network, EXAMPLE, latency=0.9, runtime=hope.Runtime("torch", batch=4))
+    given = hope.encode(
+        network, EXAMPLE, anatomy=anatomy, latency=0.9, runtime=hope.Runtime("torch", batch=4)
+    )
     assert by_example.latency == given.latency
-    one = hope.encode(network, EXAMPLE, latency=0.9).latency
+    one = hope.encode(network, EXAMPLE, anatomy=anatomy, latency=0.9).latency
     assert one is not None
     assert given.latency is not None
     assert given.latency.original > 3 * one.original
 
 
-def test_other_budgets_are_not_touched_by_a_latency(network: nn.Module, fake: Fake) -> None:
-    before = hope.encode(network, EXAMPLE, params=0.5).trajectory
-    hope.encode(network, EXAMPLE, latency=0.5)
-    assert hope.encode(network, EXAMPLE, params=0.5).trajectory.steps == before.steps
+def test_other_budgets_are_not_touched_by_a_latency(
+    network: nn.Module, anatomy: hope.Anatomy, fake: Fake
+) -> None:
+    before = hope.encode(network, EXAMPLE, anatomy=anatomy, params=0.5).trajectory
+    hope.encode(network, EXAMPLE, anatomy=anatomy, latency=0.5)
+    assert hope.encode(network, EXAMPLE, anatomy=anatomy, params=0.5).trajectory.steps == before.steps
     assert before.times is None
 
 
@@ -225,14 +243,16 @@ def test_budgets_say_their_amount() -> None:
     assert str(Budget("size", 0.5)) == "size=0.5"
 
 
-def test_widths_that_the_runtime_likes_come_out_by_themselves(network: nn.Module) -> None:
+def test_widths_that_the_runtime_likes_come_out_by_themselves(
+    network: nn.Module, anatomy: hope.Anatomy
+) -> None:
     how: dict[str, Any] = {"latency": 0.7, "runtime": "onnxruntime", "evict": False, "progress": False}
     with faked(block=8), patch("hope.latency.measure.block_of", lambda _: 8):
-        free = hope.encode(network, EXAMPLE, **how)
-        tried = {m: hope.encode(network, EXAMPLE, multiple_of=m, **how) for m in (1, 4, 8)}
+        free = hope.encode(network, EXAMPLE, anatomy=anatomy, **how)
+        tried = {m: hope.encode(network, EXAMPLE, anatomy=anatomy, multiple_of=m, **how) for m in (1, 4, 8)}
     prices = {m: sum(step.cost for step in run.trajectory.steps[: run.steps]) for m, run in tried.items()}
     best = min(prices, key=lambda m: (round(prices[m], 9), -m))
     assert best > 1
     assert free.settings["multiple_of"] == best
     assert free.trajectory.steps == tried[best].trajectory.steps
-    assert hope.encode(network, EXAMPLE, density=0.7).settings["multiple_of"] == 1
+    assert hope.encode(network, EXAMPLE, anatomy=anatomy, density=0.7).settings["multiple_of"] == 1

@@ -38,6 +38,11 @@ def network() -> nn.Module:
     return randomise(DigitsNet()).eval()
 
 
+@pytest.fixture(scope="module")
+def anatomy(network: nn.Module) -> hope.Anatomy:
+    return hope.inspect(network, EXAMPLE)
+
+
 class Depthwise(nn.Module):
     """Dense, depthwise, grouped, transposed and linear operators, one after the other."""
 
@@ -52,8 +57,7 @@ class Depthwise(nn.Module):
         return self.head(F.relu(self.up(x)).mean((2, 3)))
 
 
-def test_the_model_predicts_networks_of_any_widths(network: nn.Module) -> None:
-    anatomy = hope.inspect(network, EXAMPLE)
+def test_the_model_predicts_networks_of_any_widths(network: nn.Module, anatomy: hope.Anatomy) -> None:
     with faked() as fake:
         model = latency_model(network, EXAMPLE, anatomy, TORCH)
         rng = np.random.default_rng(0)
@@ -64,9 +68,11 @@ def test_the_model_predicts_networks_of_any_widths(network: nn.Module) -> None:
 
 
 @pytest.mark.parametrize("method", ["paper", "absorb", "l1-in"])
-def test_times_along_a_run_are_those_of_its_networks(network: nn.Module, method: str) -> None:
+def test_times_along_a_run_are_those_of_its_networks(
+    network: nn.Module, anatomy: hope.Anatomy, method: str
+) -> None:
     with faked() as fake:
-        run = hope.encode(network, EXAMPLE, latency=0.5, method=method)
+        run = hope.encode(network, EXAMPLE, anatomy=anatomy, latency=0.5, method=method)
         assert run.trajectory.times is not None
         for steps in range(0, len(run.trajectory), 13):
             took = fake.network(run.at(steps=steps), EXAMPLE, 1)
@@ -87,11 +93,11 @@ def test_what_takes_time_goes_before_what_has_parameters() -> None:
     assert lost == {"latency": {"0.0"}, "params": {"3.0"}}
 
 
-def test_savings_follow_the_network_and_stay_above_zero(network: nn.Module) -> None:
+def test_savings_follow_the_network_and_stay_above_zero(network: nn.Module, anatomy: hope.Anatomy) -> None:
     anatomy = hope.inspect(network, EXAMPLE)
     with faked():
         model = latency_model(network, EXAMPLE, anatomy, TORCH)
-        run = hope.encode(network, EXAMPLE, density=0.3, method="paper")
+        run = hope.encode(network, EXAMPLE, anatomy=anatomy, density=0.3, method="paper")
     fresh, saves = model.savings(), model.savings()
     name = anatomy.layers[0].name
     some = anatomy.layers[0].neurons // 2
@@ -110,9 +116,9 @@ def test_savings_follow_the_network_and_stay_above_zero(network: nn.Module) -> N
     assert all(model.savings().block(block.name) > 0 for block in anatomy.blocks)
 
 
-def test_where_times_go_in_steps_the_run_goes_on(network: nn.Module) -> None:
+def test_where_times_go_in_steps_the_run_goes_on(network: nn.Module, anatomy: hope.Anatomy) -> None:
     with faked(block=16):  # no neuron saves anything by itself
-        run = hope.encode(network, EXAMPLE, latency=0.6, evict=False)
+        run = hope.encode(network, EXAMPLE, anatomy=anatomy, latency=0.6, evict=False)
         assert run.latency is not None
         assert run.latency.measured < 0.8 * run.latency.original
 
@@ -140,8 +146,9 @@ def test_every_kind_of_operator_is_timed_at_its_widths() -> None:
         assert all(ns > 0 for ns in Stopwatch(Runtime(engine, batch=4, threads=1)).operators(points))
 
 
-def test_a_batch_norm_and_an_activation_melt_into_a_convolution_in_onnxruntime(network: nn.Module) -> None:
-    anatomy = hope.inspect(network, EXAMPLE)
+def test_a_batch_norm_and_an_activation_melt_into_a_convolution_in_onnxruntime(
+    network: nn.Module, anatomy: hope.Anatomy
+) -> None:
     counts = [sum(rest.count for rest in read_layout(anatomy, 1, e).rests) for e in ("torch", "onnxruntime")]
     assert counts[1] < counts[0] - 5
 
@@ -188,11 +195,11 @@ def test_factors_are_never_negative() -> None:
     assert (nonnegative(terms, np.array([3.0, 2.0, 1.0])) >= 0).all()
 
 
-def test_what_is_measured_once_is_kept(network: nn.Module, tmp_path: Path) -> None:
+def test_what_is_measured_once_is_kept(network: nn.Module, anatomy: hope.Anatomy, tmp_path: Path) -> None:
     with faked(folder=str(tmp_path)) as first:
-        before = hope.encode(network, EXAMPLE, latency=0.6)
+        before = hope.encode(network, EXAMPLE, anatomy=anatomy, latency=0.6)
     with faked(folder=str(tmp_path)) as second:
-        after = hope.encode(network, EXAMPLE, latency=0.6)
+        after = hope.encode(network, EXAMPLE, anatomy=anatomy, latency=0.6)
     assert len(first.points) == len(set(first.points)) > 10
     assert second.points == []
     assert second.networks == 2  # the original and the result, side by side
@@ -202,13 +209,13 @@ def test_what_is_measured_once_is_kept(network: nn.Module, tmp_path: Path) -> No
 
 
 def test_a_table_of_another_machine_is_measured_anew_and_that_is_said(
-    network: nn.Module, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    network: nn.Module, anatomy: hope.Anatomy, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with faked(folder=str(tmp_path)):
-        hope.encode(network, EXAMPLE, latency=0.9)
+        hope.encode(network, EXAMPLE, anatomy=anatomy, latency=0.9)
     assert capsys.readouterr().err == ""
     with faked(folder=str(tmp_path), machine={**MACHINE, "cpu": "Slide rule"}) as other:
-        hope.encode(network, EXAMPLE, latency=0.9)
+        hope.encode(network, EXAMPLE, anatomy=anatomy, latency=0.9)
     told = capsys.readouterr().err.strip()
     assert "was measured elsewhere (cpu Abacus, here Slide rule): latencies are measured again" in told
     assert "\n" not in told
@@ -240,15 +247,15 @@ def test_a_damaged_table_is_measured_anew(
 
 
 def test_a_changed_latency_is_noticed(
-    network: nn.Module, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    network: nn.Module, anatomy: hope.Anatomy, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with faked(folder=str(tmp_path)):
-        before = hope.encode(network, EXAMPLE, latency=0.9)
+        before = hope.encode(network, EXAMPLE, anatomy=anatomy, latency=0.9)
         (path,) = tmp_path.glob("latency/*.json")
         told = json.loads(path.read_text())
         told["networks"] = {digest: [2 * one for one in times] for digest, times in told["networks"].items()}
         path.write_text(json.dumps(told))
-        after = hope.encode(network, EXAMPLE, latency=0.9)
+        after = hope.encode(network, EXAMPLE, anatomy=anatomy, latency=0.9)
     assert "was altered after it was written: latencies are measured again" in capsys.readouterr().err
     assert after.trajectory.steps == before.trajectory.steps
 
@@ -339,8 +346,9 @@ def test_a_batch_that_the_model_cannot_run_on_is_named(network: nn.Module) -> No
         Stopwatch(Runtime("torch", batch=3, threads=1)).networks([Fixed()], EXAMPLE)
 
 
-def test_models_of_the_same_table_are_the_same(network: nn.Module, tmp_path: Path) -> None:
-    anatomy = hope.inspect(network, EXAMPLE)
+def test_models_of_the_same_table_are_the_same(
+    network: nn.Module, anatomy: hope.Anatomy, tmp_path: Path
+) -> None:
     models: list[LatencyModel] = []
     for _ in range(2):
         with faked(folder=str(tmp_path)):
