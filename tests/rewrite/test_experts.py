@@ -210,7 +210,7 @@ def test_experts_that_cannot_be_opened_for_their_weights() -> None:
         hope.UnsupportedModel, match=r"layers\.1\.mlp\.experts\.down_proj must be finite, got NaN"
     ):
         hope.unstack_experts(broken)
-    with pytest.raises(hope.UnsupportedModel, match="must have data"):
+    with pytest.raises(hope.UnsupportedModel, match="must be given data"):
         hope.unstack_experts(made("Mixtral").to("meta"))
 
 

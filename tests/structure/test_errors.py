@@ -57,7 +57,7 @@ def test_parameters_without_data() -> None:
     with torch.device("meta"):
         model = mlp()
     message = refused(hope.UnsupportedModel, model, torch.zeros(1, 4))
-    assert message.startswith("0.weight must have data, got the meta device: load the weights")
+    assert message.startswith("0.weight must be given data, got the meta device: load the weights")
 
 
 def test_sparse_parameters() -> None:

@@ -11,6 +11,7 @@ from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor, nn
+from torch.utils import _pytree as pytree
 
 from hope._util.notes import note
 from hope.errors import InvalidExample, UnsupportedModel, first_line
@@ -38,6 +39,11 @@ def as_call(example: Example | None) -> tuple[tuple[Any, ...], dict[str, Any]]:
         "the example must be a tensor, a tuple of positional inputs or a dict of keyword inputs, "
         f"got {given}: pass what the model is called with"
     )
+
+
+def tensors_in(tree: Any) -> list[Tensor]:
+    """The tensors among nested inputs or outputs, in their order."""
+    return [leaf for leaf in pytree.tree_leaves(tree) if isinstance(leaf, Tensor)]
 
 
 def by_name(model: nn.Module, example: Example | None) -> dict[str, Any]:
@@ -84,10 +90,11 @@ def _labelled(model: nn.Module, batch: Any) -> bool:
         takes.bind(*batch)
     except TypeError:
         return True
-    return not _runs(model, tuple(batch)) and _runs(model, (batch[0],))
+    return not runs(model, tuple(batch)) and runs(model, (batch[0],))
 
 
-def _runs(model: nn.Module, args: tuple[Any, ...]) -> bool:
+def runs(model: nn.Module, args: tuple[Any, ...]) -> bool:
+    """Whether a model runs on these inputs."""
     with evaluation(model), torch.no_grad():
         try:
             model(*args)

@@ -10,8 +10,8 @@ from typing import Any, ClassVar
 import torch
 from msgspec.structs import force_setattr
 from torch import Tensor, nn
-from torch.utils._pytree import tree_leaves
 
+from hope._util.calls import tensors_in
 from hope.actions.base import Action, RewriteContext, listed
 from hope.errors import InvalidAction
 from hope.structure.anatomy import Anatomy
@@ -153,7 +153,7 @@ class ZeroOutput(nn.Module):
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Zero, or the bias, whatever the input."""
-        x = next(leaf for leaf in tree_leaves((args, list(kwargs.values()))) if isinstance(leaf, Tensor))
+        x = tensors_in((args, list(kwargs.values())))[0]
         out = torch.zeros_like(x) if self.full else x.new_zeros((1,) * x.ndim)
         if self.layer is not None and kwargs.get("key_value_states") is None:
             caches = (one for one in (*args, *kwargs.values()) if hasattr(one, "get_seq_length"))
@@ -184,7 +184,7 @@ class Empty(nn.Module):
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Nothing, of the type and on the device of what comes in."""
-        out = next(leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)).new_empty(0)
+        out = tensors_in((args, kwargs))[0].new_empty(0)
         return (out, *[None] * (self.returns - 1)) if self.returns else out
 
     def extra_repr(self) -> str:

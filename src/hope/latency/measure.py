@@ -5,10 +5,9 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Mapping, Sequence
 
-from torch import Tensor, nn
-from torch.utils import _pytree as pytree
+from torch import nn
 
-from hope._util.calls import Example, as_call, duplicate
+from hope._util.calls import Example, as_call, duplicate, tensors_in
 from hope._util.progress import TIME, busy
 from hope.actions import Action, Evict, Prune
 from hope.errors import UnknownMethod
@@ -38,9 +37,7 @@ def runtime_for(budget: Budget, given: Runtime | str | None, example: Example | 
 
 def resolve_runtime(runtime: Runtime, example: Example | None) -> Runtime:
     """A runtime with all values resolved."""
-    leaves = (leaf for leaf in pytree.tree_leaves(as_call(example)) if isinstance(leaf, Tensor) and leaf.ndim)
-    first = next(leaves, None)
-    return runtime.resolved(len(first) if first is not None else 1)
+    return runtime.resolved(next((len(one) for one in tensors_in(as_call(example)) if one.ndim), 1))
 
 
 def latency_model(

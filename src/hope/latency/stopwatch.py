@@ -22,12 +22,12 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils import _pytree as pytree
 
-from hope._util.calls import Example, as_call
+from hope._util.calls import Example, as_call, tensors_in
 from hope.errors import CannotExport, InvalidExample, first_line
 from hope.latency.operators import TimedOperator
 from hope.latency.runtime import Runtime, threads
 from hope.latency.surface import Width
-from hope.rewrite.export import export_onnx
+from hope.rewrite.export import export_onnx, onnx_session
 
 Runner: TypeAlias = Callable[[], Any]
 Point: TypeAlias = tuple[TimedOperator, Width]
@@ -97,13 +97,13 @@ class Stopwatch:
         path = folder / f"{len(list(folder.iterdir()))}.onnx"
         try:
             export_onnx(model, call, path, dynamic=False, check=False)
-            session = _session(str(path), self.threads)
+            session = onnx_session(str(path), self.threads)
         except Exception as error:  # the exporter's and onnxruntime's own, of many kinds
             words = first_line(error).replace(f"{path.name} cannot be made: ", "")
             raise CannotExport(
                 f"onnxruntime cannot run this model ({words}): use runtime='torch' (--runtime torch)"
             ) from error
-        arrays = [leaf.numpy() for leaf in pytree.tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
+        arrays = [tensor.numpy() for tensor in tensors_in((args, kwargs))]
         feed = dict(zip((one.name for one in session.get_inputs()), arrays, strict=False))
         return lambda: session.run(None, feed)
 
@@ -201,17 +201,6 @@ def _in_torch(points: Sequence[Point], _: int) -> list[float]:
         return [1e9 * typical(some) for some in in_turns(runners, SECONDS, warm=False)]
 
 
-def _session(model: str | bytes, count: int, profile: str = "") -> Any:
-    import onnxruntime
-
-    settings = onnxruntime.SessionOptions()
-    settings.intra_op_num_threads, settings.inter_op_num_threads = count, 1
-    settings.log_severity_level = 3
-    if profile:
-        settings.enable_profiling, settings.profile_file_prefix = True, profile
-    return onnxruntime.InferenceSession(model, settings, providers=["CPUExecutionProvider"])
-
-
 def _in_onnxruntime(points: Sequence[Point], count: int) -> list[float]:
     """One model of unconnected operators, and the time that onnxruntime reports for each: without the
     reordering around a convolution, which a whole network does not do for each.
@@ -219,7 +208,7 @@ def _in_onnxruntime(points: Sequence[Point], count: int) -> list[float]:
     store = _Store(points)
     feed = {f"x{n}": store(_input(*point)).numpy() for n, point in enumerate(points)}
     with tempfile.TemporaryDirectory() as folder:
-        session = _session(_model(points, store), count, f"{folder}/profile")
+        session = onnx_session(_model(points, store), count, f"{folder}/profile")
         begin = time.perf_counter()
         for done in range(ROUNDS[1]):
             if done > ROUNDS[0] and time.perf_counter() - begin > SECONDS:

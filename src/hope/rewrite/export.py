@@ -20,11 +20,11 @@ import torch
 from torch import nn
 from torch.export import ExportedProgram
 
-from hope._util.calls import Example, evaluation
+from hope._util.calls import Example, evaluation, tensors_in
 from hope._util.files import staged
 from hope.errors import CannotExport, MissingExtra, first_line
 from hope.rewrite.integer_onnx import Array, Grid, write_integers
-from hope.rewrite.programs import Captured, capture, compare, tensors
+from hope.rewrite.programs import Captured, capture, compare
 
 LARGEST = 1_900_000_000  # bytes of weights inside an .onnx file, which cannot be larger than 2 GB
 UNCHECKED = "; check=False (--no-check) writes it all the same"
@@ -127,13 +127,21 @@ class Integers:
         return f"{note}; on the example its answers differ from the float model's by {far:.1%}"
 
 
-def _session(place: Path) -> Any:
+def onnx_session(model: str | bytes, threads: int | None = None, profile: str = "") -> Any:
+    """An ONNX model in onnxruntime, on the CPU.
+
+    Args:
+        threads: how many; torch's by default.
+        profile: where times of operators are written; "" for nowhere.
+    """
     import onnxruntime
 
     settings = onnxruntime.SessionOptions()
+    settings.intra_op_num_threads, settings.inter_op_num_threads = threads or torch.get_num_threads(), 1
     settings.log_severity_level = 3
-    settings.intra_op_num_threads = torch.get_num_threads()
-    return onnxruntime.InferenceSession(str(place), settings, providers=["CPUExecutionProvider"])
+    if profile:
+        settings.enable_profiling, settings.profile_file_prefix = True, profile
+    return onnxruntime.InferenceSession(model, settings, providers=["CPUExecutionProvider"])
 
 
 def _named(place: Path, call: Any) -> dict[str, Any]:
@@ -141,12 +149,12 @@ def _named(place: Path, call: Any) -> dict[str, Any]:
     import onnx
 
     names = [one.name for one in onnx.load(place, load_external_data=False).graph.input]
-    arrays = [tensor.detach().cpu().numpy() for tensor in tensors(call)]
+    arrays = [tensor.detach().cpu().numpy() for tensor in tensors_in(call)]
     return dict(zip(names, arrays, strict=True))
 
 
 def _answers(place: Path, captured: Captured) -> list[Any]:
-    session = _session(place)
+    session = onnx_session(str(place))
     return [answer for call in captured.calls for answer in session.run(None, _named(place, call))]
 
 
@@ -185,7 +193,7 @@ def export_program(
             if check:
                 again = torch.export.load(place).module()
                 for args, kwargs in captured.calls:
-                    compare(tensors(again(*args, **kwargs)), model, (args, kwargs), "the saved program")
+                    compare(tensors_in(again(*args, **kwargs)), model, (args, kwargs), "the saved program")
     return _written(captured, Path(path), check)
 
 
@@ -251,10 +259,10 @@ def _check_onnx(captured: Captured, model: nn.Module, place: Path) -> bool:
     if importlib.util.find_spec("onnxruntime") is None:
         return False
     try:
-        session = _session(place)
+        session = onnx_session(str(place))
         names = [one.name for one in session.get_inputs()]
         for call in captured.calls:
-            arrays = [tensor.detach().cpu().numpy() for tensor in tensors(call)]
+            arrays = [tensor.detach().cpu().numpy() for tensor in tensors_in(call)]
             got = session.run(None, dict(zip(names, arrays, strict=True)))
             compare([torch.as_tensor(one) for one in got], model, call, "onnxruntime")
     except CannotExport as error:

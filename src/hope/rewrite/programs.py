@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.export import Dim, ExportedProgram
 from torch.utils import _pytree as pytree
 
-from hope._util.calls import Example, as_call
+from hope._util.calls import Example, as_call, tensors_in
 from hope.errors import CannotExport, first_line
 
 TOLERANCE = {torch.float32: 1e-3, torch.float64: 1e-6}  # between engines, in units of the largest answer
@@ -85,7 +85,7 @@ def _capture_any(model: nn.Module, call: Call, batch: int) -> Captured:
     calls = tuple(_with_batch(_filled(call), batch, size) for size in (1, traced + 1))
     module = program.module()
     for one in calls:
-        compare(tensors(module(*one[0], **one[1])), model, one, "torch.export")
+        compare(tensors_in(module(*one[0], **one[1])), model, one, "torch.export")
     varying = {name: some for name, some in shapes.items() if pytree.tree_leaves(some) != [None]}
     return Captured(program, calls, _output_names(model, call), varying, None)
 
@@ -99,7 +99,7 @@ def _ordered(model: nn.Module, example: Example | None) -> Call:
 
 def _batch(call: Call) -> int | None:
     """The first dimension of the first input; None if there is nothing to vary."""
-    return next((len(leaf) for leaf in tensors(call) if leaf.ndim), None)
+    return next((len(leaf) for leaf in tensors_in(call) if leaf.ndim), None)
 
 
 def _has_batch(leaf: Any, batch: int) -> bool:
@@ -138,14 +138,9 @@ def _output_names(model: nn.Module, call: Call) -> list[str] | None:
     elif isinstance(out, Mapping) and all(isinstance(value, Tensor) for value in out.values()):
         names = [str(name) for name in out]
     else:
-        names = [f"output_{n}" for n in range(len(tensors(out)))]
+        names = [f"output_{n}" for n in range(len(tensors_in(out)))]
     taken = inspect.signature(model.forward).parameters
     return names if not set(names) & set(taken) else None
-
-
-def tensors(tree: Any) -> list[Tensor]:
-    """The tensors among inputs or outputs, in their order."""
-    return [leaf for leaf in pytree.tree_leaves(tree) if isinstance(leaf, Tensor)]
 
 
 # ---- comparing ---------------------------------------------------------------------------------------------
@@ -155,7 +150,7 @@ def compare(got: Sequence[Tensor], model: nn.Module, call: Call, engine: str) ->
     """Refuse answers that are not the model's. Of answers that are no real numbers (classes), only shapes are
     compared: two that are equally likely may change places.
     """
-    want = [tensor.cpu() for tensor in tensors(model(*call[0], **call[1]))]
+    want = [tensor.cpu() for tensor in tensors_in(model(*call[0], **call[1]))]
     shapes, wanted = ([tuple(tensor.shape) for tensor in some] for some in (got, want))
     if shapes != wanted:
         raise CannotExport(f"answers of {engine} must have the shapes {wanted}, got {shapes}")

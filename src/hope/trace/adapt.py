@@ -23,7 +23,7 @@ from torch.fx import Graph as FxGraph
 from torch.fx import Node
 from torch.utils import _pytree as pytree
 
-from hope._util.calls import Example, as_call, evaluation
+from hope._util.calls import Example, as_call, evaluation, tensors_in
 from hope._util.frozen_bn import as_batch_norm
 from hope.trace.capture import unchanged
 from hope.trace.interpreter import Interpreter
@@ -43,7 +43,7 @@ def adapted(known: Sequence[Captured], model: nn.Module, batch: Example | None) 
     with suppress(Exception), evaluation(model), torch.no_grad():  # then an export says why
         args, kwargs = _copy(as_call(batch))
         with unchanged(model), as_batch_norm(model):
-            answers = _tensors(model(*args, **kwargs))
+            answers = tensors_in(model(*args, **kwargs))
         for captured in known:
             for part in range(PARTS):
                 with suppress(Exception):  # sizes that do not fit together
@@ -80,10 +80,6 @@ def _is_operator(target: Any) -> bool:
     return plain or getattr(target, "__name__", "") == "wrap_with_set_grad_enabled"
 
 
-def _tensors(answers: Any) -> list[Tensor]:
-    return [leaf for leaf in pytree.tree_leaves(answers) if isinstance(leaf, Tensor)]
-
-
 def _resized(
     captured: Captured, model: nn.Module, call: list[Any], part: int
 ) -> tuple[Captured, list[Tensor]]:
@@ -103,7 +99,7 @@ def _resized(
         node, (value,) = nodes[position], run.value(position)
         node.meta["val"] = pytree.tree_map_only(Tensor, fake.from_tensor, value)
         if node.op == "output":
-            answers.extend(_tensors(value))
+            answers.extend(tensors_in(value))
         if position + 1 < len(nodes) and nodes[position + 1].op == "call_function":
             _resize(nodes[position + 1], before, part)
 

@@ -25,13 +25,14 @@ from torch.export.graph_signature import InputKind
 from torch.fx import Node
 from torch.nn.parameter import is_lazy
 
-from hope._util.calls import Example, as_call, by_name, evaluation, mode
+from hope._util.calls import Example, as_call, by_name, evaluation, mode, runs
 from hope._util.frozen_bn import as_batch_norm
 from hope._util.progress import READ, busy
 from hope._util.tokens import check_tokens
 from hope.errors import InvalidExample, UnsupportedModel, first_line
 
 QUANTISED = ("Linear8bitLt", "Linear4bit", "LinearFP4", "LinearNF4")  # of bitsandbytes
+FLOAT = "compress the float model first, then quantise the result"
 PART, TRIED = 0.1, 8  # a part of a model has this share of its parameters; so many are tried
 ADAPTED = (("lora_A",), ("lora_embedding_A",), ("base_layer", "active_adapters"))  # what peft's modules have
 
@@ -71,36 +72,34 @@ def check_readable(model: nn.Module) -> None:
             "the model must be an nn.Module in Python, got a TorchScript module: pass what it was made from"
         )
     for name, tensor in [*model.named_parameters(), *model.named_buffers()]:
-        if is_lazy(tensor):
-            raise UnsupportedModel(
-                f"{name} must be initialised, got a lazy module: run the model once on an example first"
-            )
-        if tensor.is_meta:
-            raise UnsupportedModel(
-                f"{name} must have data, got the meta device: load the weights (to_empty, load_state_dict)"
-            )
-        if tensor.layout is not torch.strided:
-            raise UnsupportedModel(
-                f"{name} must be dense, got a sparse tensor ({tensor.layout}): call .to_dense() on it first"
-            )
-        packed = isinstance(tensor, nn.Parameter) and tensor.ndim > 1 and tensor.itemsize == 1  # int8, float8
-        if tensor.is_quantized or packed or name.rpartition(".")[2] == "qweight":
-            raise UnsupportedModel(
-                f"{name} must be floating point, got {tensor.dtype}: "
-                "compress the float model first, then quantise the result"
-            )
+        wrong = _unreadable(name, tensor)
+        if wrong:
+            raise UnsupportedModel(f"{name} must be {wrong}")
     for name, module in model.named_modules():
         kind = type(module).__name__
         if "quantized" in type(module).__module__.split(".") or kind in QUANTISED:
             raise UnsupportedModel(
-                f"{name or kind} must be a float module, got a quantised one ({kind}): "
-                "compress the float model first, then quantise the result"
+                f"{name or kind} must be a float module, got a quantised one ({kind}): {FLOAT}"
             )
         if any(all(hasattr(module, one) for one in names) for names in ADAPTED):
             raise UnsupportedModel(
                 f"{name or kind} must be a plain layer, got one with an adapter (LoRA): "
                 "merge it first, model = model.merge_and_unload()"
             )
+
+
+def _unreadable(name: str, tensor: Tensor) -> str:
+    """What a parameter or buffer must be instead; "" if it can be read."""
+    if is_lazy(tensor):
+        return "initialised, got a lazy module: run the model once on an example first"
+    if tensor.is_meta:
+        return "given data, got the meta device: load the weights (to_empty, load_state_dict)"
+    if tensor.layout is not torch.strided:
+        return f"dense, got a sparse tensor ({tensor.layout}): call .to_dense() on it first"
+    packed = isinstance(tensor, nn.Parameter) and tensor.ndim > 1 and tensor.itemsize == 1  # int8, float8
+    if tensor.is_quantized or packed or name.rpartition(".")[2] == "qweight":
+        return f"floating point, got {tensor.dtype}: {FLOAT}"
+    return ""
 
 
 def capture(
@@ -242,7 +241,9 @@ def _failure(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) ->
     except Exception as failure:  # whatever the user's forward raises
         way = "pass an example of the shape, dtype and device that the model takes"
         one: Any = kwargs if kwargs else list(args)
-        if not (args and kwargs) and _runs(model, one):
+        with unchanged(model):
+            alone = not (args and kwargs) and runs(model, (one,))
+        if alone:
             way = f"its forward takes one {type(one).__name__}: pass the tuple (example,)"
         error = InvalidExample(
             f"{type(model).__name__} cannot run on this example ({_shapes(args, kwargs)}): "
@@ -251,16 +252,6 @@ def _failure(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) ->
         error.__cause__ = failure
         return error
     return None
-
-
-def _runs(model: nn.Module, value: Any) -> bool:
-    """Whether a model runs on one value."""
-    try:
-        with evaluation(model), unchanged(model), torch.no_grad():
-            model(value)
-    except Exception:  # whatever its forward raises
-        return False
-    return True
 
 
 def _shapes(args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
