@@ -20,11 +20,18 @@ def check_finite(tensors: Mapping[str, Tensor], parameters: Collection[str], err
     Args:
         tensors: a model's parameters and buffers.
     """
+    bad = not_finite(tensors, parameters)
+    if bad is not None:
+        raise error(f"{bad} must be finite, got NaN or infinite entries: {WAY}")
     for name, tensor in tensors.items():
-        last = name.rpartition(".")[2]
-        if name not in parameters and last not in STATISTICS:
-            continue
-        if not bool(tensor.detach().isfinite().all()):
-            raise error(f"{name} must be finite, got NaN or infinite entries: {WAY}")
-        if last == "running_var" and bool((tensor < 0).any()):
+        if name.rpartition(".")[2] == "running_var" and bool((tensor < 0).any()):
             raise error(f"{name} must not be negative, got negative entries: {WAY}")
+
+
+def not_finite(tensors: Mapping[str, Tensor], parameters: Collection[str]) -> str | None:
+    """The first parameter or BN statistic with entries that are NaN or infinite; None if there is none."""
+    for name, tensor in tensors.items():
+        known = name in parameters or name.rpartition(".")[2] in STATISTICS
+        if known and not bool(tensor.detach().isfinite().all()):
+            return name
+    return None

@@ -23,6 +23,7 @@ from hope.geometry import gaussian as moments
 
 Array = NDArray[np.float64]
 TERMS = 24
+FAR = 40.0  # deviations: the density is 0 there, and must not meet an overflow
 ROWS = 64  # at a time: what a processor keeps at hand
 
 
@@ -47,7 +48,8 @@ def bend(mean: Tensor, spread: Tensor, slopes: Tensor) -> KinkedFunction:
     variance = torch.where(still, torch.zeros_like(variance), variance)
     slope = slopes + (1 - slopes) * moments.distribution(c)
     n = torch.arange(2, TERMS + 1, dtype=torch.float64)[:, None]
-    found = np.stack([*_polynomials(-c.numpy(), TERMS - 1)])  # step by step: torch's overhead would count
+    far = c.clamp(-FAR, FAR).numpy()
+    found = np.stack([*_polynomials(-far, TERMS - 1)])  # step by step: torch's overhead would count
     bumps = (1 - slopes) * moments.density(c) * torch.from_numpy(found) / torch.sqrt(n * (n - 1))
     terms = torch.cat([slope[None], bumps])
     return _bent(average, variance, slope, terms * torch.where(still, torch.zeros_like(spread), spread))

@@ -40,8 +40,12 @@ def compensation(covariance: Tensor, keep: Tensor, removed: Tensor) -> Tensor:
     Args:
         covariance: ridged, of the whole layer.
     """
-    factor = torch.linalg.cholesky(covariance[keep][:, keep])
-    return torch.cholesky_solve(covariance[keep][:, removed], factor)
+    own, toward = covariance[keep][:, keep], covariance[keep][:, removed]
+    factor, failed = torch.linalg.cholesky_ex(own)
+    if failed:  # entries of very different sizes, and rounding
+        inverse: Tensor = torch.linalg.pinv(own, hermitian=True)
+        return inverse @ toward
+    return torch.cholesky_solve(toward, factor)
 
 
 def unexplained(covariance: Tensor, first: int) -> Tensor:

@@ -29,6 +29,7 @@ from hope.structure.sizes import ParameterSavings
 from hope.structure.units import Unit
 from hope.trace.blocks import Block
 
+LARGEST = 1e19  # deviation of a signal that is merged
 READINGS = ("mended", "literal", "literal kernel", "literal deviation", "literal parent")
 
 
@@ -276,6 +277,8 @@ def _add_pairs(state: PaperState, layer: Unit, numbers: Checkpoint, outer: bool)
         bias = bn.shift[index] - gain * (bn.mean[index] - shift)
     signal = seen(layer, layer.readers[0], numbers)
     assert isinstance(signal, SignalStatistics)
+    if not bool((signal.spread < LARGEST).all()):  # a parent's variance would exceed float32
+        return
     state.bias, state.mean, state.spread = bias, signal.mean[:, 0], signal.spread[:, 0]
     link = next((link for link in layer.readers[0].path if link.kind == "activation"), None)
     slopes = slopes_of(layer, link, numbers)

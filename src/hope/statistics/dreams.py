@@ -6,6 +6,7 @@ steps, until what reaches the BNs has the means and deviations that they remembe
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from math import prod
 from typing import Any, TypeAlias
@@ -266,7 +267,7 @@ def _settled(model: nn.Module, example: Example | None, x: Tensor, batch: Batch,
     offset = torch.linalg.lstsq(sums, mean.double().cpu()[:, None], driver="gelsd").solution[:, 0]
     offset = offset.clamp(-3 * scale, 3 * scale).to(x.dtype)
     shifted: Tensor = x * scale + offset.reshape(-1, *(1 for _ in x.shape[2:]))
-    return shifted
+    return shifted if bool(shifted.isfinite().all()) else x
 
 
 def _dreamed(
@@ -284,6 +285,8 @@ def _dreamed(
     the deep ones then start from what they would be given.
     """
     scale = float(x.std())
+    if not 0 < scale < math.inf:
+        return x
     x = x.clone().requires_grad_(True)
     optimizer = torch.optim.Adam([x], lr=RATE * scale)
     frozen = [(p, p.requires_grad) for p in model.parameters()]

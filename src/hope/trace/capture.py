@@ -24,6 +24,7 @@ from torch.export import ExportedProgram
 from torch.export.graph_signature import InputKind
 from torch.fx import Node
 from torch.nn.parameter import is_lazy
+from torch.utils import _pytree as pytree
 
 from hope._util.calls import Example, as_call, by_name, evaluation, mode, runs
 from hope._util.frozen_bn import as_batch_norm
@@ -120,9 +121,24 @@ def capture(
             program = _exported(model, args, kwargs)
         except Exception as error:  # torch.export raises many kinds; all mean the same to the caller
             raise _explain(model, args, kwargs, error) from error
-    if not training and (failure := _failure(model, args, kwargs)) is not None:
-        raise failure  # export computes shapes alone
+    if not training:  # export computes shapes alone
+        given = [one for one in pytree.tree_leaves((args, kwargs)) if isinstance(one, Tensor)]
+        before = [one.clone() for one in given]
+        failure = _failure(model, args, kwargs)
+        if failure is not None:
+            raise failure
+        _check_unwritten(model, given, before)
     return _graph(model, program, training)
+
+
+def _check_unwritten(model: nn.Module, given: list[Tensor], before: list[Tensor]) -> None:
+    """Restore and refuse inputs that a forward has written into: two runs on them would differ."""
+    for now, was in zip(given, before, strict=True):
+        if not bool(((now == was) | (was != was)).all()):
+            now.copy_(was)
+            raise UnsupportedModel(
+                f"{type(model).__name__} writes into its input: let its forward copy it first (x = x.clone())"
+            )
 
 
 def _exported(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> ExportedProgram:
