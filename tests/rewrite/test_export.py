@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import resource
 from pathlib import Path
 from typing import Any
 
@@ -172,3 +173,15 @@ def test_a_blank_example_is_not_what_answers_are_compared_on() -> None:
     assert np.std(filled.numpy()) > 0.5
     kept = torch.arange(4.0)
     assert programs._filled(((kept,), {}))[0][0] is kept
+
+
+@pytest.mark.parametrize("write", [hope.export_program, hope.export_onnx])
+def test_a_full_disk_is_told_in_a_line_and_nothing_is_left(write: Any, tmp_path: Path) -> None:
+    net, before = nn.Sequential(nn.Linear(4, 64), nn.ReLU()).eval(), resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100, before[1]))
+    try:
+        with pytest.raises(hope.CannotWrite, match=r"net.file cannot be written: File too large"):
+            write(net, torch.zeros(1, 4), tmp_path / "net.file")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert not list(tmp_path.iterdir())

@@ -9,7 +9,7 @@ import secrets
 import shutil
 import socket
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -41,12 +41,12 @@ def check_folder(folder: Path) -> None:
         raise CannotWrite(f"{folder} cannot be written: no permission to write in {there}: give another")
 
 
-def write_file(path: Path, data: bytes) -> None:
-    """All or nothing: a reader sees the old file or the new one."""
+def write_file(path: Path, data: bytes | Iterable[bytes]) -> None:
+    """All or nothing: a reader sees the old file or the new one. Data may come in parts."""
     with _partial(path) as partial:
         try:
             with open(partial, "wb") as file:
-                file.write(data)
+                file.writelines([data] if isinstance(data, bytes) else data)
                 file.flush()
                 os.fsync(file.fileno())
             os.replace(partial, path)

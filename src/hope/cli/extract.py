@@ -138,9 +138,9 @@ def _sources(options: argparse.Namespace, saved: Run) -> list[Path]:
     """What must not be written over: the run's own files, and what it was made from."""
     from hope.storage.run import PLAN
 
-    known, partial = saved.details.source, saved.folder / PARTIAL
+    known = saved.details.source
     stored = [one for one in (saved.arrays, saved.moments, saved.fitted) if one is not None]
-    found = [saved.folder / PLAN, partial, partial.with_name(f"{PARTIAL}.fit")]
+    found = [saved.folder / PLAN, *saved.folder.glob(f"{PARTIAL}*")]
     found += [one.inside(saved.folder) for one in stored]
     found += [Path(one) for one in (options.weights, known.get("weights")) if one]
     specs = [one for one in (options.model, known.get("model")) if one]
@@ -162,10 +162,9 @@ def _built(options: argparse.Namespace, saved: Run, wanted: argparse.Namespace) 
 
 
 def _write_weights(small: nn.Module, target: Path) -> None:
-    from hope._util.files import write_file
-    from hope.storage.arrays import packed
+    from hope._util.tensor_file import write_tensor_file
 
-    write_file(target, packed(small.state_dict()))
+    write_tensor_file(target, small.state_dict())
     print(f"{target}: the weights")
 
 

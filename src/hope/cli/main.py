@@ -95,8 +95,9 @@ def main(argv: Sequence[str] | None = None) -> int:
                 return 130
             if debug:
                 raise
-            if isinstance(error, HopeError):
-                print(f"hope: {error}", file=sys.stderr)
+            if isinstance(error, (HopeError, OSError, MemoryError)):  # such as a full disk
+                said = str(error) if isinstance(error, HopeError) else first_line(error)
+                print(f"hope: {said}", file=sys.stderr)
                 return 2
             message = f"{type(error).__name__}: {first_line(error)}"
             print(f"hope: {message} (hope --debug {shlex.join(words)} shows where)", file=sys.stderr)

@@ -13,6 +13,7 @@ import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from io import BytesIO
 from pathlib import Path
 from typing import Any
 
@@ -189,7 +190,9 @@ def export_program(
     with _quiet(), evaluation(model), torch.no_grad():
         captured = capture(model, example, dynamic)
         with staged(Path(path)) as place:
-            torch.export.save(captured.program, place)
+            data = BytesIO()  # on a full disk, torch's own writer aborts the process
+            torch.export.save(captured.program, data)
+            place.write_bytes(data.getbuffer())
             if check:
                 again = torch.export.load(place).module()
                 for args, kwargs in captured.calls:

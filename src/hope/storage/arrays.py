@@ -11,18 +11,20 @@ from pathlib import Path
 import msgspec
 import torch
 from safetensors import SafetensorError
-from safetensors.torch import load_file, save
+from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from hope._util.files import PART, remove_leftovers, write_file
+from hope._util.files import PART, remove_leftovers
 from hope._util.locks import LOCK, OWNER
-from hope.errors import CheckpointMismatch, DamagedFolder
+from hope._util.tensor_file import hash_of, write_tensor_file
+from hope.errors import CheckpointMismatch, DamagedFolder, first_line
 from hope.structure.anatomy import Anatomy
 
 STORED = re.compile(r"(weights|moments|inputs|adapter)-[0-9a-f]{12}\.safetensors")
 RECORDS = ("trajectory.json", "adapter.json")
 # other files that HOPE writes into its folders
-OURS = (*RECORDS, LOCK, OWNER, "partial.json", "partial.json.fit", "report.html", "small.safetensors")
+OURS = (*RECORDS, LOCK, OWNER, "partial.json", "report.html", "small.safetensors")
+CACHE = re.compile(r"partial\.json\.[^/]+\.cache")  # of an interrupted run
 
 
 class Arrays(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -38,23 +40,10 @@ class Arrays(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
 def write_arrays(folder: Path, kind: str, tensors: Mapping[str, Tensor]) -> Arrays:
     """Write tensors into a new file, next to those of an earlier record."""
-    data = packed(tensors)
-    digest = hashlib.sha256(data).hexdigest()
+    digest = hash_of(tensors)
     file = f"{kind}-{digest[:12]}.safetensors"
-    write_file(folder / file, data)
+    write_tensor_file(folder / file, tensors)
     return Arrays(file=file, sha256=digest)
-
-
-def packed(tensors: Mapping[str, Tensor]) -> bytes:
-    """Tensors as the bytes of a safetensors file; tensors with shared memory, such as a tied head's, are
-    written once per name.
-    """
-    seen, own = set[int](), {}
-    for name, tensor in tensors.items():
-        memory = tensor.untyped_storage().data_ptr()
-        own[name] = tensor.contiguous() if memory not in seen else tensor.clone().contiguous()
-        seen.add(memory)
-    return save(own)
 
 
 def read_arrays(folder: Path, arrays: Arrays) -> dict[str, Tensor]:
@@ -66,11 +55,11 @@ def read_arrays(folder: Path, arrays: Arrays) -> dict[str, Tensor]:
                 f"{path} is truncated or altered: copy the folder again, or save the run again"
             )
         return load_file(path)
-    except SafetensorError as error:
-        raise DamagedFolder(f"{path} is not a safetensors file: {error}") from error
-    except (OSError, RuntimeError) as error:  # it is missing, or another save has just removed it
+    except (SafetensorError, LookupError, MemoryError, RuntimeError, ValueError) as error:
+        raise DamagedFolder(f"{path} is not a safetensors file: {first_line(error)}") from error
+    except OSError as error:  # it is missing, or another save has just removed it
         if path.is_file():
-            raise
+            raise DamagedFolder(f"{path} cannot be read: {error.strerror or first_line(error)}") from error
         raise DamagedFolder(f"{path} is missing: copy the whole folder, or save the run again") from error
 
 
@@ -83,7 +72,8 @@ def clean(folder: Path, earlier: Iterable[str], kept: Iterable[Arrays]) -> None:
     """
     remove_leftovers(folder, lambda name: bool(STORED.fullmatch(name)) or name in RECORDS)
     names = {path.name for path in folder.iterdir()}
-    if any(name not in OURS and not STORED.fullmatch(name) and not PART.fullmatch(name) for name in names):
+    ours = (STORED, PART, CACHE)
+    if any(name not in OURS and not any(one.fullmatch(name) for one in ours) for name in names):
         return
     for name in set(earlier) - {arrays.file for arrays in kept}:
         if STORED.fullmatch(name):
@@ -122,6 +112,8 @@ def fit_dtypes(model: nn.Module, weights: Mapping[str, Tensor]) -> None:
     """Convert to the saved floating dtypes, so that a half-precision run is loaded in half precision."""
     for name, value in [*model.named_parameters(), *model.named_buffers()]:
         if name in weights and value.dtype != weights[name].dtype:
+            if not (value.is_floating_point() and weights[name].is_floating_point()):
+                raise DamagedFolder(f"{name} must be of type {value.dtype}, got {weights[name].dtype}")
             value.data = value.data.to(weights[name].dtype)
 
 
