@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 WORKERS ?= 2
 
-.PHONY: demo test test-zoo lint coverage figures docs setup clean
+.PHONY: demo test test-zoo stress lint coverage figures docs setup clean
 
 demo: setup
 	$(BIN)/hope demo
@@ -14,6 +14,9 @@ test: setup
 
 test-zoo: setup
 	$(BIN)/python -m pytest -n $(WORKERS) -m zoo --durations=30
+
+stress: setup
+	HOPE_STRESS=10000 $(BIN)/python -m pytest -n $(WORKERS) tests/storage/test_fuzz.py tests/test_odd_networks.py
 
 lint: setup
 	$(BIN)/ruff check .

@@ -183,6 +183,9 @@ def load(folder: str | PathLike[str], model: nn.Module, *, head: nn.Module | Non
             raise
         return load(folder, model, head=head)
     try:
+        for name, array in arrays.items():
+            if not bool(array.isfinite().all()):
+                raise ValueError(f"{name} has entries that are NaN or infinite")
         places = {key.partition("/"): old for key, old in _under(arrays, "grown").items()}
         grown = Growth({(key[2], int(key[0])): old for key, old in places.items()}) if places else None
         base = duplicate(model) if grown is None else grown.widen(model)
@@ -191,7 +194,7 @@ def load(folder: str | PathLike[str], model: nn.Module, *, head: nn.Module | Non
         return _rebuild(record, arrays, base, new, grown)
     except InvalidHead:
         raise
-    except (RuntimeError, *SENSELESS) as error:
+    except SENSELESS as error:
         raise not_as_it_should(folder / PLAN, ADAPTER, error) from error
 
 

@@ -14,11 +14,15 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from hope._util.files import write_file
 from hope._version import __version__
 from hope.actions import kinds
 from hope.methods.scores import SCORES
 from hope.report.steps import evictions, numbers, short, steps_data
+from hope.storage.codec import SENSELESS, not_as_it_should
+from hope.storage.record import PLAN, RUN
 from hope.storage.run import BY_HAND, Run
 
 SCRIPTS = ("run.js", "charts.js", "works.js", "page.js")  # in one scope, in this order
@@ -58,10 +62,23 @@ def page_data(
 ) -> dict[str, Any]:
     """The data of the page."""
     points = [*accuracies, *([()] * len(runs))]
-    some = [run_data(run, points[n], source) for n, run in enumerate(runs)]
+    some = [_checked(run, points[n], source) for n, run in enumerate(runs)]
     for one, name, scale in zip(some, labels(runs), scales(runs), strict=True):
         one["name"], one["scale"] = name, scale
     return {"version": __version__, "actions": _words(), "runs": some}
+
+
+def _checked(
+    run: Run, accuracy: Sequence[tuple[int, float]], source: Mapping[str, str] | None
+) -> dict[str, Any]:
+    """One run as plain data; refused if what was read makes no sense."""
+    try:
+        with np.errstate(all="raise"):
+            data = run_data(run, accuracy, source)
+        json.dumps(data, allow_nan=False)
+        return data
+    except SENSELESS as error:
+        raise not_as_it_should(run.folder / PLAN, RUN, error) from error
 
 
 def render(data: Mapping[str, Any]) -> str:

@@ -100,7 +100,9 @@ def stored_files(path: Path, form: Format[Any]) -> set[str]:
     return {file for file, digest in pairs if file.endswith(f"-{digest}.safetensors")}
 
 
-SENSELESS = (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError)
+# what forged content raises, where it is converted or used
+SENSELESS: tuple[type[Exception], ...] = (ArithmeticError, AssertionError, AttributeError, LookupError)
+SENSELESS += (MemoryError, RuntimeError, TypeError, ValueError)
 _ENVELOPE = ("format", "version", "schema", "sha256")
 
 

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from torch import Tensor
 
 from hope._util.calls import as_call
+from hope.errors import DamagedFolder, first_line
 from hope.storage.arrays import Arrays, read_arrays, write_arrays
+from hope.storage.codec import SENSELESS
 
 
 def write_inputs(folder: Path, inputs: Sequence[Any]) -> Arrays | None:
@@ -55,7 +57,17 @@ def _nested(entries: dict[str, Any]) -> Any:
 
 def read_inputs(folder: Path, saved: Arrays | None) -> list[Any]:
     """The batches in the form that the model accepts; none if none were saved."""
-    tensors = read_arrays(folder, saved) if saved is not None else {}
+    if saved is None:
+        return []
+    try:
+        return _batches(read_arrays(folder, saved))
+    except SENSELESS as error:
+        raise DamagedFolder(
+            f"{saved.inside(folder)} has invalid content ({first_line(error)}): save the run again"
+        ) from error
+
+
+def _batches(tensors: Mapping[str, Tensor]) -> list[Any]:
     found: dict[int, dict[str, dict[str, Tensor]]] = {}
     for key, tensor in tensors.items():
         number, _, path = key.partition("/")

@@ -38,14 +38,26 @@ def read_moments(folder: Path, saved: Moments | None) -> dict[str, InputStatisti
     """The moments by reading weight; none if none were saved."""
     if saved is None:
         return {}
-    tensors = {name: tensor.double() for name, tensor in read_arrays(folder, saved).items()}
+    tensors = read_arrays(folder, saved)
     found = {}
     for one in saved.input_statistics:
-        mean, covariance, taps, variance = (tensors[f"{one.weight}/{name}"] for name in NAMES)
-        covariance = _whole(covariance, len(mean))
+        parts = [tensors.get(f"{one.weight}/{name}", torch.zeros(0, 0, 0)) for name in NAMES]
+        mean, covariance, taps, variance = parts
+        covariance = _whole(covariance, mean.numel())
+        square = covariance.shape == (*mean.shape, *mean.shape)
+        if not square or (mean.ndim, taps.ndim, variance.ndim) != (1, 2, 1) or not all(map(_finite, parts)):
+            raise DamagedFolder(
+                f"{saved.inside(folder)} has invalid moments of what {one.weight} reads: save the run again"
+            )
+        mean, covariance, taps, variance = (part.double() for part in (mean, covariance, taps, variance))
         rest = (one.repeat, one.bn, one.bias)
         found[one.weight] = InputStatistics(one.weight, one.dim, mean, covariance, taps, variance, *rest)
     return found
+
+
+def _finite(tensor: Tensor) -> bool:
+    """Whether a tensor holds floating numbers, none of them NaN or infinite."""
+    return tensor.is_floating_point() and bool(tensor.isfinite().all())
 
 
 def _half(matrix: Tensor) -> Tensor:
@@ -59,7 +71,7 @@ def _half(matrix: Tensor) -> Tensor:
 
 def _whole(stored: Tensor, side: int) -> Tensor:
     """The matrix of which `_half` returned the triangle."""
-    if stored.ndim == 2:
+    if stored.ndim != 1:
         return stored
     if len(stored) != side * (side + 1) // 2:
         raise DamagedFolder(

@@ -19,12 +19,20 @@ from torch import Tensor, nn
 
 from hope._util.calls import duplicate, unlabelled
 from hope._util.digest import digest_of
+from hope._util.finite import check_finite
 from hope._util.locks import locked
 from hope._util.names import current_settings
 from hope._util.notes import note
 from hope.actions import Action, Rewrite, kinds
 from hope.actions.registry import unknown_kind
-from hope.errors import CheckpointMismatch, DamagedFolder, InfeasibleBudget, InvalidAction, first_line
+from hope.errors import (
+    CheckpointMismatch,
+    DamagedFolder,
+    HopeError,
+    InfeasibleBudget,
+    InvalidAction,
+    first_line,
+)
 from hope.latency.timing import Timing
 from hope.methods import method_from_dict
 from hope.rewrite.apply import cut, operate
@@ -215,7 +223,7 @@ def read_run(folder: str | os.PathLike[str], model: nn.Module | None = None) -> 
         predicted = {"latency": np.array(record.times, dtype=np.int64)} if record.times else {}
         trajectory = Trajectory(record.trajectory, anatomy, record.stops, predicted)
         _ = trajectory.sizes, trajectory.counts("size")  # its steps fit its anatomy
-    except (AssertionError, *SENSELESS) as error:
+    except SENSELESS as error:
         raise not_as_it_should(folder / PLAN, RUN, error) from error
     return Run(
         record.original,
@@ -290,7 +298,8 @@ def _load(run: Run, model: nn.Module, budget: Budget | None, calibration: Iterab
         weights = {name: tensor for name, tensor in weights.items() if name in there or name in stored}
         fit_dtypes(small, weights)
         small.load_state_dict(weights, strict=True)
-    except (InvalidAction, RuntimeError) as error:
+        check_finite(small.state_dict(), [name for name, _ in small.named_parameters()], DamagedFolder)
+    except SENSELESS as error:
         raise CheckpointMismatch(
             f"{run.folder} does not match this {type(model).__name__}: {first_line(error)}"
         ) from error
@@ -327,10 +336,15 @@ def _replay(run: Run, model: nn.Module, budget: Budget, calibration: Iterable[An
             "same batches with calibration="
         )
     fixed = run.details.settings.get("exclude", ())
-    how = {
-        "input_statistics": run.input_statistics(),
-        "rewrite": run.rewrite,
-        "inputs": inputs,
-        "fixed": fixed,
-    }
-    return compressed(model, run.anatomy, steps, **how)
+    try:
+        how = {
+            "input_statistics": run.input_statistics(),
+            "rewrite": run.rewrite,
+            "inputs": inputs,
+            "fixed": fixed,
+        }
+        return compressed(model, run.anatomy, steps, **how)
+    except SENSELESS as error:
+        if isinstance(error, HopeError) and not isinstance(error, InvalidAction):
+            raise
+        raise not_as_it_should(run.folder / PLAN, RUN, error) from error
