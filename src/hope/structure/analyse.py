@@ -20,7 +20,7 @@ from hope.structure.eviction_strategies import ending_bn, leaves_bias, preceding
 from hope.structure.grouping import read
 from hope.structure.observation_points import find_taps
 from hope.structure.roundable import roundable
-from hope.structure.sizes import USUAL
+from hope.structure.sizes import USUAL, released_by
 from hope.structure.skipless import skipless
 from hope.structure.units import Skipped, Unit
 from hope.trace.blocks import Block, BlockMatch, DominatorTree, Replace, ReplaceByZero
@@ -177,9 +177,7 @@ def _candidates(
 
 def _counted(block: Block, anatomy: Anatomy) -> Block:
     """The block with the parameters that its eviction saves."""
-    listed = replace(anatomy, blocks=(block,))
-    released = listed.size().parameters - listed.size(evicted=[block.name]).parameters
-    return replace(block, release=released)
+    return replace(block, release=released_by(replace(anatomy, blocks=(block,)), block.name))
 
 
 def _block_names(

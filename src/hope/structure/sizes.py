@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 from typing import TYPE_CHECKING, TypeAlias
 
@@ -104,6 +104,16 @@ def size_after(
     biased = [name for name in biases if name in evicted]
     lost = _lost(anatomy, removed, evicted)
     return Size(*map(int, _tally(anatomy, lost, dict.fromkeys(evicted, 0), biased, 1)[0]))
+
+
+def released_by(anatomy: Anatomy, block: str) -> int:
+    """The parameters that evicting one block saves; only what it touches is counted."""
+    lost = _lost(anatomy, {}, [block])
+    touched = {part.tensor for layer in anatomy.layers if layer.name in lost for part in layer.places}
+    touched |= _ends(anatomy, {block: 0}, 1).keys()
+    shapes = {name: anatomy.shapes[name] for name in touched if name in anatomy.parameters}
+    now = _dimensions(replace(anatomy, shapes=shapes), lost, {block: 0}, 1)
+    return sum(prod(shapes[name]) - int(left.prod()) for name, left in now)
 
 
 def widths_after(
