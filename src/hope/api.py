@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from hope._util.calls import Example
+from hope._util.disk_cache import remove_checkpoint
 from hope._util.finite import check_finite
 from hope._util.progress import READ, busy, expect, run_of
 from hope.encoding import Encoding
@@ -128,8 +129,8 @@ def encode(  # noqa: PLR0913
         executor: any `concurrent.futures.Executor` that computes the units' paths; the result is the same.
         anatomy: the result of `hope.inspect`, to avoid a second analysis.
         statistics: the result of `method.collect(model, example, anatomy)`, to avoid collecting it again.
-        checkpoint: a file for the state of an interrupted run (during the refit also one next to it). If it
-            has the start of the same run, the run resumes. It is deleted when the run is finished.
+        checkpoint: a file for the state of an interrupted run; what is expensive is kept in files next to it.
+            If it has the start of the same run, the run resumes. All are deleted when the run is finished.
         progress: show a progress bar; by default on a terminal only.
         bits: the numbers of bits (2, 3, 4, 5, 6, 8) that weights may be rounded to. Without a budget
             nothing is removed, and every weight is rounded: `bits=8`. With `size`, neurons and bits are
@@ -190,7 +191,7 @@ def encode(  # noqa: PLR0913
     )
     if checkpoint is not None:
         _ = encoding.model  # a refit can be resumed, too
-        Path(checkpoint).unlink(missing_ok=True)
+        remove_checkpoint(Path(checkpoint))
     return encoding
 
 

@@ -12,11 +12,12 @@ from typing import TYPE_CHECKING, Any, Unpack
 from torch import nn
 
 from hope._util.calls import Example
+from hope._util.disk_cache import DiskCache, fit_file
 from hope._util.numbers import plural
 from hope._util.progress import EVALUATE, FIDELITY, SEARCH, bar
 from hope._util.tables import html, text
 from hope.errors import InfeasibleBudget, InvalidAction, UnknownMethod
-from hope.evaluate.along import Along, growth, growth_note, score, spaced
+from hope.evaluate.along import Along, growth, growth_note, kept, score, spaced
 from hope.evaluate.fidelity import EVALUATIONS, Fidelity, images_for, longest_above
 from hope.latency.runtime import Runtime, machine
 from hope.latency.stopwatch import Stopwatch
@@ -62,7 +63,7 @@ class Encoding:
         measures: unit -> capacity ‖f_i‖, or score, of each neuron before the first step.
         inputs: the inputs of the refit, if there is one.
         runtime: the runtime of its latency budget, if it has one.
-        fitting: checkpoint file of the refit.
+        cache: of a run that can be resumed.
         unchanged: the fingerprint of a model that was too large to copy.
         evaluate: the user's own score of a network.
 
@@ -95,7 +96,7 @@ class Encoding:
     _looked: dict[int, float] = field(default_factory=dict)
     runtime: Runtime | None = None
     _timed: dict[int, int] = field(default_factory=dict)
-    fitting: Path | None = None
+    cache: DiskCache | None = None
     unchanged: str | None = None
     evaluate: Callable[[nn.Module], float] | None = None
     _scored: dict[int, float] = field(default_factory=dict)
@@ -103,7 +104,7 @@ class Encoding:
     @cached_property
     def model(self) -> nn.Module:
         """The compressed model: same class, smaller layers."""
-        return self._after(self.steps, self.fitting)
+        return self._after(self.steps, fit_file(self.cache))
 
     @lists_budgets(ReplayBudget)
     def at(self, **budget: Unpack[ReplayBudget]) -> nn.Module:
@@ -168,7 +169,10 @@ class Encoding:
 
     @cached_property
     def _fidelities(self) -> Along:
-        return Along(FIDELITY, lambda steps: self.judge(self._network(steps)), self._looked)
+        def compute(steps: int) -> float:
+            return kept(self.cache, self.trajectory.steps[:steps], lambda: self.judge(self._network(steps)))
+
+        return Along(FIDELITY, compute, self._looked)
 
     @cached_property
     def _scores(self) -> Along:
@@ -209,8 +213,7 @@ class Encoding:
         """The same run, stopped where a budget is met.
 
         Raises:
-            InfeasibleBudget: the run does not reach the budget; the message says what it reaches, and what to
-                do.
+            InfeasibleBudget: the run does not reach the budget; the message says what it reaches.
         """
         if budget.kind.searched:
             with bar(SEARCH, EVALUATIONS, progress) as show:
@@ -227,8 +230,7 @@ class Encoding:
             raise unreachable(budget, self.trajectory, advice, multiple_of, uniform) from error
 
     def save(self, folder: str | PathLike[str], *, source: Mapping[str, str] | None = None) -> Path:
-        """Save the run: the trajectory as JSON, the compressed weights as safetensors, and the fidelities
-        computed so far, for reports.
+        """Save the run: the trajectory, the compressed weights, and fidelities computed so far, for reports.
 
         Args:
             folder: the target folder.
@@ -239,9 +241,8 @@ class Encoding:
         return write_run(Path(folder), self.as_run(folder, source), state(self.model), inputs)
 
     def _timing(self) -> Timing | None:
-        if self.runtime is None:
-            return None
-        return Timing(self.runtime, machine(self.runtime), tuple(sorted(self._timed.items())))
+        where, timed = self.runtime, tuple(sorted(self._timed.items()))
+        return None if where is None else Timing(where, machine(where), timed)
 
     def report(
         self,

@@ -79,6 +79,10 @@ class CannotExport(HopeError):
     """A network cannot be exported as requested, or the export has other outputs; no file is left."""
 
 
+class LostWorker(HopeError):
+    """A worker of an executor ended before its work was done."""
+
+
 class Misused(HopeError):
     """An invalid command line."""
 

@@ -10,11 +10,15 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from pathlib import Path
+from secrets import token_hex
 from typing import Any
 
 from torch import nn
 
 from hope._util.calls import Example, duplicate
+from hope._util.digest import digest_of
+from hope._util.disk_cache import DiskCache, using
+from hope._util.hashing import hash_inputs
 from hope._util.memory import PART, allowed, share_weights, size_of
 from hope._util.progress import MEASURE, TIME, busy
 from hope.actions import Action
@@ -133,6 +137,38 @@ def compress(
     Args:
         statistics: what `Method.collect` returned for this network, to save collecting it again.
     """
+    original = fingerprint(model)
+    cache = None
+    if checkpoint is not None:
+        cache = DiskCache(
+            checkpoint, cache_settings(original, example, options, given=statistics is not None)
+        )
+    with using(cache):
+        return _compress(model, example, anatomy, budget, options, statistics, original, cache)
+
+
+def cache_settings(original: str, example: Example | None, options: Options, *, given: bool) -> str:
+    """A hash of what the values of a run depend on; one that no other run has, if that cannot be hashed.
+
+    Args:
+        given: whether statistics were passed in.
+    """
+    depends = {**vars(options), "method": options.method.to_dict(), "example": hash_inputs([example])}
+    depends |= {"executor": None, "progress": None, "evaluate": None, "original": original}
+    unknown = given or depends["method"].get("calibration") == "batches"
+    return digest_of({"depends": repr(sorted(depends.items())), "only": token_hex() if unknown else ""})
+
+
+def _compress(
+    model: nn.Module,
+    example: Example | None,
+    anatomy: Anatomy,
+    budget: Budget | None,
+    options: Options,
+    statistics: NetworkStatistics | None,
+    original: str,
+    cache: DiskCache | None,
+) -> Encoding:
     check_patterns(model, anatomy, options.exclude)
     groups = groups_of(model, anatomy) if options.uniform else None
     if statistics is None:
@@ -152,11 +188,11 @@ def compress(
     if options.only_bits:
         space = replace(space, states=(), branches=(), left_alone={})
     space.check(budget, options.multiple_of or 1, rounding)
-    original, settings = fingerprint(model), settings_of(options, space)
+    settings = settings_of(options, space)
     file = None
-    if checkpoint is not None:
+    if cache is not None:
         measured = {"latencies": numbers} if cost is not None and (numbers := cost.to_list()) else {}
-        file = RunCheckpoint(checkpoint, {"original": original, **settings, **measured})
+        file = RunCheckpoint(cache.path, {"original": original, **settings, **measured})
     judges = Judges(model, example, anatomy, statistics.inputs, options.progress)
     found, notes = schedule(model, space, budget, options, judges, file, rounding)
     if budget.is_measured and options.multiple_of is None:
@@ -180,7 +216,7 @@ def compress(
         runtime=options.runtime,
         evaluate=options.evaluate,
         unchanged=original if large else None,
-        fitting=checkpoint.with_name(f"{checkpoint.name}.fit") if checkpoint is not None else None,
+        cache=cache,
     )
     return finished(encoding, budget, found.multiple_of, options.progress)
 

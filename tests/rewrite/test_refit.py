@@ -12,7 +12,8 @@ import torch
 from torch import Tensor, nn
 
 import hope
-from hope.rewrite import normal_equations, refit_checkpoint
+from hope._util import disk_cache
+from hope.rewrite import normal_equations
 from hope.rewrite.layer_sites import layer_sites
 from hope.rewrite.normal_equations import FLOOR, PLACES, NormalEquations
 from hope.rewrite.refit import refit_layers
@@ -484,7 +485,7 @@ def test_an_interrupted_fit_goes_on_where_it_was(tmp_path: Path, monkeypatch: py
         return solve(self, **options)
 
     monkeypatch.setattr(NormalEquations, "solve", watched)
-    monkeypatch.setattr(refit_checkpoint, "EVERY", 0.0)
+    monkeypatch.setattr(disk_cache.Throttle, "due", True)
     with pytest.raises(Stop):
         hope.refit(net, small, [x], checkpoint=file)
     assert file.exists()
@@ -517,9 +518,9 @@ def test_a_flipped_bit_in_the_file_of_a_fit_is_noticed(
     x = torch.randn(64, 6)
     small = hope.cut(net, hope.inspect(net, x), [hope.Prune("0", 2)])
     whole, file = hope.refit(net, small, [x]), tmp_path / "fit"
-    monkeypatch.setattr(refit_checkpoint, "EVERY", 0.0)
+    monkeypatch.setattr(disk_cache.Throttle, "due", True)
     with monkeypatch.context() as patch:
-        patch.setattr(refit_checkpoint.Fitted, "remove", lambda self: None)
+        patch.setattr(Path, "unlink", lambda self, missing_ok=False: None)
         hope.refit(net, small, [x], checkpoint=file)
     content = file.read_bytes()
     for position in (*range(0, len(content), len(content) // 12), len(content) - 1):

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import hashlib
+from collections.abc import Iterable, Sequence
 from functools import reduce
 from operator import or_
 from typing import Any, TypeVar
@@ -66,6 +67,12 @@ def unknown_kind(data: Any) -> str | None:
     """The first kind in stored actions that is not registered; None if there is none."""
     tags = (one[0] for one in data if isinstance(one, list) and one) if isinstance(data, list) else ()
     return next((tag for tag in tags if isinstance(tag, str) and tag not in _KINDS), None)
+
+
+def digest_of_steps(steps: Sequence[Action]) -> str:
+    """A hash of what steps do, whatever they cost."""
+    bare = [msgspec.structs.replace(step, cost=0.0, release=0, left=0.0) for step in steps]
+    return hashlib.sha256(msgspec.json.encode(bare)).hexdigest()
 
 
 def from_stored(data: Iterable[Any]) -> list[Action]:

@@ -146,6 +146,7 @@ def run(options: argparse.Namespace) -> None:
 
 def _run(options: argparse.Namespace, out: Path, budget: dict[str, Any]) -> None:
     with models.loading(options):
+        from hope._util.disk_cache import remove_checkpoint
         from hope._util.progress import READ, run_of
         from hope.api import encode_resumable
 
@@ -166,7 +167,7 @@ def _run(options: argparse.Namespace, out: Path, budget: dict[str, Any]) -> None
     if differs:
         print(f"{options.out} has another run ({'; '.join(differs)}): it is made again")
     if not options.resume:
-        partial.unlink(missing_ok=True)
+        remove_checkpoint(partial)
     given |= {"evaluations": POINTS + 2 if curve else 1, "on_estimate": _print_estimate}
     source = _source(options)
     with run_of((READ,)):
@@ -174,13 +175,13 @@ def _run(options: argparse.Namespace, out: Path, budget: dict[str, Any]) -> None
             asked = run_budget(given["bits"], budget)
             encoding = encode_resumable(model, example, asked, checkpoint=partial, **given)
         except InfeasibleBudget:  # nothing can be resumed
-            partial.unlink(missing_ok=True)
+            remove_checkpoint(partial)
             raise
         encoding.save(out, source=source)
         if curve:
             encoding.fidelities(POINTS)
             encoding.save(out, source=source)
-        partial.unlink(missing_ok=True)
+        remove_checkpoint(partial)
         summary = str(encoding)
     print(summary)
     print(_saved(out, options.out))

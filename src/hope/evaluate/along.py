@@ -8,8 +8,11 @@ from math import isfinite, nan
 
 from torch import nn
 
+from hope._util.disk_cache import DiskCache, cached_number, using
 from hope._util.numbers import plural
 from hope._util.progress import bar, busy
+from hope.actions import Action
+from hope.actions.registry import digest_of_steps
 from hope.errors import InvalidExample
 
 GROWTH = 4.0  # times the original's largest entry: larger weights are reported
@@ -48,6 +51,12 @@ class Along:
                 show(done)
                 found.append((k, self.after(k)))
         return found
+
+
+def kept(cache: DiskCache | None, steps: Sequence[Action], compute: Callable[[], float]) -> float:
+    """The fidelity of the network after these steps; computed once if a run can be resumed."""
+    with using(cache):
+        return cached_number(f"fidelity after {digest_of_steps(steps)}", compute)
 
 
 def spaced(total: int, steps: int, points: int) -> list[int]:

@@ -18,9 +18,11 @@ from concurrent.futures import Executor
 from torch import nn
 
 from hope._util.calls import duplicate
+from hope._util.disk_cache import cached_number
 from hope._util.progress import BLOCKS, RANK, bar
 from hope.actions import Action, Evict
 from hope.actions.evict import bias_left, remove_branch
+from hope.actions.registry import digest_of_steps
 from hope.rewrite.apply import operate
 from hope.schedule.resume import EvictionProgress, Resume, RunCheckpoint
 from hope.schedule.search_space import SearchSpace, waiting
@@ -137,11 +139,15 @@ class _EvictionTrials:
         """After these steps of the run."""
         key = _key(steps)
         if key not in self._losses:
-            self._losses[key] = 1 - self._fidelity(self._network(steps))
+            made = lambda: 1 - self._fidelity(self._network(steps))  # noqa: E731
+            self._losses[key] = cached_number(_name(steps), made)
         return self._losses[key]
 
     def without(self, steps: Sequence[Action], evict: Evict) -> float:
         """After these steps and an eviction."""
+        return cached_number(f"{_name(steps)} without {evict.name}", lambda: self._without(steps, evict))
+
+    def _without(self, steps: Sequence[Action], evict: Evict) -> float:
         whole = self._network(steps)
         small = duplicate(whole, [*whole.parameters(), *whole.buffers()])  # none of them is written into
         block, removed = self._space.anatomy.block(evict.name), dict[str, list[int]]()
@@ -160,6 +166,11 @@ class _EvictionTrials:
 def _key(steps: Sequence[Action]) -> object:
     """A key that distinguishes runs whose starts differ only in evictions."""
     return len(steps), tuple((k, step.name) for k, step in enumerate(steps) if step.evicts is not None)
+
+
+def _name(steps: Sequence[Action]) -> str:
+    """What their loss is called in a cache."""
+    return f"loss after {digest_of_steps(steps)}"
 
 
 class _EvictionSearch:

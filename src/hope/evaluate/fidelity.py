@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from hope._util.batching import Batching, batching_of, flatten, unflatten
 from hope._util.calls import Example, evaluation
+from hope._util.disk_cache import cached
 from hope.errors import InvalidExample
 from hope.statistics.dreams import probes
 from hope.statistics.token_weights import mask_of
@@ -59,7 +60,8 @@ class Fidelity:
     ) -> None:
         call: tuple[tuple[Any, ...], dict[str, Any]]
         if not inputs:
-            call = probes(model, example, program, count=count, trace=trace, progress=progress)
+            how: dict[str, Any] = {"count": count, "trace": trace, "progress": progress}
+            call = cached(f"probes-{count}", lambda: probes(model, example, program, **how))
         else:
             call = _joined(inputs, count, batching_of(model, inputs[0]))
         self._args, self._kwargs = call

@@ -11,9 +11,11 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 
 from torch import nn
 
+from hope._util.disk_cache import cached_number
 from hope._util.progress import SENSITIVITY, bar
 from hope.methods.absorption import AbsorbState
 from hope.rewrite.apply import cut
@@ -40,7 +42,8 @@ def with_sensitivities(
         for done, state in enumerate(space.states):
             show(done)
             if isinstance(state, AbsorbState):
-                found[done] = replace(state, share=_sensitivity(model, space, state, fidelity))
+                measure = partial(_sensitivity, model, space, state, fidelity)
+                found[done] = replace(state, share=cached_number(f"sensitivity of {state.name}", measure))
     return replace(space, states=tuple(found))
 
 

@@ -8,6 +8,7 @@ from typing import Any, TypeAlias
 from torch import nn
 
 from hope._util.calls import Example, as_call
+from hope._util.disk_cache import cached
 from hope.errors import UnknownMethod
 from hope.statistics.dreams import PASSES, dreamed
 from hope.statistics.sample import speaks
@@ -40,7 +41,10 @@ def batches_of(
         return calibration, ()
     noise = "there is no BN to dream from: what was measured on is noise; give inputs"
     known = anatomy.eps or (calibration == "dream" and speaks(model, as_call(example)[1]))
-    made = synthetic_batches(calibration, model, example, anatomy.trace, progress=progress)
+    made = cached(
+        f"inputs-{calibration}",
+        lambda: synthetic_batches(calibration, model, example, anatomy.trace, progress=progress),
+    )
     return made, () if known else (noise,)
 
 

@@ -11,8 +11,7 @@ branch is added to, in the units before the branch's BN. The present weight is t
 number of inputs per unknown, so that few inputs do little and many do least squares. The constant c is added
 to the BN's mean, or the bias; where nothing is added to a BN's result, its variance follows the fitted
 weight, so that signals do not fade along the depth. No gradient is taken. Both networks run with the BN
-statistics of the inputs (see `statistics/bn_recalibration.py`), so that few or synthetic inputs do not leave
-theirs in the result.
+statistics of the inputs (see `statistics/bn_recalibration.py`), which do not remain in the result.
 """
 
 from __future__ import annotations
@@ -27,6 +26,8 @@ import torch
 from torch import Tensor, nn
 
 from hope._util.calls import Example, duplicate, mode, unlabelled
+from hope._util.finite import not_finite
+from hope._util.notes import note
 from hope._util.progress import REFIT, bar, busy
 from hope._util.tensors import get
 from hope.actions import Action, Rewrite
@@ -221,12 +222,13 @@ def refit_layers(  # noqa: PLR0913
         synthetic: the inputs are (see `statistics/bn_recalibration.py`).
         checkpoint: a file to note what is fitted in; what an earlier attempt has noted is taken from it.
         settings: what else an attempt depends on.
-        trace: the original's captured graphs.
     """
     trace, file = trace or Trace(), None
     if checkpoint is not None:
-        every = (sorted(fixed), drift, synthetic, settings)
-        file = Fitted.of(checkpoint, (original, small), batches, every)
+        file = Fitted.of(checkpoint, (original, small), batches, (sorted(fixed), drift, synthetic, settings))
+        if file.whole:
+            small.load_state_dict(file.tensors)
+            return
     with busy(REFIT, progress):
         stand = recalibrated_copy(original, batches, synthetic, trace)
     run = LayerwiseRefit(stand, small, batches, rows, fixed, drift, trace, file)
@@ -238,7 +240,7 @@ def refit_layers(  # noqa: PLR0913
             run.run(show)
         carry(small, stand, original, left)
     if file is not None:
-        file.remove()
+        file.finish({name: one for name, one in small.state_dict().items() if isinstance(one, Tensor)})
 
 
 def compressed(  # noqa: PLR0913
@@ -266,10 +268,14 @@ def compressed(  # noqa: PLR0913
         model, anatomy, steps, input_statistics=input_statistics, rewrite=rewrite, finished=not fits
     )
     if rewrite is not None and fits:
-        places = kept_places(anatomy, outcome(anatomy, steps))
-        rows = {tensor: left for (tensor, dim), left in places.items() if dim == 0}
+        kept = kept_places(anatomy, outcome(anatomy, steps)).items()
+        rows = {tensor: left for (tensor, dim), left in kept if dim == 0}
         how: dict[str, Any] = {"synthetic": rewrite.synthetic, "checkpoint": checkpoint, "progress": progress}
         refit_layers(model, small, inputs, lambda _: rows, fixed=fixed, trace=anatomy.trace, **how)
+        lost = not_finite(small.state_dict(), [name for name, _ in small.named_parameters()])
+        if lost is not None:
+            note(f"{lost} would be NaN or infinite after the refit, so no weight is refitted")
+            return smaller_copy(model, anatomy, steps, input_statistics=input_statistics, rewrite=rewrite)
         finish(small, anatomy, steps, input_statistics=input_statistics, rewrite=rewrite)
     return small
 
@@ -339,4 +345,6 @@ def refit(
         trace=trace,
         progress=progress,
     )
+    if checkpoint is not None:
+        Path(checkpoint).unlink(missing_ok=True)
     return fitted

@@ -3,21 +3,16 @@
 from __future__ import annotations
 
 import hashlib
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import save
 from torch import Tensor, nn
 
-from hope._util.files import make_folder, write_file
+from hope._util.disk_cache import INVALID, Throttle, read_tensors, write_tensors
 from hope._util.hashing import hash_inputs
 from hope._util.notes import note
-
-EVERY = 15.0  # seconds between two writes
 
 
 @dataclass
@@ -28,12 +23,14 @@ class Fitted:
         path: where.
         key: a hash of what the fit depends on.
         tensors: what was fitted so far.
+        whole: whether that is everything.
     """
 
     path: Path
     key: str
     tensors: dict[str, Tensor] = field(default_factory=dict)
-    _written: float = field(default_factory=time.monotonic)
+    whole: bool = False
+    throttle: Throttle = field(default_factory=Throttle)
 
     @classmethod
     def of(cls, path: Path, models: Sequence[nn.Module], inputs: Sequence[Any], rest: object) -> Fitted:
@@ -43,36 +40,29 @@ class Fitted:
             digest.update(str(hash_inputs(sorted(model.state_dict().items()))).encode())
         found = cls(path, digest.hexdigest())
         try:
-            with safe_open(str(path), framework="pt") as file:
-                metadata = file.metadata() or {}
-                tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+            metadata, tensors = read_tensors(path)
         except FileNotFoundError:
             return found
-        except (OSError, SafetensorError, AttributeError, LookupError, RuntimeError, TypeError, ValueError):
-            metadata, tensors = {}, {}
-        if metadata.get("sha256") != _digest(metadata.get("key", ""), tensors):
+        except INVALID:
             note(f"{path} is damaged: weights are fitted anew")
-        elif metadata.get("key") != found.key:
+            return found
+        if metadata.get("key") != found.key:
             note(f"{path} is of another fit: weights are fitted anew")
         else:
-            found.tensors = tensors
+            found.tensors, found.whole = tensors, metadata.get("whole") == "yes"
         return found
 
     def note(self, tensors: Mapping[str, Tensor]) -> None:
-        """Note what was fitted; every few seconds it is written, all or nothing."""
+        """Note what was fitted; it is written, all or nothing, as often as that takes little time."""
         self.tensors.update({name: one.detach().cpu().clone() for name, one in tensors.items()})
-        if time.monotonic() - self._written < EVERY:
-            return
-        make_folder(self.path.parent)
-        metadata = {"key": self.key, "sha256": _digest(self.key, self.tensors)}
-        write_file(self.path, save(self.tensors, metadata=metadata))
-        self._written = time.monotonic()
+        if self.throttle.due:
+            self._write("no")
 
-    def remove(self) -> None:
-        """The fit is finished."""
-        self.path.unlink(missing_ok=True)
+    def finish(self, tensors: Mapping[str, Tensor]) -> None:
+        """Write everything: the fit is finished, and what uses it is not."""
+        self.tensors = dict(tensors)
+        self._write("yes")
 
-
-def _digest(key: str, tensors: Mapping[str, Tensor]) -> str:
-    """A hash of what a file holds."""
-    return hashlib.sha256(f"{key} {hash_inputs(sorted(tensors.items()))}".encode()).hexdigest()
+    def _write(self, whole: str) -> None:
+        with self.throttle.writing():
+            write_tensors(self.path, self.tensors, {"key": self.key, "whole": whole})

@@ -11,13 +11,15 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Executor, Future
+from concurrent.futures import BrokenExecutor, Executor, Future
+from contextlib import contextmanager
 from itertools import islice
 from typing import Any, TypeAlias
 
 from msgspec.structs import replace
 
 from hope.actions import Action, Evict, Prune
+from hope.errors import LostWorker, first_line
 from hope.methods.base import Branch, Path, State
 from hope.schedule.cost_model import Savings
 from hope.structure.removed import Removed
@@ -49,6 +51,18 @@ def _in_parts(walk: Walk, state: State, done: Sequence[Action]) -> Iterator[Acti
     yield from list(_followed(walk, state, [*done, *first]).steps())
 
 
+@contextmanager
+def _workers() -> Iterator[None]:
+    """Say which option is concerned if a worker process was killed."""
+    try:
+        yield
+    except BrokenExecutor as error:
+        raise LostWorker(
+            f"a worker of executor= ended before its work was done ({first_line(error)}): give workers more "
+            "memory, use fewer, or leave out executor="
+        ) from error
+
+
 class _Walker:
     """One unit's path, worked out as it is asked for, or elsewhere; `head` is the step it would take next."""
 
@@ -60,9 +74,10 @@ class _Walker:
         self._future: Future[tuple[int, float, list[Action]]] | None = None
         self._steps: Iterator[Action] | None = None
         if executor is not None:
-            self._future = executor.submit(_whole, walk, state, done)
+            with _workers():
+                self._future = executor.submit(_whole, walk, state, done)
             if done:
-                self.neurons, self.capacity, _ = self._future.result()
+                self.neurons, self.capacity, _ = self._result()
             return
         if in_turn and not done:
             self._steps = _in_parts(walk, state, done)
@@ -75,9 +90,13 @@ class _Walker:
     def peek(self) -> None:
         """Find the next step, None at the path's end."""
         if self._steps is None:
-            assert self._future is not None
-            self._steps = iter(self._future.result()[2])
+            self._steps = iter(self._result()[2])
         self.head = next(self._steps, None)
+
+    def _result(self) -> tuple[int, float, list[Action]]:
+        assert self._future is not None
+        with _workers():
+            return self._future.result()
 
     def take(self) -> Action:
         """Take the step that was found."""

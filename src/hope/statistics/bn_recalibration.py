@@ -21,6 +21,9 @@ from torch import Tensor, nn
 
 from hope import ops
 from hope._util.calls import Example, as_call, duplicate, mode
+from hope._util.disk_cache import cached
+from hope._util.hashing import hash_inputs
+from hope.errors import InvalidExample
 from hope.ops.norm import bn_of, is_bn, uses_of_bns
 from hope.statistics.measured import PLACES
 from hope.statistics.observe import check_batch, running
@@ -49,9 +52,23 @@ def recalibrated_copy(
     for number, batch in enumerate(batches):
         check_batch(batch, number)
     stand = duplicate(model)
+    name = f"recalibrated-{hash_inputs(list(batches))}-{synthetic}"
+    found = cached(name, lambda: _recalibrated(stand, batches, synthetic, trace or Trace()))
+    with torch.no_grad():
+        for buffer, value in stand.named_buffers():
+            if buffer in found:
+                value.copy_(found[buffer])
+    return stand
+
+
+def _recalibrated(
+    stand: nn.Module, batches: Sequence[Example], synthetic: bool, trace: Trace
+) -> dict[str, Tensor]:
+    """The statistics of a network's BNs after they were recalibrated, in place."""
     tensors = dict([*stand.named_parameters(), *stand.named_buffers()])
+    changed: dict[str, Tensor] = {}
     with mode(stand, training=False), torch.no_grad():
-        execution = _laid(stand, batches, trace or Trace(), lambda position: settle(position))
+        execution = _laid(stand, batches, trace, lambda position: settle(position))
         uses = uses_of_bns(execution.program)
         norms = [
             (form.operation.position, form.inputs[0], bn_of(form.operation))
@@ -65,18 +82,23 @@ def recalibrated_copy(
         def settle(position: int) -> None:
             if position not in behind:
                 return
-            inputs, counted, mean, variance = statistics(execution.value(position))
-            for bn in behind[position]:
+            bns, (inputs, counted, mean, variance) = behind[position], statistics(execution.value(position))
+            if not bool((mean.isfinite() & variance.isfinite()).all()):
+                raise InvalidExample(f"the inputs of {bns[0]} must be finite, got NaN or infinite ones")
+            for bn in bns:
                 known = [tensors[f"{bn}.{name}"] for name in (MEAN, VARIANCE)]
                 part = counted / (counted + 1)
                 if not synthetic:
                     part = min(1.0, CHANCE / inputs / max(1e-12, _apart(mean, variance, *known)))
                 for old, found in zip(known, (mean, variance), strict=True):
                     old += part * (found.to(old) - old)
+                changed.update(
+                    {f"{bn}.{name}": old for name, old in zip((MEAN, VARIANCE), known, strict=True)}
+                )
 
         for position in sorted(position for position, _, _ in norms):
             execution.run_to(position)
-    return stand
+    return changed
 
 
 def _laid(

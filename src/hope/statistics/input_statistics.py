@@ -39,6 +39,21 @@ class InputStatistics:
         """Whether a constant can be folded in: into the BN's mean, or a bias."""
         return bool(self.bn or self.bias)
 
+    def to_dict(self) -> dict[str, Any]:
+        """As plain data; moments in float32, which they were rounded to."""
+        return {name: one.float() if isinstance(one, Tensor) else one for name, one in vars(self).items()}
+
+    @classmethod
+    def from_dict(cls, saved: Mapping[str, Any]) -> InputStatistics:
+        """The reverse of `to_dict`; the covariance stays as it is."""
+        moments = {name: saved[name].double() for name in ("mean", "taps", "variance")}
+        return cls(**{**saved, **moments})
+
+    @property
+    def is_finite(self) -> bool:
+        """Whether no moment is NaN or beyond float32."""
+        return all(bool(one.isfinite().all()) for one in (self.mean, self.covariance, self.variance))
+
     @property
     def moments(self) -> Tensor:
         """What signals are projected under: their covariance, or without a place for constants their second
@@ -120,7 +135,7 @@ def statistics_of(
         if reading.bn is None:
             bn = ""
         signal = reading.signal
-        found[weight] = InputStatistics(
+        one = InputStatistics(
             weight,
             dims[weight],
             stored(signal.mean),
@@ -131,6 +146,8 @@ def statistics_of(
             bn,
             bias,
         )
+        if one.is_finite:  # otherwise they are as good as unknown
+            found[weight] = one
     return found
 
 

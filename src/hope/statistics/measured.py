@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from hope import ops
+from hope._util.disk_cache import cached
 from hope._util.memory import PART, allowed, filed
 from hope.errors import InvalidExample
 from hope.geometry.matrices import tap_distances
@@ -110,16 +112,20 @@ def measured_statistics(
     """
     readers = _readers(model, anatomy, anatomy.layers if units is None else units)
     how: dict[str, Any] = {"total": total, "synthetic": synthetic, "progress": progress}
-    if not many_moments(anatomy):
-        sums = {weight: _Sums(repeat, space) for weight, (_, repeat, space) in readers.items()}
-        _gather(model, anatomy, inputs, sums, **how)
-        return {**known, **dict(_finished(model, anatomy, readers, sums, known))}
-    inputs, found = list(inputs), dict(known)
-    for part in _parts(anatomy, readers):
+    many, found = many_moments(anatomy), dict(known)
+    parts = list(_parts(anatomy, readers)) if many else [list(readers)]
+    inputs = list(inputs) if many else inputs
+
+    def measured(part: Sequence[str]) -> list[dict[str, Any]]:
         sums = {weight: _Sums(*readers[weight][1:]) for weight in part}
         _gather(model, anatomy, inputs, sums, **how)
-        for weight, statistics in _finished(model, anatomy, readers, sums, known):
-            found[weight] = replace(statistics, covariance=filed(statistics.covariance.float()))
+        return [one.to_dict() for _, one in _finished(model, anatomy, readers, sums, known)]
+
+    for number, part in enumerate(parts):
+        for one in cached(f"moments-{number}-of-{len(parts)}", partial(measured, part)):
+            covariance: Tensor = one["covariance"]
+            one["covariance"] = filed(covariance) if many else covariance.double()
+            found[one["weight"]] = InputStatistics.from_dict(one)
     return found
 
 
@@ -316,4 +322,7 @@ def _intake(
         common = dict(model.named_parameters())[norm].detach().double().cpu()
         covariance = stored(statistics.covariance + torch.outer(common, common))
         statistics = replace(statistics, covariance=covariance)
-    return replace(statistics, variance=variance)
+    statistics = replace(statistics, variance=variance)
+    if not statistics.is_finite:
+        raise InvalidExample(f"calibration: the inputs of {weight} must be within float32, got larger ones")
+    return statistics
