@@ -101,6 +101,7 @@ def _wanted(budget: dict[str, Any], given: dict[str, Any]) -> dict[str, Any]:
     asked = run_budget(given.get("bits"), budget)
     bits = list(bits_for(asked, given.get("bits"), given["method"].quantises))
     options = {**given, "method": given["method"].to_dict(), "bits": bits}
+    options.pop("evaluate", None)  # steps do not depend on it
     return _flat({**options, **_unsaid(asked or Budget("steps", 0), given)})
 
 
