@@ -105,3 +105,15 @@ def test_the_command_line_takes_a_function_of_a_file(
     assert main([*call, "--evaluate", f"{place / 'scored.py'}:score"]) == 0
     assert "of the original 1" in capsys.readouterr().out
     assert read_run(tmp_path / "run").steps > 0
+
+
+@pytest.mark.parametrize("scored", [False, True])
+def test_a_finished_run_is_known_again_with_and_without_a_score(
+    place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], scored: bool
+) -> None:
+    call = ["encode", f"{place / 'scored.py'}:build", "--input", "1x3x8x8", "--method", "paper"]
+    call += ["--density", "0.5", "--out", str(tmp_path / "run")]
+    call += ["--evaluate", f"{place / 'scored.py'}:score"] if scored else []
+    assert main(call) == 0
+    assert main([*call, "--resume"]) == 0
+    assert "already has this run" in capsys.readouterr().out

@@ -153,6 +153,7 @@ def _run(options: argparse.Namespace, out: Path, budget: dict[str, Any]) -> None
         model, example = models.build(options)
     if models.random_weights(options):
         note(f"{options.model} has random weights: give --weights FILE or --pretrained for trained ones")
+    score = models.function(options.evaluate) if options.evaluate else None
     given = _given(options, model, example)
     differs = differing(out, model, example, budget, given) if options.resume else None
     partial, curve = out / PARTIAL, options.curve or options.report is not None
@@ -169,6 +170,7 @@ def _run(options: argparse.Namespace, out: Path, budget: dict[str, Any]) -> None
     if not options.resume:
         remove_checkpoint(partial)
     given |= {"evaluations": POINTS + 2 if curve else 1, "on_estimate": _print_estimate}
+    given["evaluate"] = score  # no option of the run: it is not compared above
     source = _source(options)
     with run_of((READ,)):
         try:
@@ -333,7 +335,6 @@ def _given(options: argparse.Namespace, model: Any, example: Any) -> dict[str, A
         "bits": options.bits,
         "group": options.group,
         "round": options.round,
-        "evaluate": models.function(options.evaluate) if options.evaluate else None,
     }
     if options.latency is not None:
         from hope.latency.runtime import Runtime
