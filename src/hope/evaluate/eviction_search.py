@@ -14,6 +14,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from concurrent.futures import Executor
+from functools import partial
 
 from torch import nn
 
@@ -139,9 +140,12 @@ class _EvictionTrials:
         """After these steps of the run."""
         key = _key(steps)
         if key not in self._losses:
-            made = lambda: 1 - self._fidelity(self._network(steps))  # noqa: E731
+            made = partial(self._after, steps)
             self._losses[key] = cached_number(_name(steps), made)
         return self._losses[key]
+
+    def _after(self, steps: Sequence[Action]) -> float:
+        return 1 - self._fidelity(self._network(steps))
 
     def without(self, steps: Sequence[Action], evict: Evict) -> float:
         """After these steps and an eviction."""
