@@ -153,7 +153,7 @@ def test_a_core_of_unknown_capacity_is_left_out_and_told() -> None:
     )  # fmt: skip
     part = hope.deft.partition(made(net), torch.zeros(2, 6), percentile=60, core="6", merge=False)
     assert part.bounds.left_out == ("3",)
-    assert part.bounds["3"].behind is None
+    assert part.bounds["3"].readers_capacity is None
     assert part.bounds["3"].severed > 0
     assert part.bounds.cumulative == part.bounds["0"].share > 0
     assert "not included, because the capacity of their readers is unknown: 3" in " ".join(str(part).split())
@@ -162,7 +162,7 @@ def test_a_core_of_unknown_capacity_is_left_out_and_told() -> None:
 def test_what_only_the_head_reads_has_no_core_behind_it() -> None:
     part = hope.deft.partition(made(chain()), images(2), percentile=60, merge=False)
     last = part.bounds["9"]
-    assert last.behind is None
+    assert last.readers_capacity is None
     assert last.share == 0
     assert last.directed == 0
     assert last.head > 0
@@ -182,7 +182,7 @@ def test_the_cumulative_bound_is_the_definition_worked_out_by_hand(by: str) -> N
         core, slack = norms[behind][part.core[behind]].sum(), norms[layer][~part.core[layer]]
         assert 0 < len(slack) < len(norms[layer])
         assert float(core) < 0.99 * float(norms[behind].sum())  # slack behind it is no part of E_core
-        assert part.bounds[layer].behind == pytest.approx(float(core), rel=0.02)
+        assert part.bounds[layer].readers_capacity == pytest.approx(float(core), rel=0.02)
         assert part.bounds[layer].severed == pytest.approx(float(slack.sum()), rel=0.02)
         total += float(slack.sum() / core)
         uniform += float(len(slack) * part.threshold / core)

@@ -40,7 +40,9 @@ def test_cost_is_what_the_source_task_is_worth_right_after_the_cut(sever: str) -
     assert tuning.cost is not None
     assert tuning.cost.fidelity == pytest.approx(fidelity, abs=1e-6)
     assert (tuning.cost.before, tuning.cost.after, tuning.cost.inputs) == (0.8, after, 30)
-    assert f"source after severing: predicted fidelity {fidelity:.2f}; {after:.1%} of 30" in str(tuning)
+    shown = str(tuning)
+    assert f"source after severing: predicted fidelity {fidelity:.2f}, of the network as it is" in shown
+    assert f"; {after:.1%} of 30" in shown
 
 
 def test_little_left_is_a_warning_and_much_left_a_note(capsys: pytest.CaptureFixture[str]) -> None:

@@ -52,7 +52,7 @@ def test_a_stream_behind_a_layer_norm_is_refused_by_name_in_one_line() -> None:
     with pytest.raises(
         NotSeparable, match=r"patches.*layer_norm in blocks\.0\.norm1.*core=\['patches'\]"
     ) as e:
-        hope.deft.partition(_net(), _images(2), calibration=[_images(16)])
+        hope.deft.partition(_net(), _images(2), calibration=[_images(16)], sever="mask")
     assert len(str(e.value).splitlines()) == 1
 
 

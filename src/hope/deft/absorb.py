@@ -36,7 +36,7 @@ from hope.structure.units import Unit
 class Absorbed:
     """What absorption came to, beyond the model that it rewrote."""
 
-    head: Mapping[str, Tensor]  # the source head's parameters (names within it) for when it is deaf to slack
+    head: Mapping[str, Tensor]  # the source head's parameters (names within it) where it reads no slack
     notes: tuple[str, ...]  # where it did not work and a mask has to do, with the reason
 
 

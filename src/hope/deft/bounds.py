@@ -49,8 +49,8 @@ class UnitBound:
         severed: Σ ‖f_j‖.
         uniform: N_slack·τ, the paper's bound; None for a partition by prune cost.
         merging: Σ δ of its merges.
-        behind: E_core, the capacity of the core that reads it; None if only the head reads it, or if no
-            such capacity is known.
+        readers_capacity: E_core, the capacity of the core that reads it; None if only the head reads it, or
+            if no such capacity is known.
         head: Σ ‖w_head,j‖·√K(j,j), the source head's loss when its weights for slack are zero.
 
     Example:
@@ -60,7 +60,7 @@ class UnitBound:
         ... )
         >>> part = hope.deft.partition(net, torch.zeros(2, 4), percentile=50)
         >>> bound = part.bounds["0"]
-        >>> bound.behind is None, bound.head > 0  # only the head reads it
+        >>> bound.readers_capacity is None, bound.head > 0  # only the head reads it
         (True, True)
     """
 
@@ -71,7 +71,7 @@ class UnitBound:
     severed: float
     uniform: float | None
     merging: float
-    behind: float | None
+    readers_capacity: float | None
     head: float
 
     def __repr__(self) -> str:
@@ -80,8 +80,8 @@ class UnitBound:
 
     @property
     def share(self) -> float:
-        """(Σ ‖f_j‖ + Σ δ)/E_core, the unit's term of the unified bound; 0 if `behind` is None."""
-        return _over(self.severed + self.merging, self.behind)
+        """(Σ ‖f_j‖ + Σ δ)/E_core, the unit's term of the unified bound; 0 if `readers_capacity` is None."""
+        return _over(self.severed + self.merging, self.readers_capacity)
 
 
 @dataclass(frozen=True, repr=False)
@@ -119,7 +119,7 @@ class Bounds:
         for unit in self.units:
             if unit.uniform is None:
                 return None
-            total += _over(unit.uniform + unit.merging, unit.behind)
+            total += _over(unit.uniform + unit.merging, unit.readers_capacity)
         return total
 
     def __repr__(self) -> str:
@@ -182,7 +182,7 @@ def find_bounds(split: CoreSlackSplit, tau: float | None, proven: bool) -> Bound
     """All bounds."""
     units = [unit for unit in split.units if unit.name in split.states]
     found = {unit.name: _readers(split, unit) for unit in units}
-    left_out = [name for name, one in found.items() if one.behind and not _known(split, one)]
+    left_out = [name for name, one in found.items() if one.units and not _known(split, one)]
     bounds = tuple(_bound(split, unit, found[unit.name], tau) for unit in units)
     return Bounds(bounds, proven, tuple(left_out))
 
@@ -194,31 +194,31 @@ class _Readers:
     core: Tensor  # (neurons,) ‖w_core,j‖²·K(j,j)
     head: Tensor  # (neurons,) ‖w_head,j‖²·K(j,j)
     outer: list[Tensor]  # (slack, slack) of each reader but the head: ⟨w_core,j, w_core,k⟩
-    behind: set[str]  # the units, or the weights of none, that read it
+    units: set[str]  # the units, or the weights of none, that read it
 
 
 def _readers(split: CoreSlackSplit, unit: Unit) -> _Readers:
     core, head = torch.zeros(2, unit.neurons, dtype=torch.float64)
     outer: list[Tensor] = []
-    behind: set[str] = set()
+    units: set[str] = set()
     for observer in split.energies.observers(unit):
         places, squares = observer.places, observer.squares
         if in_head(places.tensor, split.head):
             add_by_neuron(head, places, observer.energy * squares.flatten(1).sum(dim=1))
             continue
-        behind.add(split.writes.get(places.tensor, places.tensor))
+        units.add(split.writes.get(places.tensor, places.tensor))
         shape = split.anatomy.shapes[places.tensor]
         frozen = split.frozen[places.tensor]
         rows = None if bool(frozen.all()) else frozen.expand(shape).movedim(places.dim, 0)
         core_squares = squares if rows is None else squares * rows
         add_by_neuron(core, places, observer.energy * core_squares.flatten(1).sum(dim=1))
         outer.append(_gram(split.energies.numbers[places.tensor], places, rows, split.slack(unit)))
-    return _Readers(core, head, outer, behind)
+    return _Readers(core, head, outer, units)
 
 
 def _known(split: CoreSlackSplit, readers: _Readers) -> list[float]:
     """Capacities of the cores after a unit, as far as they are known."""
-    return [split.totals[name] for name in sorted(readers.behind) if name in split.totals]
+    return [split.totals[name] for name in sorted(readers.units) if name in split.totals]
 
 
 def _bound(split: CoreSlackSplit, unit: Unit, readers: _Readers, tau: float | None) -> UnitBound:
@@ -231,7 +231,7 @@ def _bound(split: CoreSlackSplit, unit: Unit, readers: _Readers, tau: float | No
         severed=float(state.capacities[slack].sum()),
         uniform=None if tau is None else int(slack.sum()) * tau,
         merging=sum((one.distortion for one in split.merges if one.name == unit.name), 0.0),
-        behind=sum(known) if known else None,
+        readers_capacity=sum(known) if known else None,
         head=float(readers.head[slack].sqrt().sum()),
     )
 

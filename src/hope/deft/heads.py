@@ -133,7 +133,7 @@ def masked_head(
     """A copy of a head with zero weights for some of its inputs.
 
     Args:
-        columns: parameter (its name within the head) -> a mask that broadcasts to it, True where it is deaf.
+        columns: parameter (its name within the head) -> a mask that broadcasts to it, True where masked.
         absorbed: parameter -> its replacement, if other weights compensate.
     """
     copied = copy.deepcopy(head)

@@ -71,17 +71,17 @@ def _tied(anatomy: Anatomy) -> str:
 
 def _reader(anatomy: Anatomy, module: str) -> str:
     """A weight that reads a module's output, directly or indirectly; "" if there is none."""
-    behind: set[int] = set()
+    after: set[int] = set()
     for form in ops.forms(anatomy.program):
         if form is None:
             continue
         tensors = form.operation.tensors
         own = any(f"{tensor}.".startswith(f"{module}.") for tensor in tensors.values())
-        fed = not behind.isdisjoint(form.inputs)
+        fed = not after.isdisjoint(form.inputs)
         if fed and not own and is_weight(form):
             return tensors["weight"]
         if fed or own:
-            behind.add(form.operation.position)
+            after.add(form.operation.position)
     return ""
 
 

@@ -43,12 +43,12 @@ def source(tuning: Tuning, masked: bool) -> Iterator[nn.Module]:
     forward = _without_autocast(model)
     modes = [(module, module.training) for module in model.modules()]
     drifted = snapshot(model)
-    deaf = (tuning.columns, tuning.absorbed_head) if masked else ({}, {})
-    grafted = masked_head(tuning.source_head, *deaf)
+    masks = (tuning.columns, tuning.absorbed_head) if masked else ({}, {})
+    grafted = masked_head(tuning.source_head, *masks)
     grafted.to(next(chain(head.parameters(), model.parameters())))
-    silent = _slack(tuning) if masked and tuning.masks_source else []
+    slack_entries = _slack(tuning) if masked and tuning.masks_source else []
     try:
-        for parameter, data, slack in silent:
+        for parameter, data, slack in slack_entries:
             parameter.data = data.masked_fill(slack.to(data.device), 0)
         model.set_submodule(tuning.head, grafted)
         put_back(model, tuning.statistics)
@@ -57,7 +57,7 @@ def source(tuning: Tuning, masked: bool) -> Iterator[nn.Module]:
     finally:
         vars(model).update(forward)
         model.set_submodule(tuning.head, head)
-        for parameter, data, _ in silent:
+        for parameter, data, _ in slack_entries:
             parameter.data = data
         put_back(model, drifted)
         for module, training in modes:
