@@ -27,6 +27,7 @@ WORDS = {
     "encoding": "the result of a run",
     "report": "a run as an HTML page or a figure",
     "storage": "runs and adapters as files",
+    "healing": "distillation towards the original",
     "evaluate": "decisions that run the model",
     "latency": "measured and predicted time",
     "rewrite": "steps applied to a copy; refit",

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     )
     from hope.evaluate.fidelity import fidelity
     from hope.finetuned import save_finetuned
+    from hope.healing.heal import Healed, heal
     from hope.latency.runtime import Runtime
     from hope.methods import Absorb, Paper, Score
     from hope.reasons import Cause
@@ -47,6 +48,7 @@ __all__ = [
     "DamagedFolder",
     "Encoding",
     "Evict",
+    "Healed",
     "HopeError",
     "InfeasibleBudget",
     "InvalidAction",
@@ -68,6 +70,7 @@ __all__ = [
     "export_onnx",
     "export_program",
     "fidelity",
+    "heal",
     "inspect",
     "load",
     "ops",
@@ -97,6 +100,7 @@ _PLACES = {  # where names are defined: each is imported on first use, and torch
         "UnsupportedModel",
     ),
     "hope.finetuned": ("save_finetuned",),
+    "hope.healing.heal": ("Healed", "heal"),
     "hope.evaluate.fidelity": ("fidelity",),
     "hope.latency.runtime": ("Runtime",),
     "hope.methods": ("Absorb", "Paper", "Score"),

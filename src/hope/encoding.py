@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from os import PathLike
@@ -19,11 +19,12 @@ from hope._util.tables import html, text
 from hope.errors import InfeasibleBudget, InvalidAction, UnknownMethod
 from hope.evaluate.along import Along, growth, growth_note, kept, score, spaced
 from hope.evaluate.fidelity import EVALUATIONS, Fidelity, images_for, longest_above
+from hope.healing.heal import Healed, HealOptions, Settings, distilled
 from hope.latency.runtime import Runtime, machine
 from hope.latency.stopwatch import Stopwatch
 from hope.latency.timing import Latency, Timing
 from hope.methods.base import Method
-from hope.methods.calibration import SYNTHETIC
+from hope.methods.calibration import has_data
 from hope.reasons import Reason
 from hope.report.accuracies import points_of
 from hope.report.page import write_page
@@ -37,6 +38,7 @@ from hope.schedule.search_space import calibration
 from hope.schedule.trajectory import Trajectory, unreachable
 from hope.statistics.input_statistics import InputStatistics
 from hope.storage.arrays import state
+from hope.storage.finetuned import save_trained
 from hope.storage.packed import grids_of, integers_of, read_grids
 from hope.storage.run import Details, Run, fingerprint, write_run
 from hope.structure.anatomy import Anatomy
@@ -66,6 +68,7 @@ class Encoding:
         cache: of a run that can be resumed.
         unchanged: the fingerprint of a model that was too large to copy.
         evaluate: the user's own score of a network.
+        healed: what `heal` did, if it was called.
 
     Example:
         >>> import torch, hope
@@ -100,17 +103,16 @@ class Encoding:
     unchanged: str | None = None
     evaluate: Callable[[nn.Module], float] | None = None
     _scored: dict[int, float] = field(default_factory=dict)
+    healed: Healed | None = None
 
     @cached_property
     def model(self) -> nn.Module:
         """The compressed model: same class, smaller layers."""
-        return self._after(self.steps, fit_file(self.cache))
+        return self._after(self.steps, fit_file(self.cache)) if self.healed is None else self.healed.model
 
     @lists_budgets(ReplayBudget)
     def at(self, **budget: Unpack[ReplayBudget]) -> nn.Module:
-        """The network at another budget of the same run, from the original weights; only the refit is
-        computed again.
-        """
+        """The network at another budget of the same run; only the refit is computed again."""
         return self._after(self.trajectory.steps_at(replay_budget(**budget)))
 
     def _after(self, steps: int, checkpoint: Path | None = None) -> nn.Module:
@@ -152,7 +154,7 @@ class Encoding:
 
     def fidelities(self, points: int = 10, *, progress: bool | None = None) -> list[tuple[int, float]]:
         """(steps, predicted fidelity) at evenly spaced steps of the run, and at the budget."""
-        return self._fidelities.points(spaced(len(self.trajectory), self.steps, points), progress)
+        return self._fidelities.points(self._spaced(points), progress)
 
     @property
     def score(self) -> float:
@@ -165,7 +167,21 @@ class Encoding:
 
     def scores(self, points: int = 10, *, progress: bool | None = None) -> list[tuple[int, float]]:
         """(steps, score by `evaluate`) at evenly spaced steps of the run, and at the budget."""
-        return self._scores.points(spaced(len(self.trajectory), self.steps, points), progress)
+        return self._scores.points(self._spaced(points), progress)
+
+    def _spaced(self, points: int) -> Sequence[int]:  # of a healed run, no other networks
+        return spaced(len(self.trajectory), self.steps, points) if self.healed is None else (0, self.steps)
+
+    def heal(self, batches: Iterable[Any] | None = None, **options: Unpack[HealOptions]) -> Encoding:
+        """This encoding with its model distilled towards the original (see `hope.heal`), on unlabelled
+        batches, by default those of `calibration=`, or without data on synthetic ones. `save` then saves a
+        trained network; other budgets (`at`) are not healed.
+        """
+        given = self.inputs if batches is None and self.inputs and has_data(self.method) else batches
+        done = self.trajectory.steps[: self.steps]
+        settings = Settings.of(self.anatomy, done, self.example, self.settings.get("exclude", ()))
+        found = distilled(self._intact(), self.model, given, settings, **options)
+        return replace(self, healed=found, cache=None, _looked={}, _scored={})
 
     @cached_property
     def _fidelities(self) -> Along:
@@ -210,11 +226,7 @@ class Encoding:
             self._timed.update(zip((0, self.steps), map(round, found), strict=True))
 
     def ended_at(self, budget: Budget, multiple_of: int = 1, *, progress: bool | None = False) -> Encoding:
-        """The same run, stopped where a budget is met.
-
-        Raises:
-            InfeasibleBudget: the run does not reach the budget; the message says what it reaches.
-        """
+        """The same run, stopped where a budget is met; `InfeasibleBudget` says what it reaches instead."""
         if budget.kind.searched:
             with bar(SEARCH, EVALUATIONS, progress) as show:
                 least, after = budget.value, self.fidelity_after
@@ -236,13 +248,11 @@ class Encoding:
             folder: the target folder.
             source: "model", "weights" and "input" on the command line, for `hope report` to repeat.
         """
+        if self.healed is not None:
+            return save_trained(Path(folder), self.as_run(folder, source), self.steps, self.model)
         # synthetic inputs are saved, so that other budgets can be had back; others are not ours to keep
-        inputs = self.inputs if self.method.to_dict().get("calibration") in SYNTHETIC else ()
+        inputs = () if has_data(self.method) else self.inputs
         return write_run(Path(folder), self.as_run(folder, source), state(self.model), inputs)
-
-    def _timing(self) -> Timing | None:
-        where, timed = self.runtime, tuple(sorted(self._timed.items()))
-        return None if where is None else Timing(where, machine(where), timed)
 
     def report(
         self,
@@ -269,22 +279,17 @@ class Encoding:
         return write_page([self.as_run(folder, source)], Path(path), accuracies=[points])
 
     def plot(self, *, accuracy: Mapping[int, float] | None = None) -> Figure:
-        """The figure that `hope plot` draws of a saved run (needs matplotlib): remaining sizes along the run,
-        and distortion against parameters; also the predicted fidelity, if `encoding.fidelities()` was
-        called, or the accuracy.
-
-        Args:
-            accuracy: accuracies you measured, {steps: accuracy between 0 and 1}.
-
-        Returns:
-            A figure: `.savefig("figure.png")`; notebooks show it.
+        """The figure that `hope plot` draws of a saved run (needs matplotlib): sizes along the run,
+        distortion against parameters, and the accuracy, {steps: accuracy between 0 and 1}, or the fidelities
+        computed so far. `.savefig("figure.png")` saves it; notebooks show it.
         """
         check_matplotlib()
         return draw([self.as_run()], [points_of(accuracy, self._scored, len(self.trajectory))])
 
     def as_run(self, folder: str | PathLike[str] = "run", source: Mapping[str, str] | None = None) -> Run:
         """The run as if it had been saved in a folder and read again."""
-        looked = sorted(self._looked.items())
+        looked, where = sorted(self._looked.items()), self.runtime
+        timing = Timing(where, machine(where), tuple(sorted(self._timed.items()))) if where else None
         return Run(
             fingerprint(self._intact()),
             self.anatomy,
@@ -294,7 +299,7 @@ class Encoding:
             Path(folder),
             details=Details(self.measures, self.left_alone, source or {}, looked, self.settings).rounded(),
             held=self.input_statistics,
-            timing=self._timing(),
+            timing=timing,
         )
 
     def export_onnx(self, path: str | PathLike[str], *, check: bool = True) -> Exported:
@@ -303,8 +308,8 @@ class Encoding:
         Rounded weights are written as integers, and onnxruntime computes with integers where ranges of
         activations are known: from batch norm, or from the run's calibration inputs. Outputs are checked.
         """
-        synthetic = self.method.to_dict().get("calibration") in (None, *SYNTHETIC)
-        found = integers_of(self.model, self.grids, self.input_statistics, () if synthetic else self.inputs)
+        inputs = self.inputs if has_data(self.method) else ()
+        found = integers_of(self.model, self.grids, self.input_statistics, inputs)
         return export_onnx(self.model, self.example, path, check=check, integers=found)
 
     @cached_property
@@ -313,9 +318,7 @@ class Encoding:
         return read_grids(self.model, grids_of(self.trajectory.steps[: self.steps]))
 
     def export_program(self, path: str | PathLike[str], *, check: bool = True) -> Exported:
-        """Write the compressed model as `.pt2`, for `torch.export.load`, and check its outputs (see
-        `hope.export_program`).
-        """
+        """Write the compressed model as `.pt2`, for `torch.export.load` (see `hope.export_program`)."""
         return export_program(self.model, self.example, path, check=check)
 
     def __repr__(self) -> str:
@@ -334,17 +337,13 @@ class Encoding:
 
     def _parts(self) -> list[object]:
         """The summary, as tables and lines."""
-        before, after = self.trajectory.size(0), self.size
         mix = self.trajectory.counted(self.steps)
         title = f"{self.anatomy.model} by {self.method.name}: {plural(self.steps, 'step')} ({mix})"
-        parts: list[object] = [size_table(title, before, after)]
-        if self.latency is not None:
-            parts.append(str(self.latency))
+        lines = [str(self.latency or "")]
         if self.example is not None:
-            parts.append(f"fidelity {self.fidelity:.3f} (predicted; 1 is the original)")
+            lines.append(f"fidelity {self.fidelity:.3f} (predicted; 1 is the original)")
         if self.evaluate is not None:
-            parts.append(f"score {self.score:.4g}; of the original {self.score_after(0):.4g}")
-        parts += self.notes
-        parts += filter(None, [growth_note(self.growth)])
-        parts += left_alone_table(self.left_alone)
-        return parts
+            lines.append(f"score {self.score:.4g}; of the original {self.score_after(0):.4g}")
+        lines += [str(self.healed or ""), *self.notes, growth_note(self.growth)]
+        table = size_table(title, self.trajectory.size(0), self.size)
+        return [table, *filter(None, lines), *left_alone_table(self.left_alone)]

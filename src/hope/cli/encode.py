@@ -10,7 +10,7 @@ from hope._util.files import check_folder
 from hope._util.locks import locked
 from hope._util.names import current_method
 from hope._util.notes import note
-from hope.cli import models
+from hope.cli import healing, models
 from hope.cli.budgets import add_bits, add_budgets, budget_of
 from hope.cli.compare import differing, started_otherwise
 from hope.cli.targets import path
@@ -55,6 +55,7 @@ def register(commands: Any) -> None:
     add_budgets(parser, required=True, or_bits=True)
     parser.add_argument("--out", metavar="FOLDER", type=path, required=True, help="where to save the run")
     _add_options(parser)
+    healing.add_argument(parser)
     parser.add_argument("--force", action="store_true", help="replace an existing run in the folder")
     parser.add_argument(
         "--resume",
@@ -159,7 +160,7 @@ def _run(options: argparse.Namespace, out: Path, budget: dict[str, Any]) -> None
     partial, curve = out / PARTIAL, options.curve or options.report is not None
     if differs == [] and not partial.exists():
         print(f"{options.out} already has this run")
-        _report(options)
+        _report(options, model, example, given)
         return
     if options.resume and not options.force:
         interrupted = started_otherwise(partial, model, example, budget, given)
@@ -169,6 +170,7 @@ def _run(options: argparse.Namespace, out: Path, budget: dict[str, Any]) -> None
         print(f"{options.out} has another run ({'; '.join(differs)}): it is made again")
     if not options.resume:
         remove_checkpoint(partial)
+    healing.forget(out)
     given |= {"evaluations": POINTS + 2 if curve else 1, "on_estimate": _print_estimate}
     given["evaluate"] = score  # no option of the run: it is not compared above
     source = _source(options)
@@ -187,7 +189,7 @@ def _run(options: argparse.Namespace, out: Path, budget: dict[str, Any]) -> None
         summary = str(encoding)
     print(summary)
     print(_saved(out, options.out))
-    _report(options)
+    _report(options, model, example, given)
 
 
 def _print_estimate(estimate: Estimate) -> None:
@@ -241,16 +243,14 @@ def _source(options: argparse.Namespace) -> dict[str, str]:
     return {**found, **({"pretrained": "yes"} if options.pretrained else {})}
 
 
-def _report(options: argparse.Namespace) -> None:
-    if options.report is None:
-        return
-    from hope.cli.report import PAGE
-    from hope.report.page import write_page
-    from hope.storage.run import read_run
+def _report(options: argparse.Namespace, model: Any, example: Any, given: dict[str, Any]) -> None:
+    folders = [Path(options.out)]
+    if options.heal is not None:
+        folders.append(healing.heal_run(folders[0], model, example, given["method"], options.heal))
+    if options.report is not None:
+        from hope.cli.report import PAGE, write
 
-    target = Path(options.report) if options.report else Path(options.out) / PAGE
-    write_page([read_run(options.out)], target)
-    print(f"{target}: the report; open it in a browser")
+        write(folders, Path(options.report) if options.report else folders[0] / PAGE)
 
 
 def _check_options(options: argparse.Namespace) -> None:

@@ -64,6 +64,12 @@ def accuracies(runs: Sequence[Run], files: Sequence[str]) -> list[list[tuple[int
     return [read_accuracies(Path(file), len(run.trajectory)) for file, run in zip(files, runs, strict=False)]
 
 
+def write(folders: Sequence[Path], target: Path) -> None:
+    """Write the report of runs that were just made."""
+    write_page([read_run(folder) for folder in folders], target)
+    print(f"{target}: the report; open it in a browser")
+
+
 def run(options: argparse.Namespace) -> None:
     """Write the report and print its path."""
     runs, measured = read(options)

@@ -72,7 +72,7 @@ class Fidelity:
         """Centred outputs by name."""
         with evaluation(model), torch.no_grad():
             outputs = float_outputs(model(*self._args, **self._kwargs))
-        return {name: _centred(self._unpadded(output.double().cpu())) for name, output in outputs.items()}
+        return {name: centred(self._unpadded(output.double().cpu())) for name, output in outputs.items()}
 
     def _unpadded(self, output: Tensor) -> Tensor:
         """An output without that of padded tokens."""
@@ -89,14 +89,15 @@ class Fidelity:
                 f"the outputs of both networks must have the same shapes, got {_listed(shapes[0])} and "
                 f"{_listed(shapes[1])}: compare a network with its own compressed version"
             )
-        return {name: _cosine(outputs[name], known) for name, known in self._outputs.items()}
+        return {name: cosine(outputs[name], known) for name, known in self._outputs.items()}
 
     def __call__(self, model: nn.Module) -> float:
         """The least of `by_output`: a network is as good as its worst output."""
         return min(self.by_output(model).values())
 
 
-def _cosine(output: Tensor, known: Tensor) -> float:
+def cosine(output: Tensor, known: Tensor) -> float:
+    """The mean cosine of two networks' centred outputs."""
     bottom = output.norm(dim=1) * known.norm(dim=1)
     cosine = (output * known).sum(dim=1) / bottom.clamp(min=1e-300)
     cosine[(output == known).all(dim=1)] = 1.0
@@ -178,7 +179,7 @@ def _tensors(name: str, value: Any) -> Iterator[tuple[str, Tensor]]:
         yield from _tensors(f"{name}.{key}".lstrip("."), part)
 
 
-def _centred(answers: Tensor) -> Tensor:
+def centred(answers: Tensor) -> Tensor:
     """Outputs without their mean over classes and inputs; every token of a text is an input."""
     answers = answers if answers.ndim > 1 else answers[None]
     flat = answers if answers.ndim == 3 else answers.flatten(1)

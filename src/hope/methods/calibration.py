@@ -54,3 +54,9 @@ def synthetic_batches(
     """Batches of synthetic inputs."""
     check_calibration(word)
     return dreamed(model, example, trace, steps=SYNTHETIC[word], progress=progress)
+
+
+def has_data(method: object) -> bool:
+    """Whether a method is calibrated on inputs of the user's."""
+    given = getattr(method, "calibration", None)
+    return given is not None and not isinstance(given, str)

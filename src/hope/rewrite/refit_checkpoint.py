@@ -58,6 +58,11 @@ class Fitted:
         if self.throttle.due:
             self._write("no")
 
+    def write(self) -> None:
+        """Write what is noted, if anything is."""
+        if self.tensors:
+            self._write("no")
+
     def finish(self, tensors: Mapping[str, Tensor]) -> None:
         """Write everything: the fit is finished, and what uses it is not."""
         self.tensors = dict(tensors)

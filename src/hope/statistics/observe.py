@@ -70,12 +70,12 @@ def check_batch(batch: Any, number: int, what: str = "calibration") -> None:
 
 
 @contextmanager
-def running(what: str) -> Iterator[None]:
+def running(what: str, why: str = "calibration") -> Iterator[None]:
     """Whatever the user's forward raises, in words."""
     try:
         yield
     except Exception as error:
         raise InvalidExample(
-            f"calibration: the model cannot run on {what}: {first_line(error)}; "
+            f"{why}: the model cannot run on {what}: {first_line(error)}; "
             "give batches as the model takes them, without labels"
         ) from error

@@ -1,0 +1,1 @@
+"""Distil a small network towards its original, without labels."""
