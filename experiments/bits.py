@@ -1,7 +1,8 @@
 """What bits are worth, without data: `python -m experiments.bits [NETWORK ...]`, resumable.
 
-Every weight rounded to 8, 4 or 3 bits, to nearest and with error feedback; budgets in bytes met by removing
-neurons, by bits, and by both; and the integer network in onnxruntime, against the float one in the same run.
+Every weight rounded to 8, 4, 3 or 2 bits, to nearest and with error feedback; budgets in bytes met by
+removing neurons, by bits, and by both; and the integer network in onnxruntime, against the float one in the
+same run.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ from hope.schedule.trajectory import Trajectory
 
 RESULTS = FOLDER / "bits.json"
 NETWORKS = ("cifar10-resnet20", "cifar10-resnet56", "keras-resnet50")
-UNIFORM = (8, 4, 3)
+UNIFORM = (8, 4, 3, 2)
 SIZES = (0.5, 0.25, 0.15, 0.1, 0.07)
 WAYS = ("neurons", "bits", "both")
 ALL = (8, 6, 5, 4, 3, 2)

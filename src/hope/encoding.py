@@ -30,16 +30,16 @@ from hope.report.accuracies import points_of
 from hope.report.page import write_page
 from hope.report.plot import check_matplotlib, draw
 from hope.report.summary import left_alone_table, size_table
-from hope.rewrite.export import Exported, export_onnx, export_program
-from hope.rewrite.integer_onnx import Grid
+from hope.rewrite.export import Exported, Integers, export_onnx, export_program
+from hope.rewrite.packed_onnx import Grid
 from hope.rewrite.refit import compressed
+from hope.rewrite.rounded import grids_of, integers_of, read_grids
 from hope.schedule.budget import Budget, ReplayBudget, lists_budgets, replay_budget
 from hope.schedule.search_space import calibration
 from hope.schedule.trajectory import Trajectory, unreachable
 from hope.statistics.input_statistics import InputStatistics
 from hope.storage.arrays import state
 from hope.storage.finetuned import save_trained
-from hope.storage.packed import grids_of, integers_of, read_grids
 from hope.storage.run import Details, Run, fingerprint, write_run
 from hope.structure.anatomy import Anatomy
 from hope.structure.sizes import Size
@@ -222,7 +222,9 @@ class Encoding:
     def look_at_latency(self) -> None:
         """Measure the original and the compressed model side by side, unless that was done already."""
         if self.runtime is not None and self.steps not in self._timed:
-            found = Stopwatch(self.runtime).networks([self._intact(), self.model], self.example)
+            integers = self._integers() if self.runtime.engine == "onnxruntime" else None
+            models = [self._intact(), self.model]
+            found = Stopwatch(self.runtime).networks(models, self.example, [None, integers])
             self._timed.update(zip((0, self.steps), map(round, found), strict=True))
 
     def ended_at(self, budget: Budget, multiple_of: int = 1, *, progress: bool | None = False) -> Encoding:
@@ -262,8 +264,7 @@ class Encoding:
         folder: str | PathLike[str] = "run",
         source: Mapping[str, str] | None = None,
     ) -> Path:
-        """Write the report of this run: one HTML file that works offline. Missing fidelities are computed
-        first.
+        """Write the report of this run, an HTML file that works offline, after computing fidelities.
 
         Args:
             path: the file.
@@ -303,14 +304,13 @@ class Encoding:
         )
 
     def export_onnx(self, path: str | PathLike[str], *, check: bool = True) -> Exported:
-        """Write the compressed model as ONNX, for batches of any size (see `hope.export_onnx`).
+        """Write the compressed model as ONNX, rounded weights as integers (see `hope.export_onnx`)."""
+        return export_onnx(self.model, self.example, path, check=check, integers=self._integers())
 
-        Rounded weights are written as integers, and onnxruntime computes with integers where ranges of
-        activations are known: from batch norm, or from the run's calibration inputs. Outputs are checked.
-        """
+    def _integers(self) -> Integers | None:
+        """What an ONNX file needs to know of rounded weights; ranges come from real inputs only."""
         inputs = self.inputs if has_data(self.method) else ()
-        found = integers_of(self.model, self.grids, self.input_statistics, inputs)
-        return export_onnx(self.model, self.example, path, check=check, integers=found)
+        return integers_of(self.model, self.grids, self.input_statistics, inputs)
 
     @cached_property
     def grids(self) -> dict[str, Grid]:

@@ -29,10 +29,12 @@ from hope.evaluate.eviction_search import ordered, with_evictions
 from hope.evaluate.fidelity import Fidelity, images_for
 from hope.evaluate.sensitivity import with_sensitivities
 from hope.evaluate.stream_choice import choose_streams, without_streams
+from hope.latency.latency_model import LatencyModel
 from hope.latency.measure import latency_model, runtime_for
 from hope.latency.runtime import Runtime
 from hope.methods import Method, named
 from hope.methods.base import NetworkStatistics
+from hope.methods.calibration import has_data
 from hope.rewrite.apply import outcome
 from hope.rewrite.config import configured, groups_of
 from hope.schedule.bits import BitOptions, Rounding, bits_for, readers, roundings, with_readers
@@ -94,7 +96,8 @@ class Options:
         uniform = check_uniform(rest.get("uniform", False), rest.get("streams", False))
         patterns = (exclude,) if isinstance(exclude, str) else tuple(exclude)
         where = runtime_for(budget, runtime, example) if budget is not None else None
-        counts = bits_for(budget, bits, named(method).quantises)
+        engine = where.engine if where is not None else ""
+        counts = bits_for(budget, bits, named(method).quantises, engine)
         rounded = BitOptions(counts, 0 if group is None else group, round)
         how: dict[str, Any] = {"exclude": patterns, "runtime": where, "bits": rounded}
         return cls(named(method), evict and not uniform, only_bits=budget is None, **how, **rest)
@@ -181,7 +184,10 @@ def _compress(
         statistics, weights, options.bits, method.share_of(statistics), progress=options.progress
     )
     budget = budget or Budget("steps", sum(len(one.steps) for one in rounding))
-    cost = cost_model(model, example, anatomy, budget, replace(options, method=method))
+    cost = cost_model(model, example, anatomy, budget, replace(options, method=method), statistics.inputs)
+    notes: tuple[str, ...] = ()
+    if rounding and isinstance(cost, LatencyModel):
+        rounding, notes = [], (f"weights are not rounded: {options.runtime} is not faster with integers",)
     space = search_space(
         statistics, method, evict=options.evict, exclude=options.exclude, groups=groups, cost=cost
     )
@@ -194,7 +200,7 @@ def _compress(
         measured = {"latencies": numbers} if cost is not None and (numbers := cost.to_list()) else {}
         file = RunCheckpoint(cache.path, {"original": original, **settings, **measured})
     judges = Judges(model, example, anatomy, statistics.inputs, options.progress)
-    found, notes = schedule(model, space, budget, options, judges, file, rounding)
+    found, more = schedule(model, space, budget, options, judges, file, rounding)
     if budget.is_measured and options.multiple_of is None:
         settings["widths"] = "chosen"
     settings["multiple_of"] = found.multiple_of
@@ -206,7 +212,7 @@ def _compress(
         method,
         space.left_alone,
         statistics.input_statistics,
-        (*space.notes(found.multiple_of), *notes),
+        (*space.notes(found.multiple_of), *notes, *more),
         share_weights(model) if large else duplicate(model),
         example,
         method.measures(statistics, space.states),
@@ -222,13 +228,20 @@ def _compress(
 
 
 def cost_model(
-    model: nn.Module, example: Example | None, anatomy: Anatomy, budget: Budget, options: Options
+    model: nn.Module,
+    example: Example | None,
+    anatomy: Anatomy,
+    budget: Budget,
+    options: Options,
+    inputs: Sequence[Any] = (),
 ) -> CostModel | None:
     """What savings are counted by: the budget's resource where it is measured or the method ranks by it; else
     None, which counts parameters.
     """
     if options.runtime is not None:
-        return latency_model(model, example, anatomy, options.runtime, progress=options.progress)
+        real = has_data(options.method)
+        how: dict[str, Any] = {"integers": bool(options.bits.counts), "inputs": inputs if real else ()}
+        return latency_model(model, example, anatomy, options.runtime, progress=options.progress, **how)
     resource = budget.resource
     if resource is None or not (resource.measured or (resource.ranks and options.method.by_budget)):
         return None

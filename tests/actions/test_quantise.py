@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 
 import hope
 from hope.actions.quantise import moments_of
@@ -29,6 +32,7 @@ from hope.storage.arrays import read_arrays, state
 from hope.storage.run import read_run
 from tests.support import randomise
 
+CLOSED = hope.Absorb(calibration=None)  # statistics in closed form
 EXAMPLE = torch.linspace(-1, 1, 2 * 64).reshape(2, 1, 8, 8)
 
 
@@ -166,7 +170,7 @@ def test_depthwise_weights_are_corrected_too() -> None:
         *(nn.Conv2d(8, 16, 3, padding=1, groups=8), nn.BatchNorm2d(16), nn.ReLU(), nn.Conv2d(16, 4, 1)),
     )
     randomise(net).eval()
-    encoding = hope.encode(net, torch.zeros(1, 3, 8, 8), bits=2)
+    encoding = hope.encode(net, torch.zeros(1, 3, 8, 8), bits=2, method=CLOSED)
     mean = torch.relu(torch.randn(200_000, 8) * net[1].weight.abs() + net[1].bias).mean(0)
     change = (encoding.model[3].weight - net[3].weight).sum((1, 2, 3)) * mean.repeat_interleave(2)
     moved = encoding.model[4].running_mean - net[4].running_mean
@@ -181,13 +185,55 @@ def test_grouped_weights_are_corrected_too() -> None:
         *(nn.Conv2d(8, 12, 3, padding=1, groups=4), nn.BatchNorm2d(12), nn.ReLU(), nn.Conv2d(12, 4, 1)),
     )
     randomise(net).eval()
-    encoding = hope.encode(net, torch.zeros(1, 3, 8, 8), bits=2)
+    encoding = hope.encode(net, torch.zeros(1, 3, 8, 8), bits=2, method=CLOSED)
     mean = torch.relu(torch.randn(200_000, 8) * net[1].weight.abs() + net[1].bias).mean(0)
     change = (encoding.model[3].weight - net[3].weight).sum((2, 3))  # 12 outputs, 2 inputs each
     want = (change.reshape(4, 3, 2) * mean.reshape(4, 1, 2)).sum(2).flatten()
     moved = encoding.model[4].running_mean - net[4].running_mean
     assert want.abs().max() > 0.01
     assert torch.allclose(moved, want, atol=0.02)
+
+
+class Tokens(nn.Module):
+    """Linear layers over (N, tokens, features), as in transformers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.up, self.down = nn.Linear(64, 128, bias=False), nn.Linear(128, 64)
+
+    def forward(self, input: Tensor) -> Tensor:
+        return self.down(functional.gelu(self.up(input)))
+
+
+@pytest.mark.parametrize(
+    ("net", "shape", "given", "products"),
+    [
+        (Tokens, (2, 3, 64), {"bits": 4, "group": 32}, 2),
+        (Tokens, (2, 3, 64), {"bits": 4}, 2),
+        (Tokens, (2, 3, 64), {"bits": 8, "group": 32}, 2),
+        (lambda: nn.Sequential(nn.Linear(64, 96), nn.GELU(), nn.Linear(96, 8)), (2, 64), {"bits": 3}, 2),
+        (lambda: nn.Sequential(nn.Conv2d(32, 8, 3), nn.GELU()), (2, 32, 5, 5), {"bits": 4}, 0),
+        (lambda: nn.Sequential(nn.Conv2d(32, 8, 3), nn.GELU()), (2, 32, 5, 5), {"bits": 4, "group": 32}, 0),
+    ],
+)  # fmt: skip
+def test_packed_weights_in_onnx_compute_what_the_module_computes(
+    net: Callable[[], nn.Module],
+    shape: tuple[int, ...],
+    given: dict[str, int],
+    products: int,
+    tmp_path: Path,
+) -> None:
+    onnx, runtime = pytest.importorskip("onnx"), pytest.importorskip("onnxruntime")
+    torch.manual_seed(0)
+    x = torch.randn(shape)
+    encoding = hope.encode(net().eval(), torch.zeros(shape), method=CLOSED, **given)
+    written = encoding.export_onnx(tmp_path / "small.onnx")
+    graph = onnx.load(written).graph
+    assert sum(node.op_type == "MatMulNBits" for node in graph.node) == products
+    large = max(math.prod(one.dims) for one in graph.initializer if one.data_type == onnx.TensorProto.FLOAT)
+    assert large < max(math.prod(anatomy_shape) for anatomy_shape in encoding.anatomy.shapes.values()) / 8
+    (found,) = runtime.InferenceSession(str(tmp_path / "small.onnx")).run(None, {"input": x.numpy()})
+    assert torch.allclose(torch.tensor(found), encoding.model(x), atol=1e-4)
 
 
 def test_without_ranges_only_weights_are_integers(tmp_path: Path) -> None:
@@ -256,6 +302,8 @@ def test_a_run_ranks_by_cost_per_byte(model: nn.Module, anatomy: hope.Anatomy) -
         ({"bits": 64}, "got 64"),
         ({"bits": []}, r"got \[\]"),
         ({"bits": 8, "params": 0.5}, "bits do not save params"),
+        ({"bits": 8, "latency": 0.5}, "runtime torch has no integer kernels: use runtime='onnxruntime'"),
+        ({"bits": 4, "latency": 0.5, "runtime": "onnxruntime"}, "have 8 bits, got bits=4: give bits=8"),
         ({"bits": 8, "group": 48}, "group must be one of 32, 64, 128, got 48"),
         ({"bits": 8, "round": "up"}, "round must be one of feedback, nearest, got 'up'"),
         ({"params": 0.5, "group": 32}, "group=32 needs weights that are rounded: give bits=8 or bits=4"),

@@ -29,6 +29,7 @@ class Fake:
         self.block = block
         self.points: list[Point] = []
         self.networks = 0
+        self.integers = 1.0  # of the time with floats, that integer kernels take
 
     def up(self, width: int) -> int:
         return ceil(width / self.block) * self.block
@@ -68,8 +69,14 @@ def faked(block: int = 1, machine: dict[str, Any] | None = None, folder: str = "
     def operators(_: Stopwatch, points: Sequence[Point]) -> list[float]:
         return [fake.operator(point) for point in points]
 
-    def networks(self: Stopwatch, models: Sequence[nn.Module], example: Any) -> list[float]:
-        return [fake.network(model, example, self.batch) for model in models]
+    def networks(
+        self: Stopwatch, models: Sequence[nn.Module], example: Any, integers: Sequence[Any] = ()
+    ) -> list[float]:
+        every = zip(models, integers or [None] * len(models), strict=True)
+        return [
+            fake.network(model, example, self.batch) * (1 if some is None else fake.integers)
+            for model, some in every
+        ]
 
     with ExitStack() as stack:
         cache = folder or stack.enter_context(tempfile.TemporaryDirectory())

@@ -256,3 +256,32 @@ def test_widths_that_the_runtime_likes_come_out_by_themselves(
     assert free.settings["multiple_of"] == best
     assert free.trajectory.steps == tried[best].trajectory.steps
     assert hope.encode(network, EXAMPLE, anatomy=anatomy, density=0.7).settings["multiple_of"] == 1
+
+
+def test_weights_are_rounded_first_where_integers_are_faster(network: nn.Module) -> None:
+    pytest.importorskip("onnxruntime", reason="the onnx extra is not installed")
+    how: dict[str, Any] = {"runtime": "onnxruntime", "evict": False, "multiple_of": 1, "progress": False}
+    with faked() as fake:
+        fake.integers = 0.25
+        run = hope.encode(network, EXAMPLE, latency=0.15, **how)
+        alone = hope.encode(network, EXAMPLE, latency=0.3, **how)
+        without = hope.encode(network, EXAMPLE, latency=0.5, bits=None, **how)
+    rounded = sum(reason is None for reason in run.anatomy.roundable.values())
+    times = run.trajectory.times
+    assert times is not None
+    assert [step.kind for step in run.trajectory.steps[:rounded]] == ["quantise"] * rounded
+    assert run.trajectory.mix()["quantise"] == rounded < run.steps
+    assert set(times[:rounded]) == {times[0]}
+    assert times[rounded] == pytest.approx(0.25 * times[0], rel=0.02)
+    assert times[run.steps] <= 0.15 * times[0] < times[run.steps - 1]
+    assert alone.steps == rounded
+    assert without.trajectory.mix()["quantise"] == 0
+    assert not set(range(1, rounded)) & set(run.trajectory.stops)
+
+
+def test_weights_stay_floats_where_integers_are_not_faster(network: nn.Module) -> None:
+    pytest.importorskip("onnxruntime", reason="the onnx extra is not installed")
+    with faked():
+        run = hope.encode(network, EXAMPLE, latency=0.7, runtime="onnxruntime", evict=False, progress=False)
+    assert run.trajectory.mix()["quantise"] == 0
+    assert any("is not faster with integers" in note for note in run.notes)

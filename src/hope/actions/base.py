@@ -19,6 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from hope.errors import InvalidAction
+from hope.geometry.rounding import Moments
 from hope.statistics.input_statistics import InputStatistics
 from hope.structure.anatomy import Anatomy
 from hope.structure.removed import Removed
@@ -212,6 +213,10 @@ class Action(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
         """Rewrite weights in place for all actions of this kind at once, in the smaller network and after
         all other weights were rewritten and fitted.
         """
+
+    def round_fitted(self, weight: Tensor, moments: Moments) -> Tensor:
+        """A weight that was fitted as this action leaves it, under the second moments of what it reads."""
+        return weight
 
     # ---- how it is described ---------------------------------------------------------------------
 

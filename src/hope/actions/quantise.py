@@ -122,8 +122,8 @@ class Quantise(Action, frozen=True, array_like=True, tag="quantise"):
         plain = moments is not None and len(moments.diagonal) == flat.shape[1]
         if moments is None or not plain:
             moments = Moments.identity(flat.shape[1])
-        rounded = self.rounded(flat, moments, significant_bits(tensor.dtype, self.bits))
-        tensor.copy_(rounded.reshape(tensor.shape).to(tensor))
+        tensor.copy_(self.round_fitted(tensor, moments))
+        rounded = tensor.detach().cpu().double().flatten(1)
         if known is None:
             return
         if single(known):  # a depthwise weight: each output reads one channel
@@ -140,6 +140,12 @@ class Quantise(Action, frozen=True, array_like=True, tag="quantise"):
             parts = (rounded - flat).reshape(groups, len(flat) // groups, tensor.shape[1], -1)
             mean = known.mean.double().reshape(groups, 1, -1)
             _shift(model, known, (parts.sum(dim=3) * mean).sum(dim=2).flatten())
+
+    def round_fitted(self, weight: Tensor, moments: Moments) -> Tensor:
+        """A weight on its grid, in its own type."""
+        flat = weight.detach().cpu().double().flatten(1)
+        rounded = self.rounded(flat, moments, significant_bits(weight.dtype, self.bits))
+        return rounded.reshape(weight.shape).to(weight)
 
     def rounded(self, weight: Tensor, moments: Moments, precision: int = SIGNIFICANT) -> Tensor:
         """(rows, columns) of a weight on its grid.

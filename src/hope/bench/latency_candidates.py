@@ -15,9 +15,9 @@ from hope.api import encode, inspect
 from hope.bench.budgets import KEPT, Candidate, kept, parse
 from hope.encoding import Encoding
 from hope.errors import InfeasibleBudget, first_line
-from hope.latency.latency_model import LatencyModel
 from hope.latency.measure import latency_model, resolve_runtime
 from hope.latency.runtime import Runtime, runtime_of
+from hope.schedule.cost_model import CostModel
 from hope.schedule.trajectory import Trajectory
 
 UNITS = (*KEPT, "latency")
@@ -87,7 +87,7 @@ class LatencyCandidate:
         facts = {**made, **kept(trajectory, steps), "fidelity": run.fidelity_after(steps)}
         return Candidate(run.at(steps=steps).eval(), facts, trajectory.steps[:steps])
 
-    def _measured(self, runtime: Runtime) -> LatencyModel:
+    def _measured(self, runtime: Runtime) -> CostModel:
         where = resolve_runtime(runtime_of(runtime), self._example)
         return latency_model(self._model, self._example, self._anatomy, where)
 

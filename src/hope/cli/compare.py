@@ -99,7 +99,8 @@ def _wanted(budget: dict[str, Any], given: dict[str, Any]) -> dict[str, Any]:
     from hope.schedule.bits import bits_for
 
     asked = run_budget(given.get("bits"), budget)
-    bits = list(bits_for(asked, given.get("bits"), given["method"].quantises))
+    engine = getattr(given.get("runtime"), "engine", "")
+    bits = list(bits_for(asked, given.get("bits"), given["method"].quantises, engine))
     options = {**given, "method": given["method"].to_dict(), "bits": bits}
     options.pop("evaluate", None)  # steps do not depend on it
     return _flat({**options, **_unsaid(asked or Budget("steps", 0), given)})

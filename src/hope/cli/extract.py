@@ -195,7 +195,7 @@ def _write_more(
 ) -> None:
     """The files that other programs run."""
     from hope.rewrite.export import export_onnx, export_program
-    from hope.storage.packed import grids_of, integers_of, read_grids
+    from hope.rewrite.rounded import grids_of, integers_of, read_grids
 
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # its note is printed

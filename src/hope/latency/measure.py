@@ -12,12 +12,14 @@ from hope._util.progress import TIME, busy
 from hope.actions import Action, Evict, Prune
 from hope.errors import UnknownMethod
 from hope.latency.cache import Table
+from hope.latency.integers import FASTER, IntegerLatency
 from hope.latency.latency_model import Cut, LatencyModel
 from hope.latency.operators import movable, read_layout
 from hope.latency.runtime import Runtime, block_of, check_device, runtime_of
 from hope.latency.stopwatch import Stopwatch
 from hope.latency.surface import ALIGNED, FRACTIONS, LatencyCurve
 from hope.rewrite.apply import operate
+from hope.rewrite.rounded import as_integers
 from hope.schedule.budget import Budget
 from hope.structure.anatomy import Anatomy
 
@@ -46,9 +48,16 @@ def latency_model(
     anatomy: Anatomy,
     runtime: Runtime,
     *,
+    integers: bool = False,
+    inputs: Sequence[Example] = (),
     progress: bool | None = None,
-) -> LatencyModel:
-    """The latency model of a network. Whole networks are measured first, to report early what cannot run."""
+) -> LatencyModel | IntegerLatency:
+    """The latency model of a network. Whole networks are measured first, to report early what cannot run.
+
+    Args:
+        integers: whether weights may be rounded for integer kernels; they are if the network is faster then.
+        inputs: real ones, on which ranges of activations would be measured.
+    """
     check_device(model)
     assert runtime.batch is not None
     table, stopwatch = Table(runtime), Stopwatch(runtime)
@@ -67,7 +76,22 @@ def latency_model(
         curve.set_times(table.lookup)
     found = LatencyModel(anatomy, layout, curves)
     found.fit(cuts, measured)
-    return found
+    if not integers:
+        return found
+
+    def rounded() -> list[float]:
+        with busy(f"measuring {anatomy.model} with integers, once: {runtime}", progress):
+            models = [narrow(model, anatomy, *cut) for cut in cuts]
+            some = [as_integers(small, anatomy, inputs[:1]) for small in models]
+            return stopwatch.networks(models, example, some)
+
+    key = f"{_digest(anatomy, runtime, cuts)}-integers-{len(inputs[:1])}"
+    whole = table.networks(key, len(cuts), rounded)
+    if whole[0] > FASTER * measured[0]:
+        return found
+    small = LatencyModel(anatomy, layout, curves)
+    small.fit(cuts, whole)
+    return IntegerLatency(found, small)
 
 
 def _cuts(anatomy: Anatomy, block: int) -> list[Cut]:

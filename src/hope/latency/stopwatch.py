@@ -27,7 +27,7 @@ from hope.errors import CannotExport, InvalidExample, first_line
 from hope.latency.operators import TimedOperator
 from hope.latency.runtime import Runtime, threads
 from hope.latency.surface import Width
-from hope.rewrite.export import export_onnx, onnx_session
+from hope.rewrite.export import Integers, export_onnx, onnx_session
 
 Runner: TypeAlias = Callable[[], Any]
 Point: TypeAlias = tuple[TimedOperator, Width]
@@ -65,8 +65,16 @@ class Stopwatch:
         with threads(self.threads):
             return measure(points, self.threads)
 
-    def networks(self, models: Sequence[nn.Module], example: Example | None) -> list[float]:
+    def networks(
+        self,
+        models: Sequence[nn.Module],
+        example: Example | None,
+        integers: Sequence[Integers | None] = (),
+    ) -> list[float]:
         """Nanoseconds of whole networks on the example, with as many inputs as the runtime has.
+
+        Args:
+            integers: of each, if onnxruntime is to compute with integers.
 
         Raises:
             InvalidExample: the model does not run on so many.
@@ -74,10 +82,11 @@ class Stopwatch:
         """
         call = batched(example, self.batch)
         with threads(self.threads), tempfile.TemporaryDirectory() as folder:
-            runners = [self.runner(model.eval(), call, Path(folder)) for model in models]
+            every = zip(models, integers or [None] * len(models), strict=True)
+            runners = [self.runner(model.eval(), call, Path(folder), some) for model, some in every]
             return [1e9 * typical(some) for some in in_turns(runners, SECONDS * len(runners))]
 
-    def runner(self, model: nn.Module, call: Any, folder: Path) -> Runner:
+    def runner(self, model: nn.Module, call: Any, folder: Path, integers: Integers | None = None) -> Runner:
         """A network in the engine, on one batch; the folder is for files that the engine reads."""
         args, kwargs = as_call(call)
 
@@ -96,7 +105,7 @@ class Stopwatch:
             return run
         path = folder / f"{len(list(folder.iterdir()))}.onnx"
         try:
-            export_onnx(model, call, path, dynamic=False, check=False)
+            export_onnx(model, call, path, dynamic=False, check=False, integers=integers)
             session = onnx_session(str(path), self.threads)
         except Exception as error:  # the exporter's and onnxruntime's own, of many kinds
             words = first_line(error).replace(f"{path.name} cannot be made: ", "")

@@ -11,6 +11,7 @@ from hope._util.calls import duplicate
 from hope.actions import base
 from hope.actions.base import Action, Rewrite, RewriteContext
 from hope.errors import InvalidAction
+from hope.geometry.rounding import grid_of
 from hope.rewrite import config, norms, resize
 from hope.statistics.input_statistics import InputStatistics
 from hope.structure.anatomy import Anatomy
@@ -116,8 +117,19 @@ def finish(
     input_statistics: Mapping[str, InputStatistics] | None = None,
     rewrite: Rewrite | None = None,
 ) -> None:
-    """Do in place what actions do last, in a network that was made smaller and fitted."""
-    _finish(model, _context(anatomy, outcome(anatomy, steps), input_statistics, rewrite), steps)
+    """Do in place what actions do last, in a network that was made smaller and fitted; weights that were
+    rounded when they were fitted stay as they are.
+    """
+    done = on_grid(model, steps)
+    left = [step for step in steps if step.weight_grid is None or step.name not in done]
+    _finish(model, _context(anatomy, outcome(anatomy, steps), input_statistics, rewrite), left)
+
+
+def on_grid(model: nn.Module, steps: Sequence[Action]) -> set[str]:
+    """The weights that are on the grid that steps leave them on."""
+    state = model.state_dict()
+    grids = {step.name: step.weight_grid for step in steps if step.weight_grid and step.name in state}
+    return {n for n, grid in grids.items() if grid_of(state[n].detach().cpu().flatten(1), *grid) is not None}
 
 
 def _finish(model: nn.Module, context: RewriteContext, steps: Sequence[Action]) -> None:

@@ -24,7 +24,9 @@ from torch.export import ExportedProgram
 from hope._util.calls import Example, evaluation, tensors_in
 from hope._util.files import staged
 from hope.errors import CannotExport, MissingExtra, first_line
-from hope.rewrite.integer_onnx import Array, Grid, write_integers
+from hope.rewrite.activation_ranges import Array
+from hope.rewrite.integer_onnx import write_integers
+from hope.rewrite.packed_onnx import Grid
 from hope.rewrite.programs import Captured, capture, compare
 
 LARGEST = 1_900_000_000  # bytes of weights inside an .onnx file, which cannot be larger than 2 GB

@@ -5,8 +5,9 @@ have.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -86,6 +87,11 @@ def _residual(program: Program, end: int, users: Sequence[Operation]) -> int:
     others = [side.position for side in sides if isinstance(side, Ref) and side.position != end]
     same = len(others) == 1 and program[others[0]].shape == program[end].shape
     return others[0] if same else -1
+
+
+def taken(values: Sequence[Any], rows: Tensor | None, channel: int) -> Iterator[Tensor]:
+    """What is left of the original's channels."""
+    return (v if rows is None else v.index_select(channel, rows.to(v.device)) for v in values)
 
 
 def gain(tensors: Mapping[str, Tensor], site: LayerSite) -> Tensor:

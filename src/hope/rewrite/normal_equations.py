@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from hope.geometry.rounding import Moments
 from hope.statistics.measured import PLACES
 from hope.trace.program import Operation
 
@@ -119,6 +120,22 @@ class NormalEquations:
         change = torch.linalg.solve(xx + ridge, xr) * ~zero[:, None, None]  # (groups, unknowns, outputs)
         shift = r - torch.einsum("gd,gdo->go", x, change) if constant else torch.zeros_like(r)
         return change.transpose(1, 2).flatten(0, 1), shift.flatten()
+
+    def moments(self, *, constant: bool) -> Moments:
+        """Second moments of what the weight reads, with the prior; of groups their mean.
+
+        Args:
+            constant: whether they are about the mean.
+        """
+        x, xx = self.x / self.samples, self.xx / self.samples
+        xx = (xx - x[:, :, None] * x[:, None, :] if constant else xx).mean(dim=0)
+        xx.diagonal().add_(self.prior * xx.diagonal().mean())
+        return Moments(xx, torch.ones(1, 1, dtype=torch.float64))
+
+    def mean(self, change: Tensor) -> Tensor:
+        """(outputs,) what a change of the weight adds to the mean of its result."""
+        laid = change.detach().double().cpu().reshape(self.groups, -1, self.x.shape[1])
+        return torch.einsum("god,gd->go", laid, self.x / self.samples).flatten()
 
     def variance(self, weight: Tensor) -> Tensor:
         """(outputs,) variance of what a weight says of what was read."""

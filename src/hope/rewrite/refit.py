@@ -1,17 +1,11 @@
-"""Layer-wise refit: every weight that reads a compressed signal is fitted to the original's activations.
-
-Absorption rewrites each reader as if its input were still the original's. It is not, and errors add up along
-the depth. Here both networks run side by side on the same inputs, and every weight of the small one, in
+"""Layer-wise refit: both networks run side by side on the same inputs, and every weight of the small one, in
 order of execution, is fitted anew, so that it computes from its present input what the original computed:
 
     minimise  E‖z + (s − ŝ) − (W'x̂ + c)‖² + λ‖W' − W‖²
 
 with z the original's result, x̂ what the small network reads, and s − ŝ the drift of the stream that the
-branch is added to, in the units before the branch's BN. The present weight is the prior; λ falls with the
-number of inputs per unknown, so that few inputs do little and many do least squares. The constant c is added
-to the BN's mean, or the bias; where nothing is added to a BN's result, its variance follows the fitted
-weight, so that signals do not fade along the depth. No gradient is taken. Both networks run with the BN
-statistics of the inputs (see `statistics/bn_recalibration.py`), which do not remain in the result.
+branch is added to, in units before the branch's BN. c is added to the BN's mean, or the bias. A weight of few
+bits is rounded as soon as it is fitted. Both networks have the BN statistics of the inputs.
 """
 
 from __future__ import annotations
@@ -35,7 +29,7 @@ from hope.actions.absorb import LEAST
 from hope.errors import InvalidExample
 from hope.methods.calibration import synthetic_batches
 from hope.rewrite.apply import finish, kept_places, outcome, smaller_copy
-from hope.rewrite.layer_sites import STATISTICS, LayerSite, every_row, gain, given_rows, layer_sites
+from hope.rewrite.layer_sites import STATISTICS, LayerSite, every_row, gain, given_rows, layer_sites, taken
 from hope.rewrite.normal_equations import NormalEquations
 from hope.rewrite.refit_checkpoint import Fitted
 from hope.statistics.bn_recalibration import carry, recalibrated_copy, statistics
@@ -58,13 +52,14 @@ class LayerwiseRefit:
         fixed: patterns of modules that stay as they are.
         drift: branches make up for what the stream lacks.
         file: what an earlier attempt has fitted.
+        rounding: weight -> what rounds it once it is fitted; those that follow are fitted to that, too.
 
     Attributes:
         before, now: the interpreters of the two.
         there, here: weight -> where it is used, in the one and in the other.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913
         self,
         original: nn.Module,
         small: nn.Module,
@@ -74,7 +69,9 @@ class LayerwiseRefit:
         drift: bool,
         trace: Trace,
         file: Fitted | None,
+        rounding: Mapping[str, Action],
     ) -> None:
+        self.rounding = rounding
         self.masks, self.file = [mask_of(original, batch) for batch in batches], file
         self._variances: dict[str, Tensor] = {}  # variances of what BNs got in the original
         self.before = trace.interpreter(original, batches)
@@ -137,10 +134,15 @@ class LayerwiseRefit:
         sums = NormalEquations(self.now.program[site.position], weight, total, seed=site.position)
         for x, lack, count in zip(read, lacks, self._counts(site, said), strict=True):
             sums.add(x, lack, count)
-        if not bool(sums.xr.any()) and not bool(sums.r.any()):
-            return False  # it says what the original says
-        change, shift = sums.solve(constant=bool(site.bn or site.bias))
+        rounding, constant = self.rounding.get(site.weight), bool(site.bn or site.bias)
+        if rounding is None and not bool(sums.xr.any()) and not bool(sums.r.any()):
+            return False  # it computes what the original computes
+        change, shift = sums.solve(constant=constant)
         weight += change.reshape(weight.shape).to(weight)
+        if rounding is not None:
+            rounded = rounding.round_fitted(weight, sums.moments(constant=constant))
+            shift -= sums.mean(rounded - weight)
+            weight.copy_(rounded)
         if site.bn:
             mean = get(model, f"{site.bn}.running_mean")
             mean -= shift.to(mean)
@@ -174,11 +176,11 @@ class LayerwiseRefit:
         self._restore(site, there, rows)
         wanted = self.before.get(there.position)
         if site.bn:
-            self._variances[site.weight] = statistics(_taken(wanted, rows, channel))[-1]
-        lacks = (z - one for z, one in zip(_taken(wanted, rows, channel), said, strict=True))
+            self._variances[site.weight] = statistics(taken(wanted, rows, channel))[-1]
+        lacks = (z - one for z, one in zip(taken(wanted, rows, channel), said, strict=True))
         if site.weight not in self.drifting:
             return lacks
-        before, now = _taken(self.before.get(there.residual), rows, channel), self.now.get(site.residual)
+        before, now = taken(self.before.get(there.residual), rows, channel), self.now.get(site.residual)
         state = self.now.model.state_dict()
         unit = gain(state, site).to(said[0])
         return (
@@ -195,11 +197,6 @@ class LayerwiseRefit:
             new.copy_(old if rows is None else old[rows])
 
 
-def _taken(values: Sequence[Any], rows: Tensor | None, channel: int) -> Iterator[Tensor]:
-    """What is left of the original's channels."""
-    return (v if rows is None else v.index_select(channel, rows.to(v.device)) for v in values)
-
-
 def refit_layers(  # noqa: PLR0913
     original: nn.Module,
     small: nn.Module,
@@ -211,6 +208,7 @@ def refit_layers(  # noqa: PLR0913
     synthetic: bool = False,
     checkpoint: Path | None = None,
     settings: object = None,
+    rounding: Mapping[str, Action] | None = None,
     trace: Trace | None = None,
     progress: bool | None = None,
 ) -> None:
@@ -218,7 +216,7 @@ def refit_layers(  # noqa: PLR0913
 
     Args:
         batches: inputs for both.
-        rows, fixed, drift: see `LayerwiseRefit`.
+        rows, fixed, drift, rounding: see `LayerwiseRefit`.
         synthetic: the inputs are (see `statistics/bn_recalibration.py`).
         checkpoint: a file to note what is fitted in; what an earlier attempt has noted is taken from it.
         settings: what else an attempt depends on.
@@ -231,7 +229,7 @@ def refit_layers(  # noqa: PLR0913
             return
     with busy(REFIT, progress):
         stand = recalibrated_copy(original, batches, synthetic, trace)
-    run = LayerwiseRefit(stand, small, batches, rows, fixed, drift, trace, file)
+    run = LayerwiseRefit(stand, small, batches, rows, fixed, drift, trace, file, rounding or {})
     norms = {f"{site.bn}.running_mean": run.rows.get(name) for name, site in run.there.items() if site.bn}
     left = {**norms, **run.rows}
     with mode(stand, training=False), mode(small, training=False), torch.no_grad():
@@ -271,6 +269,8 @@ def compressed(  # noqa: PLR0913
         kept = kept_places(anatomy, outcome(anatomy, steps)).items()
         rows = {tensor: left for (tensor, dim), left in kept if dim == 0}
         how: dict[str, Any] = {"synthetic": rewrite.synthetic, "checkpoint": checkpoint, "progress": progress}
+        how["rounding"] = {step.name: step for step in steps if step.weight_grid is not None}
+        how["settings"] = [(name, step.weight_grid) for name, step in how["rounding"].items()] or None
         refit_layers(model, small, inputs, lambda _: rows, fixed=fixed, trace=anatomy.trace, **how)
         lost = not_finite(small.state_dict(), [name for name, _ in small.named_parameters()])
         if lost is not None:

@@ -31,6 +31,7 @@ from hope.structure.removed import Removed
 from hope.structure.sizes import USUAL
 from hope.trace.program import module_of
 
+KERNELS = {"onnxruntime": (8,)}  # engine -> the numbers of bits that it computes with
 MOST = 0.999  # of a signal that rounding may take away, where costs are logarithms
 
 
@@ -84,19 +85,30 @@ def check_bits(bits: object) -> tuple[int, ...]:
     return tuple(sorted(set(some), reverse=True))
 
 
-def bits_for(budget: Budget | None, bits: object, usual: bool = True) -> tuple[int, ...]:
-    """The numbers of bits that a run to a budget uses: by default all at a budget in bytes, else none.
+def bits_for(budget: Budget | None, bits: object, usual: bool = True, engine: str = "") -> tuple[int, ...]:
+    """The numbers of bits that a run to a budget uses: by default all at a budget in bytes, those of the
+    runtime's integer kernels at a budget in time, else none.
 
     Args:
         usual: whether the method rounds without being asked.
+        engine: of the runtime of a budget in time.
 
     Raises:
         UnknownMethod: bits save nothing of what the budget limits.
     """
-    saves = budget is None or budget.unit in ("size", "steps") or budget.kind.searched
+    timed = budget is not None and budget.unit == "latency"
+    saves = budget is None or timed or budget.unit in ("size", "steps") or budget.kind.searched
     if bits == "auto":
+        if timed:
+            return KERNELS.get(engine, ()) if usual else ()
         return tuple(reversed(BITS)) if usual and budget is not None and budget.unit == "size" else ()
     counts = check_bits(bits)
+    if counts and timed and engine not in KERNELS:
+        raise UnknownMethod(
+            f"runtime {engine} has no integer kernels: use runtime='onnxruntime', or leave bits out"
+        )
+    if counts and timed and counts != KERNELS[engine]:
+        raise UnknownMethod(f"integer kernels of {engine} have 8 bits, got bits={bits}: give bits=8")
     if counts and not saves:
         raise UnknownMethod(f"bits do not save {budget.unit}: give size=, or leave bits out")  # type: ignore[union-attr]
     return counts
@@ -259,6 +271,16 @@ def interleaved(
             now.take(step)
         allowed.append(len(found))
     return found, tuple(allowed) if stops else ()
+
+
+def rounded_first(
+    steps: Sequence[Action], stops: Sequence[int], roundings: Sequence[Rounding]
+) -> tuple[list[Action], tuple[int, ...]]:
+    """All roundings and then the removals, for runtimes that are faster once every weight is rounded; the run
+    may be ended before the first and after the last of the roundings (see `interleaved`).
+    """
+    first: list[Action] = [step for one in roundings for step in one.steps]
+    return [*first, *steps], (0, *(len(first) + stop for stop in {0, *(stops or range(len(steps) + 1))}))
 
 
 def _ratio(step: Quantise, now: _Bytes) -> float:

@@ -59,10 +59,11 @@ def run_to_budget(  # noqa: PLR0913
         file: where to note what is done.
         cost: what it predicts is noted in the trajectory.
         groups: layers that keep one width.
-        roundings: what rounding weights costs; roundings and all removals are then ranked together.
+        roundings: what rounding weights costs (see `Trajectory.of`).
     """
 
-    taken = [*done, *more] if roundings else list(done)
+    timed = cost is not None and cost.resource == "latency"
+    taken = [*done, *more] if roundings and not timed else list(done)
 
     def made() -> list[Trajectory]:
         return [Trajectory.of(anatomy, taken, multiple, cost, groups, roundings) for multiple in multiples]

@@ -14,7 +14,7 @@ import numpy as np
 from hope._util.numbers import plural
 from hope.actions import Action, kinds
 from hope.errors import InfeasibleBudget
-from hope.schedule.bits import Rounding, interleaved
+from hope.schedule.bits import Rounding, interleaved, rounded_first
 from hope.schedule.budget import Budget
 from hope.schedule.width_constraints import Groups, aligned
 from hope.structure.anatomy import Anatomy
@@ -61,7 +61,10 @@ class Trajectory:
             order, stops = aligned(anatomy, steps, multiple_of, groups)
             steps = [steps[k] for k in order]
         if roundings:
-            steps, stops = interleaved(anatomy, steps, stops, roundings)
+            if cost is not None and cost.resource == "latency":
+                steps, stops = rounded_first(steps, stops, roundings)
+            else:
+                steps, stops = interleaved(anatomy, steps, stops, roundings)
         predicted = {cost.resource: cost.counts(steps)} if cost is not None else {}
         return cls(tuple(steps), anatomy, stops, predicted)
 

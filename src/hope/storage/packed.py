@@ -7,56 +7,10 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor, nn
 
-from hope._util.calls import Example
-from hope.actions import Action
 from hope.errors import DamagedFolder
 from hope.geometry.rounding import grid_of, pack, per_column, unpack
-from hope.rewrite.export import Integers
-from hope.rewrite.integer_onnx import Grid
-from hope.statistics.input_statistics import InputStatistics
 
 WHOLE, SCALE = "#whole", "#scale"  # what follows the name of a weight
-
-
-def grids_of(steps: Sequence[Action]) -> dict[str, tuple[int, int]]:
-    """Weight -> bits and group of the grid that steps leave it on."""
-    return {step.name: step.weight_grid for step in steps if step.weight_grid is not None}
-
-
-def read_grids(model: nn.Module, grids: Mapping[str, tuple[int, int]]) -> dict[str, Grid]:
-    """Weight -> its whole numbers and scales, of those that are on their grid in a model."""
-    state = model.state_dict()
-    found = {
-        name: grid_of(state[name].detach().cpu().flatten(1), *grid)
-        for name, grid in grids.items()
-        if name in state
-    }
-    return {name: Grid(*one) for name, one in found.items() if one is not None}
-
-
-def integers_of(
-    model: nn.Module,
-    grids: Mapping[str, Grid],
-    statistics: Mapping[str, InputStatistics],
-    inputs: Sequence[Example] = (),
-) -> Integers | None:
-    """What an ONNX file needs to know of the rounded weights of a model; None if there are none.
-
-    Args:
-        statistics: weight -> its input statistics, which name the BN after it.
-        inputs: real ones, to measure ranges on.
-    """
-    single = {name: grid for name, grid in grids.items() if grid.scale.shape[1] == 1}
-    if not single:
-        return None
-    own = {name: value.detach().cpu().double().numpy() for name, value in model.state_dict().items()}
-    bns = {name: one.bn for name, one in statistics.items() if name in single}
-    norms = {
-        name: (own[f"{bn}.bias"], abs(own[f"{bn}.weight"]))
-        for name, bn in bns.items()
-        if f"{bn}.bias" in own and f"{bn}.weight" in own
-    }
-    return Integers(single, norms, inputs)
 
 
 def packed_weights(weights: Mapping[str, Tensor], grids: Mapping[str, tuple[int, int]]) -> dict[str, Tensor]:

@@ -1,8 +1,7 @@
 """Save a cut network as data and load it: a JSON plan and safetensors, no code, no pickle.
 
-A folder holds `trajectory.json` (the steps, and the anatomy they refer to) and `weights-….safetensors` (the
-result), and after absorption `moments-….safetensors`. The JSON names the others by their hash and contains a
-hash of itself; it is written last, so a folder is either unchanged or complete.
+A folder holds `trajectory.json` (steps and anatomy), `weights-….safetensors` (the result), and after
+absorption `moments-….safetensors`. The JSON, written last, names the others by their hash and has its own.
 """
 
 from __future__ import annotations
@@ -38,6 +37,7 @@ from hope.methods import method_from_dict
 from hope.rewrite.apply import cut, operate
 from hope.rewrite.config import rewrite
 from hope.rewrite.refit import compressed
+from hope.rewrite.rounded import grids_of
 from hope.schedule.budget import Budget, ReplayBudget, lists_budgets, optional_budget
 from hope.schedule.trajectory import Trajectory
 from hope.statistics.input_statistics import InputStatistics
@@ -54,7 +54,7 @@ from hope.storage.arrays import (
 from hope.storage.codec import SENSELESS, Plain, not_as_it_should, read_record, stored_files, write_record
 from hope.storage.inputs import read_inputs, write_inputs
 from hope.storage.moments import read_moments, write_moments
-from hope.storage.packed import grids_of, packed_weights, unpacked_weights, with_copies, without_copies
+from hope.storage.packed import packed_weights, unpacked_weights, with_copies, without_copies
 from hope.storage.record import (
     PLAN,
     RUN,
