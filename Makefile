@@ -47,6 +47,7 @@ figures: setup
 	$(BIN)/python -m experiments.calibration --write-pages
 	$(BIN)/python -m experiments.speed --write-pages
 	$(BIN)/python -m experiments.finetune --write-pages
+	$(BIN)/python -m experiments.heal --write-pages
 	$(BIN)/python -m experiments.language --write-pages
 	$(BIN)/python -m experiments.latency --write-pages
 	$(BIN)/python -m experiments.transfer --write-pages
