@@ -77,7 +77,7 @@ def encode(network: str, data: Path, folder: Path) -> None:
     model, images = trained(network, data), cifar10(data, IMAGES)
     for name in missing:
         encoding = hope.encode(model, torch.zeros(1, 3, 32, 32), method=name, params=LEAST)
-        encoding = encoding.ended_at(Budget("params", BUDGET))
+        encoding = encoding.truncated(Budget("params", BUDGET))
         looks = {k for k, _ in encoding.fidelities(LOOKS)}
         looks |= {encoding.trajectory.steps_to("params", size) for size in SIZES}
         measured = {}

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 import hope
-from hope._util.memory import allowed, beside, filed
+from hope._util.memory import allowed, filed, share_weights
 from hope.schedule.scheduler import FIRST
 from hope.statistics import measured
 
@@ -151,7 +151,7 @@ class Copied(nn.Module):
 
 def test_a_module_that_copies_its_own_parameters_keeps_them() -> None:
     model = nn.Sequential(Copied(), nn.Linear(2, 2))
-    other = beside(model)
+    other = share_weights(model)
     x = torch.randn(4, 3)
     assert torch.equal(other(x), model(x))
     assert other[1].weight.data_ptr() == model[1].weight.data_ptr()  # type: ignore[index]

@@ -271,5 +271,5 @@ def capacities(
     advice = waiting(anatomy, space.left_alone)
     if advice and not space.states:
         raise InvalidExample(f"{advice}: pass a few inputs, hope.capacities(..., calibration=batches)")
-    found = space.method.measures(space.statistics, space.states)
+    found = space.measures()
     return {name: torch.tensor(values, dtype=torch.float64) for name, values in found.items()}

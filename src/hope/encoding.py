@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 from os import PathLike
 from pathlib import Path
@@ -18,11 +18,11 @@ from hope._util.progress import EVALUATE, FIDELITY, SEARCH, bar
 from hope._util.tables import html, text
 from hope.errors import InfeasibleBudget, InvalidAction, UnknownMethod
 from hope.evaluate.along import Along, growth, growth_note, kept, score, spaced
-from hope.evaluate.fidelity import EVALUATIONS, Fidelity, images_for, longest_above
+from hope.evaluate.fidelity import EVALUATIONS, longest_above
+from hope.evaluate.measurements import Measurements
 from hope.healing.heal import Healed, HealOptions, Settings, distilled
-from hope.latency.runtime import Runtime, machine
-from hope.latency.stopwatch import Stopwatch
-from hope.latency.timing import Latency, Timing
+from hope.latency.runtime import Runtime
+from hope.latency.timing import Latency
 from hope.methods.base import Method
 from hope.methods.calibration import has_data
 from hope.reasons import Reason
@@ -40,7 +40,7 @@ from hope.schedule.trajectory import Trajectory, unreachable
 from hope.statistics.input_statistics import InputStatistics
 from hope.storage.arrays import state
 from hope.storage.finetuned import save_trained
-from hope.storage.run import Details, Run, fingerprint, write_run
+from hope.storage.run import Run, fingerprint, write_run
 from hope.structure.anatomy import Anatomy
 from hope.structure.sizes import Size
 
@@ -55,18 +55,15 @@ class Encoding:
     """A run: one trajectory, and the network after any number of its steps. `print` it for a summary.
 
     Attributes:
-        anatomy: the network that was encoded.
-        trajectory: every step, with its cost, and the size after it.
-        steps: how many steps the budget needs.
-        method: the method that chose them.
-        left_alone: units and blocks that the method kept, with the reason.
-        input_statistics: input statistics of weights, for absorption.
+        run: the run as data: what `save` writes and `hope report` reads.
+        method: the method that chose the steps.
+        original: the network before compression.
+        example: an input of it.
         notes: messages for the user.
-        measures: unit -> capacity ‖f_i‖, or score, of each neuron before the first step.
         inputs: the inputs of the refit, if there is one.
-        runtime: the runtime of its latency budget, if it has one.
+        measurements: fidelities and times, each measured when it is first asked for.
         cache: of a run that can be resumed.
-        unchanged: the fingerprint of a model that was too large to copy.
+        shares_weights: whether the original was too large to copy.
         evaluate: the user's own score of a network.
         healed: what `heal` did, if it was called.
 
@@ -83,27 +80,47 @@ class Encoding:
         Linear(in_features=3, out_features=4, bias=True)
     """
 
-    anatomy: Anatomy
-    trajectory: Trajectory
-    steps: int
+    run: Run
     method: Method
-    left_alone: Mapping[str, Reason]
-    input_statistics: Mapping[str, InputStatistics]
-    notes: tuple[str, ...]
     original: nn.Module
     example: Example | None
-    measures: Mapping[str, Sequence[float]] = field(default_factory=dict)
-    settings: Mapping[str, Any] = field(default_factory=dict)
-    inputs: Sequence[Any] = ()
-    _judge: Fidelity | None = None
-    _looked: dict[int, float] = field(default_factory=dict)
-    runtime: Runtime | None = None
-    _timed: dict[int, int] = field(default_factory=dict)
+    notes: tuple[str, ...]
+    inputs: Sequence[Any]
+    measurements: Measurements
     cache: DiskCache | None = None
-    unchanged: str | None = None
+    shares_weights: bool = False
     evaluate: Callable[[nn.Module], float] | None = None
-    _scored: dict[int, float] = field(default_factory=dict)
     healed: Healed | None = None
+
+    @property
+    def anatomy(self) -> Anatomy:
+        """The network that was encoded."""
+        return self.run.anatomy
+
+    @property
+    def trajectory(self) -> Trajectory:
+        """Every step, with its cost, and the size after it."""
+        return self.run.trajectory
+
+    @property
+    def steps(self) -> int:
+        """How many steps the budget needs."""
+        return self.run.steps
+
+    @property
+    def left_alone(self) -> Mapping[str, Reason]:
+        """Units and blocks that the method kept, with the reason."""
+        return self.run.details.left_alone
+
+    @property
+    def measures(self) -> Mapping[str, Sequence[float]]:
+        """Unit -> capacity ‖f_i‖, or score, of each neuron before the first step."""
+        return self.run.details.measures
+
+    @property
+    def input_statistics(self) -> Mapping[str, InputStatistics]:
+        """Input statistics of weights, for absorption."""
+        return self.run.held or {}
 
     @cached_property
     def model(self) -> nn.Module:
@@ -123,25 +140,15 @@ class Encoding:
             input_statistics=self.input_statistics,
             rewrite=self.method.rewrite,
             inputs=self.inputs,
-            fixed=self.settings.get("exclude", ()),
+            fixed=self.run.details.settings.get("exclude", ()),
             checkpoint=checkpoint,
         )
 
     def _intact(self) -> nn.Module:
         """The original, if it was not modified."""
-        if self.unchanged is not None and fingerprint(self.original) != self.unchanged:
-            raise InvalidAction(
-                "the original must not be changed (it was too large to copy), and it was: load it again"
-            )
+        if self.shares_weights and fingerprint(self.original) != self.run.record.original:
+            raise InvalidAction("the original (too large to copy) must not be changed, it was: load it again")
         return self.original
-
-    @cached_property
-    def judge(self) -> Fidelity:
-        """Compares networks with the original, without data."""
-        if self._judge is not None:
-            return self._judge
-        anatomy, count = self.anatomy, images_for(self.anatomy.size().macs)
-        return Fidelity(self._intact(), self.example, anatomy.program, count, trace=anatomy.trace)
 
     @property
     def fidelity(self) -> float:
@@ -179,25 +186,29 @@ class Encoding:
         """
         given = self.inputs if batches is None and self.inputs and has_data(self.method) else batches
         done = self.trajectory.steps[: self.steps]
-        settings = Settings.of(self.anatomy, done, self.example, self.settings.get("exclude", ()))
+        settings = Settings.of(self.anatomy, done, self.example, self.run.details.settings.get("exclude", ()))
         found = distilled(self._intact(), self.model, given, settings, **options)
-        return replace(self, healed=found, cache=None, _looked={}, _scored={})
+        return replace(self, healed=found, cache=None, measurements=self.measurements.renewed())
 
     @cached_property
     def _fidelities(self) -> Along:
-        def compute(steps: int) -> float:
-            return kept(self.cache, self.trajectory.steps[:steps], lambda: self.judge(self._network(steps)))
+        found = self.measurements
 
-        return Along(FIDELITY, compute, self._looked)
+        def compute(steps: int) -> float:
+            done = self.trajectory.steps[:steps]
+            return kept(self.cache, done, lambda: found.on_probes(self._network(steps)))
+
+        return Along(FIDELITY, compute, found.fidelities)
 
     @cached_property
     def _scores(self) -> Along:
         if self.evaluate is None:
             raise UnknownMethod("a score needs a function: hope.encode(..., evaluate=function of a model)")
         evaluate = self.evaluate
-        return Along(EVALUATE, lambda steps: score(evaluate, self._network(steps)), self._scored)
+        return Along(EVALUATE, lambda steps: score(evaluate, self._network(steps)), self.measurements.scores)
 
     def _network(self, steps: int) -> nn.Module:
+        self._intact()
         return self.model if steps == self.steps else self._after(steps)
 
     @cached_property
@@ -213,21 +224,19 @@ class Encoding:
     @property
     def latency(self) -> Latency | None:
         """Predicted and measured milliseconds, if the run has a latency budget; else None."""
-        if self.runtime is None or self.trajectory.times is None:
+        timing, times = self.run.record.timing, self.trajectory.times
+        if timing is None or times is None:
             return None
-        self.look_at_latency()
-        predicted, measured = int(self.trajectory.times[self.steps]), self._timed
-        return Latency(self.runtime, predicted / 1e6, measured[self.steps] / 1e6, measured[0] / 1e6)
+        before, after = self.measure_latency(timing.runtime)
+        return Latency(timing.runtime, int(times[self.steps]) / 1e6, after / 1e6, before / 1e6)
 
-    def look_at_latency(self) -> None:
-        """Measure the original and the compressed model side by side, unless that was done already."""
-        if self.runtime is not None and self.steps not in self._timed:
-            integers = self._integers() if self.runtime.engine == "onnxruntime" else None
-            models = [self._intact(), self.model]
-            found = Stopwatch(self.runtime).networks(models, self.example, [None, integers])
-            self._timed.update(zip((0, self.steps), map(round, found), strict=True))
+    def measure_latency(self, runtime: Runtime) -> tuple[int, int]:
+        """Nanoseconds of the original and of the compressed model, measured side by side, once."""
+        self._intact()
+        integers = self._integers if runtime.engine == "onnxruntime" else None
+        return self.measurements.time(self.steps, lambda: self.model, runtime, integers)
 
-    def ended_at(self, budget: Budget, multiple_of: int = 1, *, progress: bool | None = False) -> Encoding:
+    def truncated(self, budget: Budget, multiple_of: int = 1, *, progress: bool | None = False) -> Encoding:
         """The same run, stopped where a budget is met; `InfeasibleBudget` says what it reaches instead."""
         if budget.kind.searched:
             with bar(SEARCH, EVALUATIONS, progress) as show:
@@ -235,13 +244,16 @@ class Encoding:
                 if budget.unit == "drop":
                     least, after = self.score_after(0) - budget.value - ROUNDED, self.score_after
                 longest = longest_above(least, len(self.trajectory), after, show)
-                return replace(self, steps=self.trajectory.steps_to("steps", longest))
+                return self._at(self.trajectory.steps_to("steps", longest))
         try:
-            return replace(self, steps=self.trajectory.steps_at(budget))
+            return self._at(self.trajectory.steps_at(budget))
         except InfeasibleBudget as error:
             advice = calibration(self.anatomy, self.left_alone, self.method)
-            uniform = bool(self.settings.get("uniform"))
+            uniform = bool(self.run.details.settings.get("uniform"))
             raise unreachable(budget, self.trajectory, advice, multiple_of, uniform) from error
+
+    def _at(self, steps: int) -> Encoding:
+        return replace(self, run=self.run.changed(steps=steps))
 
     def save(self, folder: str | PathLike[str], *, source: Mapping[str, str] | None = None) -> Path:
         """Save the run: the trajectory, the compressed weights, and fidelities computed so far, for reports.
@@ -252,7 +264,7 @@ class Encoding:
         """
         if self.healed is not None:
             return save_trained(Path(folder), self.as_run(folder, source), self.steps, self.model)
-        # synthetic inputs are saved, so that other budgets can be had back; others are not ours to keep
+        # synthetic inputs are saved, for the refit at other budgets; others are the user's own
         inputs = () if has_data(self.method) else self.inputs
         return write_run(Path(folder), self.as_run(folder, source), state(self.model), inputs)
 
@@ -276,7 +288,7 @@ class Encoding:
             self.fidelities()
         if self.evaluate is not None and accuracy is None:
             self.scores()
-        points = points_of(accuracy, self._scored, len(self.trajectory))
+        points = points_of(accuracy, self.measurements.scores, len(self.trajectory))
         return write_page([self.as_run(folder, source)], Path(path), accuracies=[points])
 
     def plot(self, *, accuracy: Mapping[int, float] | None = None) -> Figure:
@@ -285,23 +297,17 @@ class Encoding:
         computed so far. `.savefig("figure.png")` saves it; notebooks show it.
         """
         check_matplotlib()
-        return draw([self.as_run()], [points_of(accuracy, self._scored, len(self.trajectory))])
+        return draw([self.as_run()], [points_of(accuracy, self.measurements.scores, len(self.trajectory))])
 
     def as_run(self, folder: str | PathLike[str] = "run", source: Mapping[str, str] | None = None) -> Run:
         """The run as if it had been saved in a folder and read again."""
-        looked, where = sorted(self._looked.items()), self.runtime
-        timing = Timing(where, machine(where), tuple(sorted(self._timed.items()))) if where else None
-        return Run(
-            fingerprint(self._intact()),
-            self.anatomy,
-            self.trajectory,
-            self.steps,
-            self.method.to_dict(),
-            Path(folder),
-            details=Details(self.measures, self.left_alone, source or {}, looked, self.settings).rounded(),
-            held=self.input_statistics,
-            timing=timing,
-        )
+        self._intact()
+        found, timing = self.measurements, self.run.record.timing
+        fidelities = sorted(found.fidelities.items())
+        details = replace(self.run.details, source=source or {}, fidelities=fidelities).rounded()
+        if timing is not None:
+            timing = replace(timing, measured=tuple(sorted(found.times.items())))
+        return replace(self.run, folder=Path(folder)).changed(details=details, timing=timing)
 
     def export_onnx(self, path: str | PathLike[str], *, check: bool = True) -> Exported:
         """Write the compressed model as ONNX, rounded weights as integers (see `hope.export_onnx`)."""

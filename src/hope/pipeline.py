@@ -4,11 +4,11 @@ the next one reads.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from functools import cached_property, partial
+from functools import partial
 from pathlib import Path
 from secrets import token_hex
 from typing import Any
@@ -26,25 +26,26 @@ from hope.encoding import Encoding
 from hope.errors import UnknownMethod
 from hope.evaluate.estimate import Estimate, estimate
 from hope.evaluate.eviction_search import ordered, with_evictions
-from hope.evaluate.fidelity import Fidelity, images_for
+from hope.evaluate.measurements import Measurements
 from hope.evaluate.sensitivity import with_sensitivities
 from hope.evaluate.stream_choice import choose_streams, without_streams
 from hope.latency.latency_model import LatencyModel
 from hope.latency.measure import latency_model, runtime_for
-from hope.latency.runtime import Runtime
+from hope.latency.runtime import Runtime, machine
+from hope.latency.timing import Timing
 from hope.methods import Method, named
 from hope.methods.base import NetworkStatistics
 from hope.methods.calibration import has_data
 from hope.rewrite.apply import outcome
 from hope.rewrite.config import configured, groups_of
-from hope.schedule.bits import BitOptions, Rounding, bits_for, readers, roundings, with_readers
+from hope.schedule.bits import BitOptions, bits_for, readers, roundings, with_readers
 from hope.schedule.budget import Budget
 from hope.schedule.cost_model import CostModel
 from hope.schedule.resume import Resume, RunCheckpoint
 from hope.schedule.run_to_budget import Collected, run_to_budget
 from hope.schedule.search_space import SearchSpace, check_patterns, search_space
 from hope.schedule.width_constraints import check_multiple, check_uniform
-from hope.storage.run import fingerprint
+from hope.storage.run import Details, Run, fingerprint
 from hope.structure.anatomy import Anatomy
 
 NOT_LOADABLE = (
@@ -67,7 +68,6 @@ class Options:
     executor: Executor | None = None
     progress: bool | None = None
     bits: BitOptions = field(default_factory=BitOptions)
-    only_bits: bool = False
     evaluate: Callable[[nn.Module], float] | None = None
 
     @classmethod
@@ -100,7 +100,7 @@ class Options:
         counts = bits_for(budget, bits, named(method).quantises, engine)
         rounded = BitOptions(counts, 0 if group is None else group, round)
         how: dict[str, Any] = {"exclude": patterns, "runtime": where, "bits": rounded}
-        return cls(named(method), evict and not uniform, only_bits=budget is None, **how, **rest)
+        return cls(named(method), evict and not uniform, **how, **rest)
 
     def estimate(
         self, model: nn.Module, example: Example | None, anatomy: Anatomy, unit: str, evaluations: int
@@ -135,19 +135,20 @@ def compress(
     statistics: NetworkStatistics | None = None,
     checkpoint: Path | None = None,
 ) -> Encoding:
-    """Compress a network whose structure is known.
+    """Compress a network whose structure is known: statistics, search space, schedule, rewrite.
 
     Args:
+        budget: None rounds every weight and removes nothing.
         statistics: what `Method.collect` returned for this network, to save collecting it again.
     """
-    original = fingerprint(model)
+    identity = fingerprint(model)
     cache = None
     if checkpoint is not None:
         cache = DiskCache(
-            checkpoint, cache_settings(original, example, options, given=statistics is not None)
+            checkpoint, cache_settings(identity, example, options, given=statistics is not None)
         )
     with using(cache):
-        return _compress(model, example, anatomy, budget, options, statistics, original, cache)
+        return _compress(model, example, anatomy, budget, options, statistics, identity, cache)
 
 
 def cache_settings(original: str, example: Example | None, options: Options, *, given: bool) -> str:
@@ -169,62 +170,81 @@ def _compress(
     budget: Budget | None,
     options: Options,
     statistics: NetworkStatistics | None,
-    original: str,
+    identity: str,
     cache: DiskCache | None,
 ) -> Encoding:
     check_patterns(model, anatomy, options.exclude)
-    groups = groups_of(model, anatomy) if options.uniform else None
     if statistics is None:
         with busy(MEASURE, options.progress):
             statistics = options.method.collect(model, example, anatomy, progress=options.progress)
-    method = options.method.resolve(statistics)
+    space, unused = priced(model, example, statistics, budget, options)
+    budget = budget or Budget("steps", sum(len(one.steps) for one in space.roundings))
+    space.check(budget, options.multiple_of or 1)
+    large = size_of(model) > allowed() / PART
+    original = share_weights(model) if large else duplicate(model)
+    measurements = Measurements(original, example, anatomy, statistics.inputs, options.progress)
+    settings = settings_of(options, space)
+    file = run_checkpoint(cache.path if cache is not None else None, identity, settings, space)
+    found, notes = schedule(original, space, budget, options, measurements, file)
+    if budget.is_measured and options.multiple_of is None:
+        settings["widths"] = "chosen"
+    settings["multiple_of"] = found.multiple_of
+    run = Run.of(
+        identity,
+        found.trajectory,
+        space.method.to_dict(),
+        steps=0,
+        held=space.statistics.input_statistics,
+        details=Details(space.measures(), space.left_alone, settings=settings),
+        timing=Timing(options.runtime, machine(options.runtime)) if options.runtime is not None else None,
+    )
+    encoding = Encoding(
+        run,
+        space.method,
+        original,
+        example,
+        (*space.notes(found.multiple_of), *unused, *notes),
+        statistics.inputs if space.method.rewrite.refit else (),
+        measurements,
+        cache,
+        large,
+        options.evaluate,
+    )
+    return finished(encoding, budget, found.multiple_of, options.progress)
+
+
+def priced(
+    model: nn.Module,
+    example: Example | None,
+    statistics: NetworkStatistics,
+    budget: Budget | None,
+    options: Options,
+) -> tuple[SearchSpace, tuple[str, ...]]:
+    """What may be removed and rounded, with its costs, and notes; without a budget nothing is removed."""
+    anatomy, method = statistics.anatomy, options.method.resolve(statistics)
+    groups = groups_of(model, anatomy) if options.uniform else None
     weights = readers(anatomy, options.exclude) if options.bits.counts else {}
     statistics = with_readers(statistics, weights)
-    rounding = roundings(
-        statistics, weights, options.bits, method.share_of(statistics), progress=options.progress
-    )
-    budget = budget or Budget("steps", sum(len(one.steps) for one in rounding))
+    share = method.share_of(statistics)
+    rounding = roundings(statistics, weights, options.bits, share, progress=options.progress)
+    if budget is None:
+        return SearchSpace(anatomy, method, statistics, roundings=tuple(rounding)), ()
     cost = cost_model(model, example, anatomy, budget, replace(options, method=method), statistics.inputs)
     notes: tuple[str, ...] = ()
     if rounding and isinstance(cost, LatencyModel):
         rounding, notes = [], (f"weights are not rounded: {options.runtime} is not faster with integers",)
-    space = search_space(
-        statistics, method, evict=options.evict, exclude=options.exclude, groups=groups, cost=cost
-    )
-    if options.only_bits:
-        space = replace(space, states=(), branches=(), left_alone={})
-    space.check(budget, options.multiple_of or 1, rounding)
-    settings = settings_of(options, space)
-    file = None
-    if cache is not None:
-        measured = {"latencies": numbers} if cost is not None and (numbers := cost.to_list()) else {}
-        file = RunCheckpoint(cache.path, {"original": original, **settings, **measured})
-    judges = Judges(model, example, anatomy, statistics.inputs, options.progress)
-    found, more = schedule(model, space, budget, options, judges, file, rounding)
-    if budget.is_measured and options.multiple_of is None:
-        settings["widths"] = "chosen"
-    settings["multiple_of"] = found.multiple_of
-    large = size_of(model) > allowed() / PART
-    encoding = Encoding(
-        anatomy,
-        found.trajectory,
-        0,
-        method,
-        space.left_alone,
-        statistics.input_statistics,
-        (*space.notes(found.multiple_of), *notes, *more),
-        share_weights(model) if large else duplicate(model),
-        example,
-        method.measures(statistics, space.states),
-        settings,
-        statistics.inputs if method.rewrite.refit else (),
-        judges.made,
-        runtime=options.runtime,
-        evaluate=options.evaluate,
-        unchanged=original if large else None,
-        cache=cache,
-    )
-    return finished(encoding, budget, found.multiple_of, options.progress)
+    how: dict[str, Any] = {"evict": options.evict, "exclude": options.exclude, "groups": groups}
+    return search_space(statistics, method, cost=cost, roundings=tuple(rounding), **how), notes
+
+
+def run_checkpoint(
+    path: Path | None, original: str, settings: Mapping[str, Any], space: SearchSpace
+) -> RunCheckpoint | None:
+    """The file for an interrupted run, resumed only by a run with the same settings."""
+    if path is None:
+        return None
+    costs = space.cost.to_list() if space.cost is not None else []
+    return RunCheckpoint(path, {"original": original, **settings, **({"latencies": costs} if costs else {})})
 
 
 def cost_model(
@@ -259,89 +279,58 @@ def settings_of(options: Options, space: SearchSpace) -> dict[str, Any]:
     return {**found, **({"ranked": space.cost.resource} if space.cost is not None else {})}
 
 
-class Judges:
-    """Fidelity to the original, on synthetic probes and on given inputs; each is made when first needed."""
-
-    def __init__(
-        self,
-        model: nn.Module,
-        example: Example | None,
-        anatomy: Anatomy,
-        inputs: Sequence[Example],
-        progress: bool | None,
-    ) -> None:
-        self._model, self._example, self._anatomy = model, example, anatomy
-        self._inputs, self._progress = inputs, progress
-        self._count = images_for(anatomy.size().macs)
-
-    @cached_property
-    def synthetic(self) -> Fidelity:
-        """On probes that need no data."""
-        how: dict[str, Any] = {"trace": self._anatomy.trace, "progress": self._progress}
-        return Fidelity(self._model, self._example, self._anatomy.program, self._count, **how)
-
-    @cached_property
-    def best(self) -> Fidelity:
-        """On the given inputs, or without any on probes."""
-        if not self._inputs:
-            return self.synthetic
-        return Fidelity(self._model, self._example, count=self._count, inputs=self._inputs)
-
-    @property
-    def made(self) -> Fidelity | None:
-        """The one on probes, if it was needed."""
-        return self.__dict__.get("synthetic")
-
-
 def schedule(
     model: nn.Module,
     space: SearchSpace,
     budget: Budget,
     options: Options,
-    judges: Judges,
+    measurements: Measurements,
     file: RunCheckpoint | None,
-    roundings: Sequence[Rounding] = (),
 ) -> tuple[Collected, tuple[str, ...]]:
-    """The actions that meet a budget, in order, and what a user should know of the choice."""
+    """The actions that meet a budget, in order, and notes on the choice of streams."""
     progress = options.progress
-    begun = file.read(space.anatomy, len(space.branches)) if file is not None else Resume()
-    undecided = space.searches_evictions and (not begun.steps or begun.evictions is not None)
-    if space.method.needs_sensitivity and (
-        not space.searches_evictions or (undecided and not ordered(begun))
-    ):
-        space = with_sensitivities(model, space, judges.best, progress=progress)
+    resume = file.read(space.anatomy, len(space.branches)) if file is not None else Resume()
+    undecided = space.searches_evictions and (not resume.steps or resume.evictions is not None)
+    unpriced = undecided and not ordered(resume)
+    if space.method.needs_sensitivity and (unpriced or not space.searches_evictions):
+        space = with_sensitivities(model, space, measurements.on_inputs, progress=progress)
+    done: Sequence[Action] = resume.steps
     if undecided:
-        steps = with_evictions(model, space, judges.synthetic, begun, options.executor, file, progress)
-        begun = Resume(tuple(steps))
+        fidelity = measurements.on_probes
+        done = with_evictions(model, space, fidelity, resume, options.executor, file, progress)
     more: Iterator[Action] = iter(())
     if not space.searches_evictions:
-        more = space.steps(executor=options.executor, done=begun.steps)
+        more = space.steps(executor=options.executor, done=done)
     multiples: Sequence[int] = (options.multiple_of or 1,)
     if space.cost is not None and options.multiple_of is None:
         multiples = space.cost.multiples
     how: dict[str, Any] = {"cost": space.cost, "groups": space.groups, "progress": progress}
-    how["roundings"] = roundings
-    found = run_to_budget(space.anatomy, more, budget, begun.steps, multiples, file, **how)
+    how["roundings"] = space.roundings
+    found = run_to_budget(space.anatomy, more, budget, done, multiples, file, **how)
     if not (options.streams and space.method.evictions == "searched" and budget.is_cost):
         return found, ()
     some, rest = tuple(without_streams(space, found.steps)), without_streams(space, more)
     other = partial(run_to_budget, space.anatomy, rest, budget, some, multiples, **how)
-    return choose_streams(model, space, budget, found, other, judges.best)
+    return choose_streams(model, space, budget, found, other, measurements.on_inputs)
 
 
 def finished(encoding: Encoding, budget: Budget, multiple_of: int, progress: bool | None) -> Encoding:
     """A run ended at its budget, with notes if it could not end exactly there, or if transformers cannot load
     the result; measured where it was made for a latency.
     """
-    encoding = encoding.ended_at(budget, multiple_of, progress=progress)
+    encoding = encoding.truncated(budget, multiple_of, progress=progress)
     notes, model = [*encoding.notes], encoding.original
-    if encoding.settings.get("uniform") and budget.unit == "steps" and encoding.steps != budget.value:
+    if (
+        encoding.run.details.settings.get("uniform")
+        and budget.unit == "steps"
+        and encoding.steps != budget.value
+    ):
         notes.append(f"{budget} is no stop of this run, whose layers go together: {encoding.steps} are taken")
     done = outcome(encoding.anatomy, encoding.trajectory.steps[: encoding.steps])
     if configured(model) and done.config_fields(model, encoding.anatomy) is None:
         notes.append(NOT_LOADABLE)
     encoding = replace(encoding, notes=tuple(notes))
-    if encoding.runtime is not None:
+    if (timing := encoding.run.record.timing) is not None:
         with busy(TIME, progress):
-            encoding.look_at_latency()
+            encoding.measure_latency(timing.runtime)
     return encoding

@@ -139,7 +139,7 @@ def test_a_batch_the_model_cannot_run_on_is_named() -> None:
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             return x.reshape(1, -1)[:, :64].reshape(len(x), -1) if len(x) == 1 else x.reshape(5, 5)
 
-    with pytest.raises(InvalidExample, match="a batch of 2"):
+    with pytest.raises(InvalidExample, match="batch must be a size that the model runs on, got 2"):
         latency.measure([Candidate(One(), {})], EXAMPLE, batches=(2,), repeats=2, engines=("torch",))
 
 

@@ -122,7 +122,7 @@ CALLS = [
     (ENCODE + " --out {f}/new --params 1.5", "a whole count, got 1.5: give"),
     (ENCODE + " --out {f}/new --density 0.01", "the smallest reachable is density=0.1250"),
     (ENCODE + " --out {f}/new --steps 1.5", "steps must be a whole number from 0, got 1.5: give steps=100"),
-    (ENCODE + " --out {f}/new --steps 99", "the run has 7 steps"),
+    (ENCODE + " --out {f}/new --steps 99", "steps must be at most 7, got 99"),
     (
         ENCODE + " --out {f}/new --fidelity -1",
         "between 0 and 1, which is the original, got -1: give",
@@ -157,12 +157,18 @@ CALLS = [
     (ENCODE + " --out {f}/new --density 0.5 --multiple-of 64", "multiple_of, from 1 to 7"),
     # numbers
     ("encode {m}:nan --input 2x3 --out {f}/new --density 0.5", "0.weight must be finite, got NaN"),
-    ("encode {m}:nan --input 2x3 --out {f}/new --density 0.5 --method paper", "0.weight has entries"),
+    ("encode {m}:nan --input 2x3 --out {f}/new --density 0.5 --method paper", "0.weight must be finite"),
     ("encode {m}:negative --input 2x3 --out {f}/new --density 0.5", "1.running_var must not be negative"),
-    (ENCODE + " --out {f}/new --density 0.5 --calibration {f}/nan.npy", "batch 0 has entries that are NaN"),
-    (ENCODE + " --out {f}/new --density 0.5 --calibration {f}/wide.npy", "cannot run on batch 0"),
-    (ENCODE + " --out {f}/new --density 0.5 --method paper --calibration {f}/nan.npy", "batch 0 has entries"),
-    (ENCODE + " --out {f}/new --density 0.5 --method paper --calibration {f}/wide.npy", "on batch 0"),
+    (ENCODE + " --out {f}/new --density 0.5 --calibration {f}/nan.npy", "batch 0 must have finite entries"),
+    (
+        ENCODE + " --out {f}/new --density 0.5 --calibration {f}/wide.npy",
+        "that the model runs on, got batch 0",
+    ),
+    (
+        ENCODE + " --out {f}/new --density 0.5 --method paper --calibration {f}/nan.npy",
+        "batch 0 must have finite entries",
+    ),
+    (ENCODE + " --out {f}/new --density 0.5 --method paper --calibration {f}/wide.npy", "got batch 0"),
     (ENCODE + " --out {f}/new --density 0.5 --calibration {f}/text.npy", "cannot be read"),
     (ENCODE + " --out {f}/new --density 0.5 --calibration {f}/none.npy", "cannot be read"),
     (ENCODE + " --out {f}/new --density 0.5 --calibration {f}/x.npz", "cannot be read"),

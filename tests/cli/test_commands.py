@@ -356,7 +356,7 @@ def test_a_multiple_that_no_width_can_have_is_named(
     for budget, words in (
         (
             ["--density", "0.5"],
-            "density=0.5 cannot be met with multiple_of=64: the run comes down to density=1",
+            "density=0.5 cannot be met with multiple_of=64, the run comes down to density=1",
         ),
         (["--steps", "3"], "steps=3 cannot be met with multiple_of=64: the run has 0 steps"),
     ):

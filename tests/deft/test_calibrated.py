@@ -62,7 +62,7 @@ def test_what_streams_and_layers_carry_is_what_hooks_see() -> None:
         for batch in batches:
             model(batch)
     (stream,) = anatomy.streams
-    heard = {one.places.tensor: one.energy for one in energies.listeners(stream)}
+    heard = {one.places.tensor: one.energy for one in energies.observers(stream)}
     assert heard.keys() == {"a.weight", "c.weight", "head.weight"}
     for name, some in seen.items():
         square = torch.cat(some).movedim(1, 0).flatten(1).square().mean(dim=1)

@@ -18,7 +18,7 @@ from hope.evaluate.eviction_search import network as _network
 from hope.evaluate.fidelity import Fidelity, float_outputs
 from hope.schedule.search_space import SearchSpace
 from hope.statistics.bn_inputs import bn_distance, observing
-from hope.statistics.dreams import SIDE, probes, smaller
+from hope.statistics.dreams import SIDE, made_inputs, smaller
 from hope.statistics.patterns import coloured_noise
 from tests.evaluate.test_absorb_networks import EXAMPLE, network
 
@@ -38,7 +38,7 @@ def test_probes_come_closer_to_what_the_bns_remember() -> None:
     program = hope.inspect(net, EXAMPLE).program
 
     def far(steps: int) -> float:
-        (x,), _ = probes(net, EXAMPLE, program, count=16, steps=steps)
+        (x,), _ = made_inputs(net, EXAMPLE, program, count=16, steps=steps)
         with torch.no_grad(), observing(net) as heard:
             net(x)
         return float(torch.stack([bn_distance(bn, z) for bn, z in heard]).mean())
@@ -253,5 +253,5 @@ def test_what_a_dream_is_for() -> None:
         hope.Absorb(calibration="nightmare")
     with pytest.raises(TypeError, match="calibration"):
         hope.Score("l1-in", calibration="dream")  # type: ignore[call-arg]
-    with pytest.raises(InvalidExample, match="no inputs"):
+    with pytest.raises(InvalidExample, match="at least one batch"):
         hope.encode(net, EXAMPLE, density=0.8, method=hope.Absorb(calibration=[]))

@@ -82,7 +82,7 @@ def test_inputs_are_looked_at_where_there_are_some() -> None:
             seen.append(self._args[0])
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("hope.pipeline.Fidelity", Listening)
+        patch.setattr("hope.evaluate.measurements.Fidelity", Listening)
         hope.encode(
             net, EXAMPLE, density=0.7, method=hope.Absorb(sensitivity=True, calibration=[batch]), evict=False
         )

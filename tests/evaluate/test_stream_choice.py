@@ -49,7 +49,7 @@ def test_the_judge_decides(likes: str, monkeypatch: pytest.MonkeyPatch) -> None:
             share = model.stem.out_channels / net.stem.out_channels  # type: ignore[operator, union-attr]
             return float(1 - share if likes == "narrow" else share)
 
-    monkeypatch.setattr("hope.pipeline.Fidelity", Likes)
+    monkeypatch.setattr("hope.evaluate.measurements.Fidelity", Likes)
     found = hope.encode(net, EXAMPLE, macs=0.5, streams=True, **HOW)
     assert thinned(found) == (likes == "narrow")
     assert any("streams stay" in note for note in found.notes) == (likes == "wide")

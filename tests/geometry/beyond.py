@@ -66,7 +66,7 @@ def parent_of_many(some: Side, inner: Tensor, outer: Tensor, *, kernel: str) -> 
 def overlaps(i: Side, j: Side, inner: Tensor, outer: Tensor) -> Tensor:
     """⟨f_i, f_j⟩ = K(i, j)·⟨o_i, o_j⟩ by the exact kernel."""
     rho, _ = _correlation(i, j, inner, "exact")
-    return kernels.exact(i.mean, j.mean, i.spread, j.spread, rho, i.slope, j.slope) * outer
+    return kernels.exact_signs(i.mean, j.mean, i.spread, j.spread, rho, i.slope, j.slope)[0] * outer
 
 
 _SMOOTH = (-20.0, -5.0, 0.0, 5.0, 20.0)  # pieces for an activation without kinks, bent about 0

@@ -70,7 +70,7 @@ class TestExact(CrossKernelCase):
         )
 
     def kernel(self, signals: Signals) -> Array:
-        return kernels.exact(*signals.tensors()).numpy()
+        return kernels.exact_signs(*signals.tensors())[0].numpy()
 
 
 class TestZeroBias(CrossKernelCase):
@@ -114,7 +114,7 @@ class TestRampProduct(CrossKernelCase):
         return grid(ratios=(-4.0, -2.0, -0.3, 0.0, 0.7, 5.0), rhos=RHOS, slopes=((0.0, 0.0),))
 
     def kernel(self, signals: Signals) -> Array:
-        return kernels.exact(*signals.tensors()).numpy()
+        return kernels.exact_signs(*signals.tensors())[0].numpy()
 
     def reference(self, signals: Signals) -> Array:
         def cdf(h: float, k: float, rho: float) -> float:
@@ -165,7 +165,7 @@ def test_exact_kernel_holds_at_forty_digits(c_i: float, c_j: float, rho: float, 
     want = forty_digits(c_i, c_j, rho, slope)
     signals = Signals(*np.array([[c_i], [c_j], [1.0], [1.0], [rho], [slope], [slope]]))
     size = math.sqrt(quadrature(signals.twins("i")).item() * quadrature(signals.twins("j")).item())
-    assert abs(kernels.exact(*signals.tensors()).item() - want) <= 1e-9 * size
+    assert abs(kernels.exact_signs(*signals.tensors())[0].item() - want) <= 1e-9 * size
     assert abs(quadrature(signals).item() - want) <= 1e-13 * size
 
 
@@ -191,5 +191,5 @@ def test_moments_keep_their_relative_accuracy_in_the_tails(c: float) -> None:
 def test_parallel_signals_with_different_thresholds_are_not_identical() -> None:
     """The true cosine is .57; the zero-bias kernel would say 1, which is why parallel pairs are exact."""
     signals = Signals(*np.array([[1.5], [-1.0], [1.0], [1.0], [1.0], [0.0], [0.0]]))
-    cosine = kernels.exact(*signals.tensors()).item() / TestExact().size(signals).item()
+    cosine = kernels.exact_signs(*signals.tensors())[0].item() / TestExact().size(signals).item()
     assert cosine == pytest.approx(0.575, abs=0.001)

@@ -146,14 +146,14 @@ def test_one_run_answers_every_latency(
     again = hope.load(folder, network, latency=f"{0.7 * times[0] / 1e6}ms")
     assert [one.shape for one in again.parameters()] == [one.shape for one in other.model.parameters()]
     run = read_run(folder)
-    assert run.timing is not None
-    assert run.timing.runtime == hope.Runtime("torch", batch=1, threads=torch.get_num_threads())
-    assert run.timing.machine["cpu"] == "Abacus"
-    assert [steps for steps, _ in run.timing.measured] == [0, encoding.steps]
+    assert run.record.timing is not None
+    assert run.record.timing.runtime == hope.Runtime("torch", batch=1, threads=torch.get_num_threads())
+    assert run.record.timing.machine["cpu"] == "Abacus"
+    assert [steps for steps, _ in run.record.timing.measured] == [0, encoding.steps]
     assert run.trajectory.times is not None
     assert np.array_equal(run.trajectory.times, times)
     trained = read_run(hope.save_finetuned(tmp_path / "trained", folder, encoding.model))
-    assert trained.timing == run.timing
+    assert trained.record.timing == run.record.timing
 
 
 def test_the_least_latency_is_told_before_the_work(

@@ -17,7 +17,7 @@ from tests.report.conftest import slide
 
 
 def known_as(run: Run, model: str) -> Run:
-    return replace(run, details=replace(run.details, source={"model": model}))
+    return run.changed(details=replace(run.details, source={"model": model}))
 
 
 @pytest.fixture(scope="module")
@@ -25,7 +25,7 @@ def pages(folder: Path, absorbed: Path, tmp_path_factory: pytest.TempPathFactory
     """Addresses of a measured run, one with fidelities alone, one with nothing, and two to compare."""
     target = tmp_path_factory.mktemp("pages")
     run, other = known_as(read_run(folder), "timm:digits"), known_as(read_run(absorbed), "timm:digits")
-    bare = replace(run, details=replace(run.details, fidelities=()))
+    bare = run.changed(details=replace(run.details, fidelities=()))
     measured = [(0, 0.9), (run.steps, 0.876)]
     write_page([run], target / "measured.html", accuracies=[measured])
     write_page([run], target / "searched.html")

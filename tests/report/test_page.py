@@ -142,7 +142,7 @@ def test_runs_saved_before_there_were_details_still_have_a_page(folder: Path, tm
 def test_names_cannot_break_out(folder: Path) -> None:
     evil = "</script><script>alert(1)</script><!-- & \u2028 {{js}}"
     run = read_run(folder)
-    run = replace(run, anatomy=replace(run.anatomy, model=evil), method_settings={"name": evil})
+    run = replace(run, anatomy=replace(run.anatomy, model=evil)).changed(method={"name": evil})
     page = render(page_data([run]))
     data = embedded(page)
     assert data["runs"][0]["model"] == evil
@@ -165,7 +165,7 @@ def test_names_cannot_break_out(folder: Path) -> None:
 )
 def test_the_model_has_the_name_that_its_user_gave(folder: Path, given: str, want: str) -> None:
     run = read_run(folder)
-    run = replace(run, details=replace(run.details, source={"model": given}))
+    run = run.changed(details=replace(run.details, source={"model": given}))
     data = page_data([run])
     assert data["runs"][0]["title"] == want
     assert f"<title>{want} by paper</title>" in render(data)

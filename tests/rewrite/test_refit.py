@@ -402,7 +402,7 @@ def test_what_cannot_be_told_is_asked_for() -> None:
         hope.refit(net, small, batches, kept={"nothing": [1]})
     with pytest.raises(hope.InvalidExample, match="at least one batch for a refit, got none"):
         hope.refit(net, small, [])
-    with pytest.raises(hope.InvalidExample, match="batch 1 has entries that are NaN"):
+    with pytest.raises(hope.InvalidExample, match="batch 1 must have finite entries"):
         hope.refit(net, small, [batches[0], batches[1] * float("nan")])
 
 

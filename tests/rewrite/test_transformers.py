@@ -8,6 +8,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -19,6 +20,7 @@ from torch import Tensor, nn
 import hope
 from hope.cli.main import main
 from hope.reasons import Cause
+from hope.rewrite import config
 from hope.rewrite.config import groups_of, loadable
 
 transformers = pytest.importorskip("transformers", reason="transformers is not installed")
@@ -373,6 +375,19 @@ def test_a_tied_head_cannot_be_cut() -> None:
     model = CASES["llama"].build(tie_word_embeddings=True)
     anatomy = hope.inspect(model, tokens())
     assert "got 'lm_head'" in refused(lambda: hope.cut(model, anatomy, [hope.Prune("lm_head", [1])]))
+
+
+def test_a_uniform_run_exports_once_and_builds_one_model_per_configuration(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    exported, built = [], list[Any]()
+    export, build = torch.export.export, config._built.__wrapped__
+    monkeypatch.setattr(torch.export, "export", lambda *a, **k: [exported.append(a[0]), export(*a, **k)][1])
+    counted = lru_cache(config.TRIALS)(lambda recipe: [built.append(recipe), build(recipe)][1])
+    monkeypatch.setattr(config, "_built", counted)
+    model = CASES["llama"].build(num_hidden_layers=2)
+    encode(model, params=0.9, method=hope.Absorb(calibration=[tokens(seed=1)]))
+    assert (len(exported), len(built)) == (1, 3)
 
 
 def test_a_budget_between_two_widths_takes_the_next_and_one_below_all_is_refused() -> None:

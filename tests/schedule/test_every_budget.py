@@ -38,7 +38,7 @@ def test_a_run_with_judged_evictions_answers_smaller_budgets_too(model: nn.Modul
 
 def test_another_end_of_a_run_is_the_same_run(model: nn.Module) -> None:
     encoding = hope.encode(model, EXAMPLE, params=0.6, method="paper", evict=False)
-    other = encoding.ended_at(Budget("params", 0.8))
+    other = encoding.truncated(Budget("params", 0.8))
     assert other.trajectory is encoding.trajectory
     assert other.steps < encoding.steps
     assert same_weights(other.model, encoding.at(params=0.8))

@@ -124,12 +124,12 @@ CALIBRATED: dict[str, Callable[[Any], object]] = {
 @pytest.mark.parametrize(
     ("some", "words"),
     [
-        ([torch.randn(4, 3), torch.full((4, 3), torch.nan)], "batch 1 has entries that are NaN or infinite"),
-        ([torch.full((4, 3), torch.inf)], "batch 0 has entries that are NaN or infinite"),
-        ([torch.randn(4, 3), torch.randn(4, 5)], "cannot run on batch 1"),
-        ([torch.randn(4, 3, 2, 2)], "cannot run on batch 0"),
-        ([], "there were no inputs; give an iterable of batches"),
-        (DataLoader(TensorDataset(torch.zeros(0, 3))), "there were no inputs"),
+        ([torch.randn(4, 3), torch.full((4, 3), torch.nan)], "batch 1 must have finite entries"),
+        ([torch.full((4, 3), torch.inf)], "batch 0 must have finite entries"),
+        ([torch.randn(4, 3), torch.randn(4, 5)], "that the model runs on, got batch 1"),
+        ([torch.randn(4, 3, 2, 2)], "that the model runs on, got batch 0"),
+        ([], "must have at least one batch, got none"),
+        (DataLoader(TensorDataset(torch.zeros(0, 3))), "must have at least one batch, got none"),
         (torch.randn(4, 3), "calibration must be a list of batches, got one tensor"),
         (3, "calibration must be a list of batches, got a int"),
     ],
@@ -146,7 +146,7 @@ def test_signals_that_overflow_are_named() -> None:
     with torch.no_grad():
         net[0].weight.fill_(10)
     for method in (hope.Absorb, hope.Paper):
-        with pytest.raises(hope.InvalidExample, match=r"NaN or infinite on these inputs"):
+        with pytest.raises(hope.InvalidExample, match=r"NaN or infinite ones at"):
             hope.encode(net, EXAMPLE, density=0.5, method=method(calibration=huge))
 
 

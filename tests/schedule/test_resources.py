@@ -148,7 +148,7 @@ def test_a_measured_unit_ranks_the_steps_and_is_a_budget_of_its_own_runs(method:
     macs = encoding.trajectory.sizes[:, 2]
     assert encoding.trajectory.counts("energy").tolist() == (3 * macs).tolist()
     assert macs[encoding.steps] <= 0.5 * macs[0] < macs[encoding.steps - 1]
-    assert encoding.settings["ranked"] == "energy"
+    assert encoding.run.details.settings["ranked"] == "energy"
     small = encoding.at(energy=3 * int(macs[1]))  # type: ignore[call-arg]
     assert all(map(torch.equal, small.parameters(), encoding.at(steps=1).parameters()))
     other = hope.encode(net, EXAMPLE, params=0.5, method=method)

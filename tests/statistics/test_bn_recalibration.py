@@ -10,7 +10,7 @@ from torch import nn
 
 import hope
 from hope.rewrite.refit import refit_layers
-from hope.statistics.bn_recalibration import carry, recalibrated_copy
+from hope.statistics.bn_recalibration import recalibrated_copy, transfer_bn_stats
 
 
 class Residual(nn.Module):
@@ -71,7 +71,7 @@ def test_carried_there_and_back_is_where_it_was() -> None:
         bn.running_var = bn.running_var[left] * torch.tensor([1.0, 0.5, 3.0])
     rows = {"bn.running_mean": left, "norm.running_mean": left}
     before = {name: value.clone() for name, value in small.named_buffers()}
-    carry(small, net, stand, rows)
+    transfer_bn_stats(small, net, stand, rows)
     torch.testing.assert_close(
         small.bn.running_mean - stand.bn.running_mean[left], torch.tensor([0, 0.5, -1])
     )
@@ -79,7 +79,7 @@ def test_carried_there_and_back_is_where_it_was() -> None:
         small.norm.running_var / stand.norm.running_var[left], torch.tensor([1, 0.5, 3])
     )
     assert small.bn.running_mean[0] == stand.bn.running_mean[0]  # to the bit, where nothing sets them apart
-    carry(small, stand, net, rows)
+    transfer_bn_stats(small, stand, net, rows)
     for name, value in small.named_buffers():
         torch.testing.assert_close(value, before[name])
     assert small.norm.running_var[0] == net.norm.running_var[0]
@@ -102,9 +102,9 @@ def test_inputs_of_another_scale_lead_to_the_same_network() -> None:
 
 def test_bad_batches_are_refused_in_words() -> None:
     net = network()
-    with pytest.raises(hope.InvalidExample, match="batch 1 has entries that are NaN"):
+    with pytest.raises(hope.InvalidExample, match="batch 1 must have finite entries"):
         recalibrated_copy(net, [torch.zeros(2, 3, 8, 8), torch.full((2, 3, 8, 8), float("nan"))])
-    with pytest.raises(hope.InvalidExample, match="cannot run on batch 0"):
+    with pytest.raises(hope.InvalidExample, match="that the model runs on, got batch 0"):
         recalibrated_copy(net, [torch.zeros(2, 5, 8, 8)])
 
 

@@ -120,7 +120,7 @@ def test_a_weighted_fit_is_weighted_least_squares() -> None:
 
 
 def test_a_sink_does_not_decide_what_goes() -> None:
-    """At one place of a huge stream only neuron 0 speaks: by plain moments it would be all there is."""
+    """At one place of a huge stream only neuron 0 is active: by plain moments it would be all there is."""
     torch.manual_seed(0)
     net = Plain(Block(Rms()), end=Rms()).eval()
     with torch.no_grad():

@@ -59,8 +59,8 @@ def test_a_fresh_process_computes_what_was_trained(
     assert (run(small, EXAMPLE)[0] - run(encoding.model, EXAMPLE)[0]).abs().max() > 0.01
     for n, source in enumerate((saved, encoding)):
         folder = hope.save_finetuned(tmp_path / str(n), source, small)
-        assert read_run(folder).trained
-        assert not read_run(saved).trained
+        assert read_run(folder).record.trained
+        assert not read_run(saved).record.trained
         save_file({"x": EXAMPLE}, tmp_path / "x.safetensors")
         paths = [folder, tmp_path / "x.safetensors", tmp_path / "y.safetensors"]
         subprocess.run([sys.executable, "-c", LOAD, *map(str, paths)], check=True)
@@ -102,7 +102,7 @@ def test_a_run_is_not_lost_to_what_was_trained(encoding: hope.Encoding, tmp_path
     saved = encoding.save(tmp_path / "run")
     with pytest.raises(hope.CannotWrite, match="whose other budgets would be lost"):
         hope.save_finetuned(saved, encoding, encoding.model)
-    assert not read_run(saved).trained
+    assert not read_run(saved).record.trained
     folder = hope.save_finetuned(tmp_path / "small", encoding, encoding.model)
     assert hope.save_finetuned(folder, saved, encoding.model) == folder
     assert len(list(folder.iterdir())) == 2

@@ -54,7 +54,7 @@ def test_folders_of_version_3(name: str) -> None:
 def test_runs_that_know_no_times_know_their_bytes() -> None:
     folder, net = OLD / "run-v2-hope", digits()
     run = read_run(folder)
-    assert run.timing is None
+    assert run.record.timing is None
     assert run.trajectory.times is None
     assert run.trajectory.counts("size")[0] == sum(one.nbytes for one in [*net.parameters(), *net.buffers()])
     with pytest.raises(hope.InfeasibleBudget, match="does not know its latency: encode again with latency="):

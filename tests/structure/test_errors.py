@@ -163,7 +163,9 @@ def test_a_model_that_does_not_run_without_data_is_refused_in_one_line() -> None
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             return choosy(x)
 
-    with pytest.raises(hope.UnsupportedModel, match="Net cannot be tried without data: no such kernel"):
+    with pytest.raises(
+        hope.UnsupportedModel, match=r"Net must run on tensors without data, got an error \(no such kernel"
+    ):
         hope.inspect(Net(), torch.zeros(1, 4))
 
 
@@ -234,7 +236,7 @@ def test_an_anatomy_of_a_saved_run_is_read_again(tmp_path: Path) -> None:
     "given", [{"count": 0}, {"count": -1}, {"count": 2.5}, {"steps": -1}, {"steps": "a"}]
 )
 def test_dreams_of_numbers_that_make_no_sense(given: dict[str, Any]) -> None:
-    with pytest.raises(hope.UnknownMethod, match="makes no sense: give a whole number from"):
+    with pytest.raises(hope.UnknownMethod, match="must be a whole number from"):
         hope.dream(mlp(), torch.zeros(1, 4), **given)
 
 

@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 import hope
-from hope.geometry.kernels import exact
+from hope.geometry.kernels import exact_signs
 from hope.geometry.pairwise import warped_correlation
 from hope.geometry.parent import Side, alignments, parents, recipe
 from hope.methods.pairs import PaperState
@@ -90,7 +90,7 @@ def losses(some: Side, inner: torch.Tensor, outer: torch.Tensor) -> dict[str, fl
     found = parent_of_many(some, inner, outer, kernel="exact")
     rho, b = found.correlation, float(found.alignment)
     i, j = (Side(*(tensor[at] for tensor in some)) for at in ((..., None), (None, ...)))
-    kernel = exact(i.mean, j.mean, i.spread, j.spread, rho, i.slope, j.slope).numpy()
+    kernel = exact_signs(i.mean, j.mean, i.spread, j.spread, rho, i.slope, j.slope)[0].numpy()
     kernel[np.diag_indices(m)] = some.energy.numpy()
     a, total = float((kernel * h).trace()), float((kernel * h).sum())
     told = {"pair, at once": a - b**2 / m, "sum, at once": total - b**2}
@@ -100,7 +100,7 @@ def losses(some: Side, inner: torch.Tensor, outer: torch.Tensor) -> dict[str, fl
         spread = torch.tensor(max(float(z @ sigma @ z), 0.0), dtype=torch.float64).sqrt().expand(m)
         mean = torch.tensor(float(z @ some.mean.numpy()), dtype=torch.float64).expand(m)
         toward = torch.from_numpy(sigma @ z) / (spread * some.spread)
-        reach = exact(mean, some.mean, spread, some.spread, toward, some.slope, some.slope).numpy()
+        reach = exact_signs(mean, some.mean, spread, some.spread, toward, some.slope, some.slope)[0].numpy()
         own = float(_energy(mean, spread)[0]) * float(out @ h @ out)  # ‖f_p‖²
         shared = float(reach * (h @ out) @ np.ones(m))  # ⟨f_p, Σf⟩
         told[f"{merge}, in pairs"] = a + m * own - 2 * shared if merge == "pair" else total + own - 2 * shared

@@ -45,14 +45,14 @@ def differing(
     asked, wanted = run_budget(given.get("bits"), budget), _wanted(budget, given)
     runtime = wanted.pop("runtime", None)
     where = None if runtime is None else resolve_runtime(runtime, example)
-    before = None if saved.timing is None else saved.timing.runtime
+    before = None if saved.record.timing is None else saved.record.timing.runtime
     stored = _flat({**USUAL, **saved.details.settings})
     found = _other(stored, wanted)
     if stored.get("method") == wanted["method"] and not wanted.keys() <= stored.keys():
         found.append("it does not store its options")
     if where != before:
         found.append(f"it was made for {before or 'no latency'}, not for {where or 'none'}")
-    if saved.original != fingerprint(model):
+    if saved.record.original != fingerprint(model):
         found.append("it has other weights")
     try:  # sizes do not show where a fidelity is met
         end = len(saved.trajectory) if asked is None else saved.trajectory.steps_at(asked)

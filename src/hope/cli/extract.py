@@ -139,9 +139,9 @@ def _sources(options: argparse.Namespace, saved: Run) -> list[Path]:
     from hope.storage.run import PLAN
 
     known = saved.details.source
-    stored = [one for one in (saved.arrays, saved.moments, saved.fitted) if one is not None]
-    found = [saved.folder / PLAN, *saved.folder.glob(f"{PARTIAL}*")]
-    found += [one.inside(saved.folder) for one in stored]
+    partial = saved.folder / PARTIAL
+    found = [saved.folder / PLAN, partial, *saved.folder.glob(f"{PARTIAL}*")]
+    found += [one.inside(saved.folder) for one in saved.files]
     found += [Path(one) for one in (options.weights, known.get("weights")) if one]
     specs = [one for one in (options.model, known.get("model")) if one]
     return found + [Path(one.removeprefix("hf:")) for one in specs if one.startswith("hf:")]

@@ -75,6 +75,6 @@ def heal_run(out: Path, model: nn.Module, example: Any, method: Method, how: dic
     print(healed)
     points = [(0, 1.0), (run.steps, fidelity(model, healed.model, example))]
     details = replace(run.details, fidelities=points).rounded()
-    save_trained(folder, replace(run, details=details), run.steps, healed.model)
+    save_trained(folder, run.changed(details=details), run.steps, healed.model)
     print(f"saved in {folder}; to compare: hope report {out} {folder}")
     return folder

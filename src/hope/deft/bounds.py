@@ -30,7 +30,7 @@ from hope.actions import Merge
 from hope.deft.capacities import Energies, add_by_neuron, capacities
 from hope.deft.masks import frozen_masks, in_head
 from hope.errors import NotSeparable
-from hope.geometry.kernels import exact
+from hope.geometry.kernels import exact_signs
 from hope.geometry.pairwise import warped_correlation
 from hope.methods.pairs import PaperState
 from hope.structure.anatomy import Anatomy
@@ -262,6 +262,6 @@ def _shock(state: PaperState, outer: Sequence[Tensor], slack: Tensor) -> float |
     rho = warped_correlation(gram, spread)
     rho.fill_diagonal_(1.0)
     pairs = (mean[:, None], mean[None], spread[:, None], spread[None], rho, slope[:, None], slope[None])
-    kernel = exact(*pairs)
+    kernel = exact_signs(*pairs)[0]
     total = sum(outer[1:], outer[0])
     return math.sqrt(max(float((kernel * total).sum()), 0.0))

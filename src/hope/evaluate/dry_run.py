@@ -112,7 +112,9 @@ class DryRun:
             way = "a mixture of experts can as hope.unstack_experts(model), or if that leaves it as it is "
             way += 'after model.set_experts_implementation("batched_mm")'
         name = type(self.model).__name__
-        return UnsupportedModel(f"{name} cannot be tried without data: {first_line(error)}; {way}")
+        return UnsupportedModel(
+            f"{name} must run on tensors without data, got an error ({first_line(error)}): {way}"
+        )
 
     def _run(self, change: Callable[[nn.Module], object], training: bool) -> Any:
         """Shapes of all outputs of a changed copy."""
@@ -260,14 +262,14 @@ def _blocks(
         if held is not None:
             reasons[candidate.name] = held
             continue
-        ways = [
+        choices = [
             block for block in candidate.strategies if not any(_within(p, shared) for p in block.way.paths)
         ]
-        if len(ways) < len(candidate.strategies):
+        if len(choices) < len(candidate.strategies):
             reasons[candidate.name] = Cause.SHARED_MODULE.at()
-        left.append((candidate.name, [b for b in (_called(block, calls) for block in ways) if b]))
-    while left := [(name, ways) for name, ways in left if ways and name not in chosen]:
-        tried = [ways.pop(0) for _, ways in left]
+        left.append((candidate.name, [b for b in (_called(block, calls) for block in choices) if b]))
+    while left := [(name, choices) for name, choices in left if choices and name not in chosen]:
+        tried = [choices.pop(0) for _, choices in left]
         depth = _depths(tried)
         for level in sorted(set(depth.values())):
             for some in _compatible([block for block in tried if depth[block.name] == level]):

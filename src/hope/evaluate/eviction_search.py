@@ -32,6 +32,7 @@ from hope.structure.sizes import Counts
 # shares of the parameters, or of the time, at which networks are compared
 LEVELS = (0.9, 0.8, 0.7, 0.6, 0.5, 0.4, 0.3, 0.2, 0.1)
 NOTED = 64  # steps between two checks of the time
+NOTHING = EvictionProgress(0)
 TRIED = 3  # blocks tried per level, the most promising first
 
 
@@ -41,7 +42,7 @@ def decide(
     sequence: Sequence[Action],
     fidelity: Callable[[nn.Module], float],
     *,
-    begun: EvictionProgress | None = None,
+    done: EvictionProgress = NOTHING,
     note: Callable[[EvictionProgress], object] = lambda _: None,
     progress: bool | None = None,
 ) -> list[Action]:
@@ -52,49 +53,50 @@ def decide(
     Args:
         sequence: the run's steps in order, without evictions.
         fidelity: a network -> its fidelity.
+        done: what an interrupted search has decided.
+        note: called with what is decided so far.
     """
     search = _EvictionSearch(space, sequence, _EvictionTrials(model, space, fidelity))
-    begun = begun or EvictionProgress(0)
-    if begun.evicted:
-        search.evicted = list(begun.evicted)
+    if done.evicted:
+        search.evicted = list(done.evicted)
         search.steps = search.interleave(search.evicted)
     floor = space.bare / max(1, space.amount({}, ()))
     levels = [level for level in LEVELS if level > floor]
     must = not waiting(space.anatomy, space.left_alone)  # otherwise calibration helps more
     last = 0  # steps that reach the previous level
     with bar(BLOCKS, len(levels), progress) as show:
-        for done, level in enumerate(levels, start=1):
-            if done > (begun.levels or 0):
-                show(done - 1)
+        for number, level in enumerate(levels, start=1):
+            if number > (done.levels or 0):
+                show(number - 1)
                 while must and search.reach(level) is None and search.evict_at(last, must=True):
                     last += 1
                 reached = search.reach(level)
                 while reached is not None and search.evict_at(reached):
                     reached += 1
-                note(EvictionProgress(done, tuple(search.evicted)))
-                show(done)
+                note(EvictionProgress(number, tuple(search.evicted)))
+                show(number)
             met = search.reach(level)
             last = last if met is None else met
     return search.steps
 
 
-def ordered(begun: Resume) -> bool:
+def ordered(resume: Resume) -> bool:
     """Whether an interrupted run had all its steps and was in the eviction search."""
-    return begun.evictions is not None and begun.evictions.levels is not None
+    return resume.evictions is not None and resume.evictions.levels is not None
 
 
 def with_evictions(
     model: nn.Module,
     space: SearchSpace,
     fidelity: Callable[[nn.Module], float],
-    begun: Resume,
+    resume: Resume,
     executor: Executor | None,
     file: RunCheckpoint | None,
     progress: bool | None,
 ) -> list[Action]:
     """The whole run, with the evictions of the search: one run covers every budget."""
-    steps, deciding = list(begun.steps), begun.evictions or EvictionProgress()
-    if deciding.levels is None:
+    steps, decided = list(resume.steps), resume.evictions or EvictionProgress()
+    if decided.levels is None:
         with bar(RANK, space.longest, progress) as show:
             for step in space.steps(executor=executor, done=tuple(steps)):
                 steps.append(step)
@@ -102,14 +104,14 @@ def with_evictions(
                     show(len(steps))
                     if file is not None:
                         file.write(steps, EvictionProgress())
-        deciding = EvictionProgress(0)
+        decided = NOTHING
 
     def note(so_far: EvictionProgress) -> None:
         if file is not None:  # a level takes long enough
             file.write(steps, so_far, now=True)
 
-    note(deciding)
-    found = decide(model, space, steps, fidelity, begun=deciding, note=note, progress=progress)
+    note(decided)
+    found = decide(model, space, steps, fidelity, done=decided, note=note, progress=progress)
     if file is not None:
         file.write(found, now=True)
     return found

@@ -28,7 +28,7 @@ def choose_streams(
     model: nn.Module,
     space: SearchSpace,
     budget: Budget,
-    thinned: Collected,
+    narrow: Collected,
     other: Callable[[], Collected],
     fidelity: Callable[[nn.Module], float],
 ) -> tuple[Collected, tuple[str, ...]]:
@@ -37,15 +37,15 @@ def choose_streams(
     Args:
         fidelity: a network -> its fidelity.
     """
-    steps = _upto(thinned, budget)
+    steps = _upto(narrow, budget)
     if len(list(without_streams(space, steps))) == len(steps):
-        return thinned, ()
+        return narrow, ()
     whole = other()
     if not whole.trajectory.meets(budget):
-        return thinned, ()
+        return narrow, ()
     cut, kept = (fidelity(network(model, space, some)) for some in (steps, _upto(whole, budget)))
     if cut >= kept:
-        return thinned, ()
+        return narrow, ()
     return whole, (f"streams stay: at {budget} the network keeps more of its answers with all of them",)
 
 

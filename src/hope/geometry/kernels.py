@@ -1,7 +1,7 @@
 """Kernels K(i, j) = E[Ψ(y_i)·Ψ(y_j)] of two Gaussian signals after PH-1 activations.
 
 `zero_bias` is the paper's default: the arc-cosine kernel between signals without means, scaled to the exact
-energies. `exact` is the bivariate integral itself.
+energies. `exact_signs` is the bivariate integral itself.
 """
 
 from __future__ import annotations
@@ -84,22 +84,6 @@ def _some_integrals(c_i: Tensor, c_j: Tensor, rho: Tensor) -> Tensor:
     return total * length / (2 * math.pi)
 
 
-def exact(
-    mean_i: Tensor,
-    mean_j: Tensor,
-    spread_i: Tensor,
-    spread_j: Tensor,
-    rho: Tensor,
-    slope_i: Tensor,
-    slope_j: Tensor,
-) -> Tensor:
-    """`E[Ψ(y_i)·Ψ(y_j)]`, any slopes, any spreads ≥ 0; a signal that does not move is the constant Ψ(mean).
-
-    Ψ(y) = slope·y + (1 − slope)·max(y, 0), so that one integral and first moments suffice.
-    """
-    return exact_signs(mean_i, mean_j, spread_i, spread_j, rho, slope_i, slope_j)[0]
-
-
 def exact_signs(
     mean_i: Tensor,
     mean_j: Tensor,
@@ -109,7 +93,11 @@ def exact_signs(
     slope_i: Tensor,
     slope_j: Tensor,
 ) -> tuple[Tensor, Tensor]:
-    """`exact` of y_i and of −y_i with y_j, at the price of one integral."""
+    """`E[Ψ(y_i)·Ψ(y_j)]` and `E[Ψ(−y_i)·Ψ(y_j)]`, at the price of one integral: any slopes, any spreads ≥ 0;
+    a signal that does not move is the constant Ψ(mean).
+
+    Ψ(y) = slope·y + (1 − slope)·max(y, 0), so that one integral and first moments suffice.
+    """
     given = (mean_i, mean_j, spread_i, spread_j, rho, slope_i, slope_j)
     shape = np.broadcast_shapes(*(tensor.shape for tensor in given))
     m_i, m_j, s_i, s_j, rho, a_i, a_j = (tensor.expand(shape) for tensor in given)

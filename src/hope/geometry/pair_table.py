@@ -52,7 +52,7 @@ class PairTable:
 
     Args:
         layer: the neurons.
-        capacities: ‖f_i‖; the table looks at this very array.
+        capacities: ‖f_i‖; the table reads this array, which the caller updates.
         merge: "pair" or "sum".
         kernel: as for `parents`.
 

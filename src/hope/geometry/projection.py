@@ -25,11 +25,11 @@ def ridged(covariance: Tensor) -> Tensor:
     size = len(covariance)
     mean = covariance.diagonal().clamp(min=0).mean() if size else covariance.sum()
     floor = RIDGE * mean if float(mean) > 0 else mean.new_tensor(1e-30)
-    eye = torch.eye(size, dtype=covariance.dtype)
-    found = covariance + floor * eye
+    identity = torch.eye(size, dtype=covariance.dtype)
+    found = covariance + floor * identity
     if torch.linalg.cholesky_ex(found).info != 0:
         values, vectors = torch.linalg.eigh((covariance + covariance.T) / 2)
-        found = (vectors * values.clamp(min=0)) @ vectors.T + floor * eye
+        found = (vectors * values.clamp(min=0)) @ vectors.T + floor * identity
         found = (found + found.T) / 2
     return found
 

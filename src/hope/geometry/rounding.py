@@ -4,7 +4,7 @@ A grid is symmetric: the entries of a group of columns of a row are a scale time
 n = 2^(bits−1) − 1. A scale has 11 significant bits, so that for grids up to 8 bits every product is exact in
 float32, and a grid can be read off its weights again.
 
-Rounding with error feedback (GPTQ's algebra) goes through the columns in turn. What rounding a column does to
+Rounding with error feedback (GPTQ's algebra) treats one column after another. What rounding a column does to
 the output is compensated, as far as it can be, by the columns that are not rounded yet: under the second
 moments H of the inputs the expected squared error tr(ΔW H ΔWᵀ) is reduced.
 """

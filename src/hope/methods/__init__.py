@@ -34,7 +34,7 @@ def named(method: Method | str) -> Method:
         return METHODS[name]()
     raise UnknownMethod(
         f"method must be one of {', '.join(METHODS)}, or hope.Absorb(...), hope.Paper(...) or "
-        f"hope.Score(...), got {method!r}"
+        f"hope.Score(...), got {method!r}: leave it out for the default"
     )
 
 
@@ -55,20 +55,20 @@ def with_calibration(method: Method | str, calibration: Any) -> Method:
     return replace(found, **{"calibration": calibration})
 
 
-def method_from_dict(settings: Mapping[str, Any]) -> Method | None:
+def method_from_dict(data: Mapping[str, Any]) -> Method | None:
     """A method from `Method.to_dict`, without its inputs; None if the data describe no method.
 
     >>> method_from_dict({"name": "paper", "merge": "sum", "reading": "literal"})
     Paper(merge='sum', kernel='zero-bias', release='static', reading='literal')
     """
-    made = METHODS.get(current_method(str(settings.get("name"))))
+    made = METHODS.get(current_method(str(data.get("name"))))
     if made is None:
         return None
     method = made()
     own = {one.name for one in fields(method)}
-    once = {"refit": False, **settings}  # the oldest saved runs have none
-    once["calibration"] = known if (known := settings.get("calibration")) in SYNTHETIC else None
-    return replace(method, **{name: value for name, value in once.items() if name in own})
+    options = {"refit": False, **data}  # the oldest saved runs have none
+    options["calibration"] = known if (known := data.get("calibration")) in SYNTHETIC else None
+    return replace(method, **{name: value for name, value in options.items() if name in own})
 
 
 __all__ = ["METHODS", "Absorb", "Method", "Paper", "Score", "method_from_dict", "named", "with_calibration"]

@@ -15,7 +15,6 @@ from torch.utils import _pytree as pytree
 
 from hope._util.batching import batching_of
 from hope._util.calls import Example, unlabelled
-from hope._util.hashing import hash_inputs
 from hope._util.progress import MEASURE, busy
 from hope.actions import Rewrite
 from hope.errors import first_line
@@ -127,15 +126,15 @@ class Absorb(Method):
         batches, notes = batches_of(self.calibration, model, example, anatomy, progress=progress)
         source = iter(unlabelled(model, batches))
         inputs = taken(source, MOST)
-        stand, synthetic = model, self.rewrite.synthetic
+        recalibrated, synthetic = model, self.rewrite.synthetic
         if anatomy.eps and inputs:
             with busy(MEASURE, progress):
-                stand = recalibrated_copy(model, inputs, synthetic, anatomy.trace)
+                recalibrated = recalibrated_copy(model, inputs, synthetic, anatomy.trace)
         total = len(batches) if isinstance(batches, Sized) else None
-        batches = chain(inputs, source)
+        every = chain(inputs, source)
         how: dict[str, Any] = {"total": total, "synthetic": synthetic, "progress": progress}
-        found = measured_statistics(stand, anatomy, batches, input_statistics, **how)
-        return found, inputs, notes + _unheard(anatomy, found)
+        found = measured_statistics(recalibrated, anatomy, every, input_statistics, **how)
+        return found, inputs, notes + _unreached(anatomy, found)
 
     def state(self, unit: Unit, known: NetworkStatistics) -> AbsorbState | Reason:
         """Covariances of the inputs of the unit's readers, and the readers' weights."""
@@ -224,12 +223,8 @@ class Absorb(Method):
         found = {layer.name: capacities(layer, known.numbers) for layer in known.anatomy.layers}
         return {name: some.tolist() for name, some in found.items() if isinstance(some, Tensor)}
 
-    def to_dict(self) -> dict[str, Any]:
-        """As plain data; calibration inputs by a hash."""
-        return {**super().to_dict(), "calibration": hash_inputs(self.calibration)}
 
-
-def _unheard(anatomy: Anatomy, found: Mapping[str, InputStatistics]) -> tuple[str, ...]:
+def _unreached(anatomy: Anatomy, found: Mapping[str, InputStatistics]) -> tuple[str, ...]:
     """A note about weights whose inputs are all zero: experts that received no token."""
     readers = {reader.weight: reader.module for layer in anatomy.layers for reader in layer.readers}
     some = [(module, found[weight]) for weight, module in readers.items() if weight in found]

@@ -43,7 +43,7 @@ class LazyMatrices(Sequence[Tensor]):
         return list, (list(self),)  # a worker process receives them evaluated
 
 
-@dataclass
+@dataclass(frozen=True, eq=False)
 class AbsorbState:
     """A layer before its first absorption."""
 

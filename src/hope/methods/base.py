@@ -16,6 +16,7 @@ from typing import Any, ClassVar, Literal, Protocol
 from torch import nn
 
 from hope._util.calls import Example
+from hope._util.hashing import hash_inputs
 from hope._util.numbers import rounded
 from hope.actions import Action, Rewrite
 from hope.errors import UnknownMethod
@@ -189,12 +190,17 @@ class Method(ABC):
         return rounded(cost / release) if release else math.inf
 
     def to_dict(self) -> dict[str, Any]:
-        """The method as plain data: its name, and its options."""
-        return {"name": self.name, **{one.name: getattr(self, one.name) for one in fields(self)}}
+        """The method as plain data: its name, and its options; calibration inputs by a hash."""
+        options = {one.name: getattr(self, one.name) for one in fields(self)}
+        if "calibration" in options:
+            options["calibration"] = hash_inputs(options["calibration"])
+        return {"name": self.name, **options}
 
     def validate(self, **options: tuple[object, Sequence[object]]) -> None:
         """Refuse invalid options: name -> (value, allowed values)."""
         for name, (value, known) in options.items():
             if value not in known:
                 words = ", ".join(map(str, known))
-                raise UnknownMethod(f"{name} of {self.name} must be one of {words}, got {value!r}")
+                raise UnknownMethod(
+                    f"{name} of {self.name} must be one of {words}, got {value!r}: give {known[0]}"
+                )

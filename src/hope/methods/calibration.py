@@ -11,7 +11,7 @@ from hope._util.calls import Example, as_call
 from hope._util.disk_cache import cached
 from hope.errors import UnknownMethod
 from hope.statistics.dreams import PASSES, dreamed
-from hope.statistics.sample import speaks
+from hope.statistics.sample import token_input
 from hope.structure.anatomy import Anatomy
 from hope.trace.trace import Trace
 
@@ -24,7 +24,9 @@ def check_calibration(calibration: Calibration) -> None:
     """Refuse an unknown name."""
     if isinstance(calibration, str) and calibration not in SYNTHETIC:
         words = " or ".join(f'"{word}"' for word in SYNTHETIC)
-        raise UnknownMethod(f"calibration must be batches of inputs, or {words}, got {calibration!r}")
+        raise UnknownMethod(
+            f"calibration must be batches of inputs, or {words}, got {calibration!r}: give a few batches"
+        )
 
 
 def batches_of(
@@ -40,12 +42,12 @@ def batches_of(
     if not isinstance(calibration, str):
         return calibration, ()
     noise = "there is no BN to dream from: what was measured on is noise; give inputs"
-    known = anatomy.eps or (calibration == "dream" and speaks(model, as_call(example)[1]))
+    suited = anatomy.eps or (calibration == "dream" and token_input(model, as_call(example)[1]))
     made = cached(
         f"inputs-{calibration}",
         lambda: synthetic_batches(calibration, model, example, anatomy.trace, progress=progress),
     )
-    return made, () if known else (noise,)
+    return made, () if suited else (noise,)
 
 
 def synthetic_batches(

@@ -30,7 +30,7 @@ AHEAD = 1.25  # how much more a pair may cost that is computed in advance
 ROWS = 32  # neurons whose pairs are evaluated together
 
 
-@dataclass
+@dataclass(frozen=True, eq=False)
 class PaperState:
     """A layer's state under the paper's method. All tensors are float64, one entry per neuron unless stated
     otherwise.

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any, ClassVar, Literal
+from typing import ClassVar, Literal
 
 import torch
 from torch import nn
 
 from hope._util.calls import Example
-from hope._util.hashing import hash_inputs
 from hope.actions import Rewrite
 from hope.errors import UnknownMethod
 from hope.geometry import costs, gaussian
@@ -157,10 +156,6 @@ class Paper(Method):
         """Capacities ‖f_i‖."""
         return {s.name: s.capacities.tolist() for s in states if isinstance(s, PaperState)}
 
-    def to_dict(self) -> dict[str, Any]:
-        """As plain data; calibration inputs by a hash."""
-        return {**super().to_dict(), "calibration": hash_inputs(self.calibration)}
-
 
 @dataclass(frozen=True)
 class AnchoredBranch(Branch):
@@ -181,12 +176,8 @@ class AnchoredBranch(Branch):
 def _carried(block: Block, numbers: Checkpoint) -> float | None:
     """E_identity of a block's skip: measured, or from a BN that wrote or reads its signal."""
     if numbers.measured is not None:
-        measured = numbers.measured.get((block.name, ""))
-        return (
-            None
-            if measured is None
-            else costs.identity_capacity(measured.spread.numpy(), measured.mean.numpy())
-        )
+        skip = numbers.measured.get((block.name, ""))
+        return None if skip is None else costs.identity_capacity(skip.spread.numpy(), skip.mean.numpy())
     if (written := numbers.bn(block.skip_bn)) is not None:
         return costs.identity_capacity(written.scale.numpy(), written.shift.numpy())
     if (read := numbers.bn(block.read_bn)) is not None:
@@ -199,10 +190,10 @@ def _pruned_only(anatomy: Anatomy) -> tuple[str, ...]:
     between = [
         layer.name for layer in anatomy.layers if any(r.last("norm") is not None for r in layer.readers)
     ]
-    behind = [layer.name for layer in anatomy.layers if any(t.bn for t in _taps(layer, anatomy.taps))]
+    followed = [layer.name for layer in anatomy.layers if any(t.bn for t in _taps(layer, anatomy.taps))]
     words = (
         (between, "each input is normalised by its own numbers, which no parent has"),
-        (behind, "a BN follows the activation"),
+        (followed, "a BN follows the activation"),
     )
     return tuple(f"pruned, not merged: {listed(names)} ({why})" for names, why in words if names)
 
@@ -217,9 +208,7 @@ def paper_state(
     if isinstance(found, Reason):
         return found
     state = PaperState(unit.name, found, release)
-    if pairs and _mergeable(unit, numbers):
-        _add_pairs(state, unit, numbers, outer)
-    return state
+    return _with_pairs(state, unit, numbers, outer) if pairs and _mergeable(unit, numbers) else state
 
 
 def _mergeable(layer: Unit, numbers: Checkpoint) -> bool:
@@ -256,8 +245,8 @@ def _taps(layer: Unit, taps: Taps) -> list[ObservationPoint]:
     return [tap for tap in found if tap is not None]
 
 
-def _add_pairs(state: PaperState, layer: Unit, numbers: Checkpoint, outer: bool) -> None:
-    """Effective filters, signals and the two Gram matrices."""
+def _with_pairs(state: PaperState, layer: Unit, numbers: Checkpoint, outer: bool) -> PaperState:
+    """The same state with signals and the two Gram matrices."""
     own = next(part for part in layer.places if part.role == "out")
     rows = torch.from_numpy(own.index[:, 0])
     raw = numbers[own.tensor].double().movedim(own.dim, 0)[rows].flatten(1)
@@ -270,22 +259,30 @@ def _add_pairs(state: PaperState, layer: Unit, numbers: Checkpoint, outer: bool)
     else:
         bn, places = numbers.bn(step.name), layer.at(f"{step.name}.running_var")
         if bn is None or places is None or f"{step.name}.weight" not in numbers:
-            return
+            return state
         index = torch.from_numpy(places.index[:, 0])
         gain = bn.gain[index]
         filters = gain[:, None] * raw
         bias = bn.shift[index] - gain * (bn.mean[index] - shift)
     signal = seen(layer, layer.readers[0], numbers)
     assert isinstance(signal, SignalStatistics)
-    if not bool((signal.spread < LARGEST).all()):  # a parent's variance would exceed float32
-        return
-    state.bias, state.mean, state.spread = bias, signal.mean[:, 0], signal.spread[:, 0]
+    mean, spread = signal.mean[:, 0], signal.spread[:, 0]
+    if not bool((spread < LARGEST).all()):  # a parent's variance would exceed float32
+        return state
     link = next((link for link in layer.readers[0].path if link.kind == "activation"), None)
     slopes = slopes_of(layer, link, numbers)
     assert slopes is not None
-    state.slope = slopes.expand(layer.neurons).clone()
-    state.energy = gaussian.energy(state.mean, state.spread, state.slope)
-    state.inner = filters @ filters.T + torch.outer(state.bias, state.bias)
+    slope = slopes.expand(layer.neurons).clone()
+    sent = torch.empty(0)
     if outer:
         sent = torch.cat([outgoing(layer, reader, numbers).flatten(1) for reader in layer.readers], dim=1)
-        state.outer = sent @ sent.T
+    return replace(
+        state,
+        mean=mean,
+        spread=spread,
+        slope=slope,
+        energy=gaussian.energy(mean, spread, slope),
+        bias=bias,
+        inner=filters @ filters.T + torch.outer(bias, bias),
+        outer=sent @ sent.T if outer else sent,
+    )

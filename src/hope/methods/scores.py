@@ -80,7 +80,7 @@ class Score(Method):
 
     def __post_init__(self) -> None:
         if self.by not in SCORES:
-            raise UnknownMethod(f"a score must be one of {', '.join(SCORES)}, got {self.by!r}")
+            raise UnknownMethod(f"a score must be one of {', '.join(SCORES)}, got {self.by!r}: give l1-in")
 
     @property
     def name(self) -> str:

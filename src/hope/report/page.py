@@ -180,7 +180,7 @@ def run_data(
 
 def _times(run: Run) -> dict[str, Any]:
     """Predicted times in nanoseconds, as differences, and measured times; empty if unknown."""
-    times, timing = run.trajectory.times, run.timing
+    times, timing = run.trajectory.times, run.record.timing
     if times is None or timing is None:
         return {"times": [], "timed": [], "runtime": ""}
     differences = [int(times[0]), *(int(d) for d in times[1:] - times[:-1])]

@@ -32,7 +32,7 @@ from hope.rewrite.apply import finish, kept_places, outcome, smaller_copy
 from hope.rewrite.layer_sites import STATISTICS, LayerSite, every_row, gain, given_rows, layer_sites, taken
 from hope.rewrite.normal_equations import NormalEquations
 from hope.rewrite.refit_checkpoint import Fitted
-from hope.statistics.bn_recalibration import carry, recalibrated_copy, statistics
+from hope.statistics.bn_recalibration import recalibrated_copy, statistics, transfer_bn_stats
 from hope.statistics.input_statistics import InputStatistics
 from hope.statistics.observe import check_batch
 from hope.statistics.token_weights import counts, mask_of, normed_adds, without_padding
@@ -233,10 +233,10 @@ def refit_layers(  # noqa: PLR0913
     norms = {f"{site.bn}.running_mean": run.rows.get(name) for name, site in run.there.items() if site.bn}
     left = {**norms, **run.rows}
     with mode(stand, training=False), mode(small, training=False), torch.no_grad():
-        carry(small, original, stand, left)
+        transfer_bn_stats(small, original, stand, left)
         with bar(REFIT, len(run.here), progress) as show:
             run.run(show)
-        carry(small, stand, original, left)
+        transfer_bn_stats(small, stand, original, left)
     if file is not None:
         file.finish({name: one for name, one in small.state_dict().items() if isinstance(one, Tensor)})
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Executor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 
 from torch import nn
@@ -43,16 +43,18 @@ class SearchSpace:
         left_alone: name -> why, of units and blocks that the method could not price.
         groups: layers that keep one width, where that was asked for.
         cost: what actions save is counted by it; by parameters without one.
+        roundings: of weights, with their costs.
     """
 
     anatomy: Anatomy
     method: Method
     statistics: NetworkStatistics
-    states: tuple[State, ...]
-    branches: tuple[Branch, ...]
-    left_alone: Mapping[str, Reason]
+    states: tuple[State, ...] = ()
+    branches: tuple[Branch, ...] = ()
+    left_alone: Mapping[str, Reason] = field(default_factory=dict)
     groups: Groups = ()
     cost: CostModel | None = None
+    roundings: tuple[Rounding, ...] = ()
 
     @classmethod
     def of(
@@ -111,6 +113,10 @@ class SearchSpace:
         """(steps + 1,) what the run is ranked by: parameters, MACs, or time."""
         return sizes(self.anatomy, steps)[:, 1] if self.cost is None else self.cost.counts(steps)
 
+    def measures(self) -> dict[str, list[float]]:
+        """Unit -> the value of each of its neurons in the original network."""
+        return self.method.measures(self.statistics, self.states)
+
     @property
     def least(self) -> int:
         """The least of it that is always within reach."""
@@ -149,24 +155,24 @@ class SearchSpace:
         held = [one for one in self.left_alone.values() if one.cause in (Cause.ALIKE, Cause.NO_FIELD)]
         return f"{len(held)} layers stay, {held[0]}" if held else ""
 
-    def check(self, budget: Budget, multiple_of: int = 1, roundings: Sequence[Rounding] = ()) -> None:
+    def check(self, budget: Budget, multiple_of: int = 1) -> None:
         """Say before the work starts whether a budget can be met."""
         advice = calibration(self.anatomy, self.left_alone, self.method) or self._held()
         if budget.resource is not None:
-            floor = [*self._floor(), *(one.steps[-1] for one in roundings)]
+            floor = [*self._floor(), *(one.steps[-1] for one in self.roundings)]
             counts = Trajectory.of(self.anatomy, floor, cost=self.cost).counts(budget.unit)
             budget.check(int(counts[-1]), int(counts[0]), advice)
-        most = self.longest + len(self.branches) + sum(len(one.steps) for one in roundings)
+        most = self.longest + len(self.branches) + sum(len(one.steps) for one in self.roundings)
         if budget.unit == "steps" and budget.value > most:
             way = advice or "take fewer steps"
             raise InfeasibleBudget(f"steps must be at most {most}, got {budget.value:g}: {way}")
-        nothing = not self.states and not self.branches and not roundings
+        nothing = not self.states and not self.branches and not self.roundings
         if nothing and (budget.kind.searched or (budget.unit == "density" and not self.anatomy.layers)):
             raise InfeasibleBudget(
                 f"{self.method.name} must have something to remove, got nothing" + (advice and f": {advice}")
             )
         width = self._widest
-        if self.branches or not self.states or roundings or multiple_of < width:
+        if self.branches or not self.states or self.roundings or multiple_of < width:
             return
         unchanged = Trajectory.of(self.anatomy, (), cost=self.cost)
         if not unchanged.meets(budget):
@@ -185,6 +191,7 @@ def search_space(
     exclude: Sequence[str] = (),
     groups: Groups | None = None,
     cost: CostModel | None = None,
+    roundings: tuple[Rounding, ...] = (),
 ) -> SearchSpace:
     """Price every unit and block of a network by a method.
 
@@ -195,6 +202,7 @@ def search_space(
         exclude: patterns of module names that stay untouched.
         groups: layers that must keep one width; layers outside of them, and of incomplete ones, are kept.
         cost: what to count savings by, instead of parameters.
+        roundings: of weights, with their costs.
     """
     anatomy = statistics.anatomy
     found = {unit.name: _excluded(unit, exclude) or method.state(unit, statistics) for unit in anatomy.layers}
@@ -211,7 +219,9 @@ def search_space(
     }
     left_alone |= {name: one for name, one in prices.items() if isinstance(one, Reason)}
     branches = tuple(one for one in prices.values() if not isinstance(one, Reason))
-    return SearchSpace(anatomy, method, statistics, states, branches, left_alone, groups or (), cost)
+    return SearchSpace(
+        anatomy, method, statistics, states, branches, left_alone, groups or (), cost, roundings
+    )
 
 
 def _complete(

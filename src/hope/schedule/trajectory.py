@@ -196,8 +196,8 @@ def unreachable(
 ) -> InfeasibleBudget:
     """The error about a budget that a finished run does not reach: what it reaches, and what to do."""
     less = "fewer steps" if budget.unit == "steps" else "a larger budget"
-    ways = [advice, f"take {less}" if len(run) or not advice else ""]
-    widths, way = "", ", or ".join(filter(None, ways))
+    choices = [advice, f"take {less}" if len(run) or not advice else ""]
+    widths, way = "", ", or ".join(filter(None, choices))
     if multiple_of > 1:
         widths, way = f" with multiple_of={multiple_of}", f"take a smaller multiple_of, or {less}"
     if uniform:

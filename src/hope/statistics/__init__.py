@@ -1,1 +1,1 @@
-"""What signals look like: from BN numbers, propagated, or measured."""
+"""Moments of signals: from BN numbers, propagated, or measured."""

@@ -1,15 +1,14 @@
 """A network in the statistics of the inputs that it is shown.
 
-A few inputs have other means and deviations than those that BNs remember from training, by chance, and
-made-up ones for other reasons; what is learned from them would repair that difference instead of what
-compression did. So learning takes place in a stand-in: a copy of the network whose BNs have the statistics of
-exactly these inputs, layer after layer. Its signals have the scale that they have on real data, whatever it
-is shown. What was learned is carried back by putting the original's statistics in the place of the
-stand-in's.
+The means and deviations of a few inputs differ from those that BNs remember: by chance, and of synthetic
+inputs for other reasons. A fit to them would repair that difference instead of the effect of compression. So
+the refit compares with a recalibrated copy, whose BNs have the statistics of exactly these inputs, layer
+after layer: its signals have the scale that they have on real data. Afterwards the original's statistics are
+put back.
 
-Many inputs of a user's that differ from what a BN remembers differ for a reason. Chance makes so many
-independent inputs differ by about 1.5/N (of the variance, means and deviations together); of a larger
-difference d, the stand-in takes over the part that chance explains.
+On a user's inputs only the difference that chance does not explain is kept: chance makes the moments of N
+independent inputs differ by about 1.5/N of the variance; of a larger difference d, the recalibrated copy
+takes the part that chance explains.
 """
 
 from __future__ import annotations
@@ -51,38 +50,38 @@ def recalibrated_copy(
     """
     for number, batch in enumerate(batches):
         check_batch(batch, number)
-    stand = duplicate(model)
+    copied = duplicate(model)
     name = f"recalibrated-{hash_inputs(list(batches))}-{synthetic}"
-    found = cached(name, lambda: _recalibrated(stand, batches, synthetic, trace or Trace()))
+    found = cached(name, lambda: _recalibrated(copied, batches, synthetic, trace or Trace()))
     with torch.no_grad():
-        for buffer, value in stand.named_buffers():
+        for buffer, value in copied.named_buffers():
             if buffer in found:
                 value.copy_(found[buffer])
-    return stand
+    return copied
 
 
 def _recalibrated(
-    stand: nn.Module, batches: Sequence[Example], synthetic: bool, trace: Trace
+    copied: nn.Module, batches: Sequence[Example], synthetic: bool, trace: Trace
 ) -> dict[str, Tensor]:
     """The statistics of a network's BNs after they were recalibrated, in place."""
-    tensors = dict([*stand.named_parameters(), *stand.named_buffers()])
+    tensors = dict([*copied.named_parameters(), *copied.named_buffers()])
     changed: dict[str, Tensor] = {}
-    with mode(stand, training=False), torch.no_grad():
-        execution = _laid(stand, batches, trace, lambda position: settle(position))
+    with mode(copied, training=False), torch.no_grad():
+        execution = _laid(copied, batches, trace, lambda position: recalibrate(position))
         uses = uses_of_bns(execution.program)
         norms = [
             (form.operation.position, form.inputs[0], bn_of(form.operation))
             for form in ops.forms(execution.program)
             if is_bn(form) and uses[bn_of(form.operation)] == 1
         ]
-        behind: dict[int, list[str]] = {}  # what BNs read -> these BNs, which are still to be run
+        waiting: dict[int, list[str]] = {}  # what BNs read -> these BNs, which are still to be run
         for _, reads, bn in norms:
-            behind.setdefault(reads, []).append(bn)
+            waiting.setdefault(reads, []).append(bn)
 
-        def settle(position: int) -> None:
-            if position not in behind:
+        def recalibrate(position: int) -> None:
+            if position not in waiting:
                 return
-            bns, (inputs, counted, mean, variance) = behind[position], statistics(execution.value(position))
+            bns, (inputs, counted, mean, variance) = waiting[position], statistics(execution.value(position))
             if not bool((mean.isfinite() & variance.isfinite()).all()):
                 raise InvalidExample(f"the inputs of {bns[0]} must be finite, got NaN or infinite ones")
             for bn in bns:
@@ -102,16 +101,16 @@ def _recalibrated(
 
 
 def _laid(
-    stand: nn.Module, batches: Sequence[Example], trace: Trace, after: Callable[[int], None]
+    copied: nn.Module, batches: Sequence[Example], trace: Trace, after: Callable[[int], None]
 ) -> Interpreter:
     """A network on its way; a batch that it cannot run on is named."""
     try:
-        return trace.interpreter(stand, batches, after=after)
+        return trace.interpreter(copied, batches, after=after)
     except Exception:
         for number, batch in enumerate(batches):
             args, kwargs = as_call(batch)
             with running(f"batch {number}"):
-                stand(*args, **kwargs)
+                copied(*args, **kwargs)
         raise
 
 
@@ -139,7 +138,9 @@ def _apart(mean: Tensor, variance: Tensor, known_mean: Tensor, known_variance: T
 
 
 @torch.no_grad()
-def carry(small: nn.Module, before: nn.Module, after: nn.Module, rows: Mapping[str, Tensor | None]) -> None:
+def transfer_bn_stats(
+    small: nn.Module, before: nn.Module, after: nn.Module, rows: Mapping[str, Tensor | None]
+) -> None:
     """Give the BNs of a network the statistics of another, in place; what sets them apart from the first's
     stays: differences of means, ratios of variances.
 

@@ -1,4 +1,4 @@
-"""Inputs made without data: patterns, brought to what a network's BN statistics describe.
+"""Inputs made without data: patterns, optimised towards what a network's BN statistics describe.
 
 Patterns (`patterns.py`) get the scale that the first BN expects, and can then be changed by a few gradient
 steps, until what reaches the BNs has the means and deviations that they remember from training.
@@ -24,14 +24,14 @@ from hope.ops.norm import bn_of, is_bn
 from hope.ops.uses import first_convolution
 from hope.statistics.bn_inputs import bn_distance, keeps_statistics, observing
 from hope.statistics.patterns import again, noise
-from hope.statistics.sample import sampled, speaks
+from hope.statistics.sample import sampled, token_input
 from hope.trace.interpreter import Interpreter
 from hope.trace.program import Program, Ref
 from hope.trace.trace import Trace
 
 Batch: TypeAlias = Callable[[Tensor], Example]  # images -> a batch as the model takes it
 
-STEPS = 10  # from noise to what the BNs describe: more brings little to the judge
+STEPS = 10  # from noise to what the BNs describe: more improves fidelity little
 NEAR = 0.025  # squared deviations from what the BNs remember: batches of real images are .02 to .035 away
 PASSES = 20  # steps at most
 PIXELS = {"patterns": 3 << 19, "dream": 1 << 17}  # to make up, in so many inputs:
@@ -40,7 +40,7 @@ RATE = 0.1  # of the input's deviation, per step
 SIDE = 128  # of images: larger ones are halved where the network takes it; moments lose nothing by it
 
 
-def probes(  # noqa: PLR0913
+def made_inputs(  # noqa: PLR0913
     model: nn.Module,
     example: Example | None,
     program: Program,
@@ -52,30 +52,15 @@ def probes(  # noqa: PLR0913
     leaves: bool = False,
     trace: Trace | None = None,
     progress: bool | None = False,
-) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """So many inputs for a network, in the example's shape (large images smaller, see `smaller`), as
-    positional and keyword arguments.
+) -> tuple[list[Any], Form]:
+    """So many inputs for a network, in the example's shape (large images smaller, see `smaller`): values with
+    one input per row, and how they are nested (see `unflatten`).
 
     Args:
         near: stop when they are as near to what the BNs remember.
+        leaves: images start as dead leaves instead of noise.
         trace: the network's captured graphs.
     """
-    return unflatten(*_probes(model, example, program, count, steps, seed, near, leaves, trace, progress))
-
-
-def _probes(  # noqa: PLR0913
-    model: nn.Module,
-    example: Example | None,
-    program: Program,
-    count: int,
-    steps: int,
-    seed: int,
-    near: float,
-    leaves: bool,
-    trace: Trace | None,
-    progress: bool | None,
-) -> tuple[list[Any], Form]:
-    """The same as values with one input per row, and how they are nested."""
     batching = batching_of(model, example)
     values, form = flatten(smaller(model, example), batching)
     args, kwargs = as_call(example)
@@ -96,7 +81,7 @@ def _probes(  # noqa: PLR0913
 
         with bar("making synthetic inputs", steps, progress) as show:
             trace = trace or Trace()
-            made[k] = _settled(model, example, made[k], batch, trace) if program else made[k]
+            made[k] = _normalised(model, example, made[k], batch, trace) if program else made[k]
             made[k] = _dreamed(model, made[k], batch, steps, show, near, trace)
     return _fitted(model, made), form
 
@@ -132,7 +117,9 @@ def dream(
     """
     for name, number, least in (("count", count, 1), ("steps", steps, 0)):
         if number is not None and (not isinstance(number, int) or number < least):
-            raise UnknownMethod(f"{name}={number!r} makes no sense: give a whole number from {least}")
+            raise UnknownMethod(
+                f"{name} must be a whole number from {least}, got {number!r}: leave it out for the default"
+            )
     return dreamed(model, example, Trace(), count=count, steps=steps, seed=seed, progress=progress)
 
 
@@ -150,16 +137,15 @@ def dreamed(
     if count is None:
         values, _ = flatten(smaller(model, example), batching_of(model, example))
         count = enough(values, "dream" if steps else "patterns")
-    written = speaks(model, as_call(example)[1]) if steps else None
+    written = token_input(model, as_call(example)[1]) if steps else None
     if written is not None:
         given = as_call(example)[1]
         texts = sampled(model, count, given[written].shape[1], seed, progress=progress)
         made, form = flatten({name: again(value, count) for name, value in given.items()} | {written: texts})
     else:
         program = trace.captured(model, example, progress=progress).program
-        made, form = _probes(
-            model, example, program, count, steps, seed, NEAR, leaves=True, trace=trace, progress=progress
-        )
+        how: dict[str, Any] = {"steps": steps, "seed": seed, "near": NEAR, "leaves": True}
+        made, form = made_inputs(model, example, program, count=count, trace=trace, progress=progress, **how)
     parts = (slice(start, start + 32) for start in range(0, count, 32))
     return [
         as_example([v[some] if isinstance(v, Tensor) and v.ndim else v for v in made], form) for some in parts
@@ -205,7 +191,7 @@ def smaller(model: nn.Module, example: Example | None) -> Example | None:
 
 
 def _rows(model: nn.Module, program: Program) -> dict[str, int]:
-    """Input -> the rows of the table that it is looked up in, such as the words of a vocabulary."""
+    """Input -> the rows of the table that it selects, such as the words of a vocabulary."""
     shapes = {name: parameter.shape for name, parameter in model.named_parameters(remove_duplicate=False)}
     found = {}
     for operation in program:
@@ -230,7 +216,7 @@ def _run(model: nn.Module, batch: Example) -> Any:
     return model(*args, **kwargs)
 
 
-def _settled(model: nn.Module, example: Example | None, x: Tensor, batch: Batch, trace: Trace) -> Tensor:
+def _normalised(model: nn.Module, example: Example | None, x: Tensor, batch: Batch, trace: Trace) -> Tensor:
     """Give images the deviation and mean that the first BN's statistics imply."""
     names, count = as_call(example)[1], len(tree_leaves(as_call(example)))
     calls = [as_call(batch(x))]
@@ -239,10 +225,10 @@ def _settled(model: nn.Module, example: Example | None, x: Tensor, batch: Batch,
         example = calls[0][1] or calls[0][0]
     captured = trace.captured(model, example)
     first, forms = first_convolution(captured.program), ops.forms(captured.program)
-    behind = {form.inputs[0]: bn_of(form.operation) for form in reversed(forms) if is_bn(form)}
-    if first is None or first.position not in behind:
+    bns = {form.inputs[0]: bn_of(form.operation) for form in reversed(forms) if is_bn(form)}
+    if first is None or first.position not in bns:
         return x
-    bn = model.get_submodule(behind[first.position])
+    bn = model.get_submodule(bns[first.position])
     weight = dict(model.named_parameters()).get(first.tensors["weight"])
     if not keeps_statistics(bn) or weight is None:
         return x

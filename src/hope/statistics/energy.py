@@ -1,4 +1,4 @@
-"""How much of a signal reaches each reader: energies behind an activation, and capacities."""
+"""How much of a signal reaches each reader: energies after an activation, and capacities."""
 
 from __future__ import annotations
 
@@ -20,8 +20,7 @@ def capacities(layer: Unit, numbers: Checkpoint) -> Tensor | Reason:
     """‖f_i‖ of a unit's neurons, or the reason why they are not known.
 
     A stream's channel counts at every reader. Where that sees a sum that no BN has seen as a whole, its
-    energy is the sum of what the BNs of all writers say, Σ γ² + β², as the paper has it for what a skip
-    carries.
+    energy is the sum over the BNs of all writers, Σ γ² + β², as the paper has it for the signal of a skip.
     """
     square = torch.zeros(layer.neurons, dtype=torch.float64)
     for reader in layer.readers:
@@ -39,23 +38,23 @@ def signal_energies(layer: Unit, reader: Reader, numbers: Checkpoint) -> Tensor 
     signal = seen(layer, reader, numbers)
     if isinstance(signal, Reason):
         return signal
-    mean, spread, link, behind = signal.mean, signal.spread, signal.activation, signal.behind
+    mean, spread, link, bn = signal.mean, signal.spread, signal.activation, signal.bn
     slopes = slopes_of(layer, link, numbers)
     if slopes is not None:
         slopes = slopes.reshape(-1, 1).expand_as(mean)
         energy = gaussian.energy(mean, spread, slopes)
-        if behind is None:
+        if bn is None:
             return energy
-        gain, shift = behind
+        gain, shift = bn
         return gain**2 * energy + 2 * gain * shift * gaussian.mean(mean, spread, slopes) + shift**2
     assert link is not None
     smooth = activation.function(link)
     if smooth is None:
         return Cause.UNKNOWN_ACTIVATION.at(link.name)
     cuts = activation.cuts(link)
-    if behind is None:
+    if bn is None:
         return gaussian.energy_of(smooth, mean, spread, cuts)
-    return gaussian.energy_of(lambda y: behind[0] * smooth(y) + behind[1], mean, spread, cuts)
+    return gaussian.energy_of(lambda y: bn[0] * smooth(y) + bn[1], mean, spread, cuts)
 
 
 def _written(stream: Unit, numbers: Checkpoint) -> Tensor | Reason:
@@ -72,18 +71,18 @@ def _written(stream: Unit, numbers: Checkpoint) -> Tensor | Reason:
 
 @dataclass(frozen=True, eq=False)
 class SignalStatistics:
-    """What a reader sees of a layer: Ψ of a Gaussian signal, and perhaps a BN behind that."""
+    """What a reader sees of a layer: Ψ of a Gaussian signal, and perhaps a BN after it."""
 
     mean: Tensor  # mean, spread: (neurons, channels a neuron has there) of the signal before the activation
     spread: Tensor
     activation: Link | None  # Ψ; None for none
     # what a BN between the activation and the reader multiplies by and adds; None without one
-    behind: tuple[Tensor, Tensor] | None = None
+    bn: tuple[Tensor, Tensor] | None = None
 
 
 def seen(layer: Unit, reader: Reader, numbers: Checkpoint) -> SignalStatistics | Reason:
     """What a reader sees of a layer, as inputs showed it, or as the last BN on the way says."""
-    return _stored(layer, reader, numbers) if numbers.measured is None else _measured(layer, reader, numbers)
+    return _from_bn(layer, reader, numbers) if numbers.measured is None else _measured(layer, reader, numbers)
 
 
 def _measured(layer: Unit, reader: Reader, numbers: Checkpoint) -> SignalStatistics | Reason:
@@ -102,7 +101,7 @@ def _measured(layer: Unit, reader: Reader, numbers: Checkpoint) -> SignalStatist
     return SignalStatistics(mean, spread, tap.activation, (gain, bn.shift[index] - gain * bn.mean[index]))
 
 
-def _stored(layer: Unit, reader: Reader, numbers: Checkpoint) -> SignalStatistics | Reason:
+def _from_bn(layer: Unit, reader: Reader, numbers: Checkpoint) -> SignalStatistics | Reason:
     reason, step = missing_statistics(layer, reader), reader.last("bn")
     if reason is not None:
         return reason

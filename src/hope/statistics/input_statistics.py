@@ -31,7 +31,7 @@ class InputStatistics:
     taps: Tensor  # (taps, taps) correlation between the places that the kernel covers
     variance: Tensor  # (outputs,) of what it computes
     repeat: int = 1  # input places that stand for one channel (after a flatten)
-    bn: str = ""  # the BN right behind it, "" without one
+    bn: str = ""  # the BN right after it, "" without one
     bias: str = ""  # name of its bias, "" without one
 
     @property
@@ -84,7 +84,7 @@ def stored(tensor: Tensor) -> Tensor:
 
 
 def bn_and_bias(anatomy: Anatomy) -> dict[str, tuple[str, str]]:
-    """Reading weight -> (the BN right behind it, its bias); "" for none."""
+    """Reading weight -> (the BN right after it, its bias); "" for none."""
     forms = [form for form in ops.forms(anatomy.program) if form is not None]
     bns = {form.inputs[0]: bn_of(form.operation) for form in forms if is_bn(form)}
     readers = Counter(position for form in forms for position in set(form.inputs))
@@ -168,17 +168,17 @@ def centred(anatomy: Anatomy, weight: str) -> str:
 
 
 def permanent_channels(anatomy: Anatomy, unit: Unit, statistics: InputStatistics) -> Tensor:
-    """Channels that a weight reads beside those of a stream and that never go, such as those that a skip
-    pads: what a removed channel did, they take over, too. None beside a layer.
+    """Channels that a weight reads together with those of a stream and that are never removed, such as those
+    that a skip pads: they compensate for removed channels, too. A layer has none.
     """
     if unit.kind != "stream":
         return torch.zeros(0, dtype=torch.long)
-    going = torch.zeros(len(statistics.mean), dtype=torch.bool)
+    prunable = torch.zeros(len(statistics.mean), dtype=torch.bool)
     for one in anatomy.layers:
         part = one.at(statistics.weight, "in")
         if part is not None:
-            going[torch.from_numpy(part.owned) // statistics.repeat] = True
-    return (~going).nonzero()[:, 0]
+            prunable[torch.from_numpy(part.owned) // statistics.repeat] = True
+    return (~prunable).nonzero()[:, 0]
 
 
 def channels_of(layer: Unit, statistics: InputStatistics) -> Tensor | None:

@@ -1,8 +1,7 @@
 """Measured marginals: mean and deviation of every signal before its activation, from a few unlabelled inputs.
 
-Where no BN tells how large a signal is, one pass over a few batches does, whatever normalises it: y ~ N(mean,
-deviation²) takes the place of a BN's (β, γ). The captured network is run, so that signals are measured
-wherever they are.
+Where no BN stores how large a signal is, one pass over a few batches measures it: y ~ N(mean, deviation²)
+replaces a BN's (β, γ). The captured network is run, so that any signal can be observed.
 """
 
 from __future__ import annotations
@@ -48,7 +47,7 @@ class Marginal:
 Marginals = Mapping[tuple[str, str], Marginal]
 
 
-class _Sums:
+class _ChannelSums:
     """Mean and squared deviations per channel, batch after batch, without cancellation (Chan et al.)."""
 
     def __init__(self) -> None:
@@ -78,7 +77,7 @@ def measured_marginals(
     progress: bool | None = None,
 ) -> dict[tuple[str, str], Marginal]:
     """(Unit, reading weight) -> what the weight sees of the unit, before the activation; and (block, "") ->
-    what its skip carries.
+    its skip's signal.
 
     Args:
         inputs: batches as `example` takes them, or pairs of inputs and labels; labels are not used.
@@ -87,7 +86,7 @@ def measured_marginals(
     taps = dict(anatomy.taps)
     skips = {(b.name, ""): _skip(b, anatomy.program) for b in anatomy.blocks if b.residual}
     taps |= {key: tap for key, tap in skips.items() if tap is not None}
-    sums = {(tap.operation, tap.dim): _Sums() for tap in taps.values()}
+    sums = {(tap.operation, tap.dim): _ChannelSums() for tap in taps.values()}
     wanted: dict[str, set[int]] = {}
     for name, dim in sums:
         wanted.setdefault(name, set()).add(dim)
@@ -104,14 +103,15 @@ def measured_marginals(
         if one.count and len(one.mean) == len(tap.owner):
             if not bool(one.square.isfinite().all()):
                 raise InvalidExample(
-                    f"calibration: the signal of {key[0]} is NaN or infinite on these inputs"
+                    f"calibration must give finite signals, got NaN or infinite ones at {key[0]}: leave such "
+                    "inputs out"
                 )
             found[key] = Marginal(one.mean, one.spread, tap)
     return found
 
 
 def _skip(block: Block, program: Program) -> ObservationPoint | None:
-    """Where a block's skip can be measured: behind the BN that wrote what it carries last, or at the add."""
+    """Where a block's skip can be observed: after the BN that wrote its signal last, or at the add."""
     own = next((o for o in program if block.skip_bn and bn_of(o) == block.skip_bn), None)
     if own is None:
         end = next((o.position for o in program if o.name == block.branch_output), None)

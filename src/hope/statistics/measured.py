@@ -25,19 +25,19 @@ from hope.structure.anatomy import Anatomy
 from hope.structure.units import Unit
 from hope.trace.program import Ref
 
-SPARE = 0.3  # of the samples, more than there are signals: fewer do not tell what signals have in common
-MOST = 0.9  # of a signal that others may seem not to tell
+SPARE = 0.3  # of the samples, more than there are signals: fewer do not determine correlations
+MOST = 0.9  # the largest share that others may leave unexplained
 TWIN = 1e-9  # signals whose correlation is this close to 1 are one signal
 PLACES = 4  # places of one input that count as one more sample
 KINDS = 5  # matrices of a layer's size that absorption holds: moments, and twice two that it works with
 
 
-class _Sums:
+class _MomentSums:
     """First and second moments of a module's input, gathered batch by batch, and how neighbours relate."""
 
     def __init__(self, repeat: int, spatial: int) -> None:
         self.repeat, self.spatial = repeat, spatial
-        self.count = self.inputs = self.telling = 0
+        self.count = self.inputs = self.informative = 0
         self.weight = 0.0
         self.total = self.square = torch.zeros(())
         self.near = self.own = 0.0
@@ -53,17 +53,17 @@ class _Sums:
             x = x.reshape(*x.shape[:-1], -1, self.repeat).transpose(-1, -2)
         rows = x.reshape(-1, x.shape[-1])
         self.count += len(rows)
-        self.telling += len(rows) if self.spatial else self._telling(rows, counts)
+        self.informative += len(rows) if self.spatial else self._informative(rows, counts)
         part = rows if counts is None else rows * counts.double().cpu().reshape(-1, 1)
         self.weight += len(rows) if counts is None else float(counts.double().sum())
         self.total = self.total + part.sum(dim=0)
         product = part.T @ rows
         self.square = self.square.add_(product) if self.square.ndim else self.square + product
 
-    def _telling(self, rows: Tensor, counts: Tensor | None) -> int:
-        """How many places tell something: neither padding, nor tokens that an expert was not sent."""
-        informative = rows.any(dim=1)
-        return int((informative if counts is None else informative & (counts.cpu().reshape(-1) > 0)).sum())
+    def _informative(self, rows: Tensor, counts: Tensor | None) -> int:
+        """How many places are informative: neither padding, nor tokens that an expert was not sent."""
+        nonzero = rows.any(dim=1)
+        return int((nonzero if counts is None else nonzero & (counts.cpu().reshape(-1) > 0)).sum())
 
     def _neighbours(self, x: Tensor) -> None:
         over = tuple(d for d in range(x.ndim) if d != x.ndim - self.spatial - 1)
@@ -74,8 +74,8 @@ class _Sums:
 
     @property
     def counted(self) -> float:
-        """Samples that tell something new: neighbouring places of one input tell much the same."""
-        return min(self.telling, self.inputs * max(1.0, self.telling / max(1, self.inputs) / PLACES))
+        """Independent samples: neighbouring places of one input are correlated."""
+        return min(self.informative, self.inputs * max(1.0, self.informative / max(1, self.inputs) / PLACES))
 
     @property
     def mean(self) -> Tensor:
@@ -107,7 +107,7 @@ def measured_statistics(
         inputs: batches as `example` takes them, or pairs of inputs and labels; labels are not used.
         known: input_statistics of the propagated surrogate, kept where nothing could be measured.
         units: whose readers; all layers by default.
-        total: how many batches there are, where they do not tell it themselves.
+        total: how many batches there are, where `inputs` has no length.
         progress: show how far it is; None shows it on a terminal.
     """
     readers = _readers(model, anatomy, anatomy.layers if units is None else units)
@@ -117,7 +117,7 @@ def measured_statistics(
     inputs = list(inputs) if many else inputs
 
     def measured(part: Sequence[str]) -> list[dict[str, Any]]:
-        sums = {weight: _Sums(*readers[weight][1:]) for weight in part}
+        sums = {weight: _MomentSums(*readers[weight][1:]) for weight in part}
         _gather(model, anatomy, inputs, sums, **how)
         return [one.to_dict() for _, one in _finished(model, anatomy, readers, sums, known)]
 
@@ -170,7 +170,7 @@ def _gather(
     model: nn.Module,
     anatomy: Anatomy,
     inputs: Iterable[Any],
-    sums: dict[str, _Sums],
+    sums: dict[str, _MomentSums],
     **options: Any,
 ) -> None:
     """One pass over the inputs: what these weights read."""
@@ -184,7 +184,7 @@ def _gather(
 
     streams = {weight: anatomy.program[at].name for weight, at in normed_adds(anatomy.program).items()}
     streams = {weight: name for weight, name in streams.items() if weight in sums}
-    waiting: dict[str, Tensor] = {}  # what such a weight has read, until the stream behind it is there
+    waiting: dict[str, Tensor] = {}  # what such a weight has read, until the stream after it is known
     mask: list[Tensor | None] = [None]
 
     def begin(batch: Any) -> None:
@@ -212,22 +212,25 @@ def _finished(
     model: nn.Module,
     anatomy: Anatomy,
     readers: Mapping[str, tuple[int, int, int]],
-    sums: dict[str, _Sums],
+    sums: dict[str, _MomentSums],
     known: Mapping[str, InputStatistics],
 ) -> Iterator[tuple[str, InputStatistics]]:
     """What was gathered, one weight after another; sums are let go on the way."""
     for weight in list(sums):
         one = sums.pop(weight)
         if one.count and not one.weight > 0:
-            raise InvalidExample("calibration: all tokens are padding: give texts")
+            raise InvalidExample("calibration must have tokens, got padding only: give texts")
         if one.count and not bool(one.square.isfinite().all()):
-            raise InvalidExample(f"calibration: what {weight} reads is NaN or infinite on these inputs")
+            raise InvalidExample(
+                f"calibration must give finite signals, got NaN or infinite ones at {weight}: leave such "
+                "inputs out"
+            )
         if one.count == 1 and weight not in known:
             raise InvalidExample(
-                "calibration: one token, or one input, does not tell how signals vary: give a few hundred"
+                "calibration must have at least two tokens or inputs, got one: give a few hundred"
             )
         if one.count:
-            yield weight, _intake(weight, readers[weight][0], one, model, anatomy, known.get(weight))
+            yield weight, _combined(weight, readers[weight][0], one, model, anatomy, known.get(weight))
 
 
 def _readers(model: nn.Module, anatomy: Anatomy, units: Sequence[Unit]) -> dict[str, tuple[int, int, int]]:
@@ -251,13 +254,12 @@ def _readers(model: nn.Module, anatomy: Anatomy, units: Sequence[Unit]) -> dict[
 
 
 def apart(covariance: Tensor, samples: int = 3) -> Tensor:
-    """What is taken for granted where nothing tells how signals relate: that they do not, unless one is
-    another's multiple.
+    """The prior for correlations: none, unless one signal is a multiple of another.
 
-    Of 1,536 neurons and 2,048 tokens, a neuron looks as if the others said all about it.
+    Of 1,536 neurons and 2,048 tokens, the others seem to determine each neuron.
 
     Args:
-        samples: that they were measured on; two make any signals look like multiples.
+        samples: that they were measured on; with two samples any signals are multiples.
 
     Example:
         >>> import torch
@@ -275,8 +277,8 @@ def apart(covariance: Tensor, samples: int = 3) -> Tensor:
 
 
 def unexplained_share(covariance: Tensor, samples: int) -> float:
-    """The part of a signal that others do not tell, on average over signals, had it been measured on as many
-    samples as one likes; a half where they are too few to say.
+    """The share of a signal that others do not explain, averaged over signals and corrected for the number of
+    samples; a half if they are too few to estimate it.
 
     Example:
         >>> import torch
@@ -294,8 +296,8 @@ def unexplained_share(covariance: Tensor, samples: int) -> float:
     return min(MOST, float(left.clamp(0, 1).mean()) * samples / free)
 
 
-def _intake(
-    weight: str, dim: int, one: _Sums, model: nn.Module, anatomy: Anatomy, known: InputStatistics | None
+def _combined(
+    weight: str, dim: int, one: _MomentSums, model: nn.Module, anatomy: Anatomy, known: InputStatistics | None
 ) -> InputStatistics:
     tensor = dict(model.named_parameters())[weight]
     bn, bias = bn_and_bias(anatomy).get(weight, ("", ""))
@@ -304,7 +306,8 @@ def _intake(
     mean, covariance = one.mean, one.covariance
     before, left = (mean, covariance), 0.5
     if known is None:
-        before, left = (mean, apart(covariance, one.telling)), unexplained_share(covariance, one.telling)
+        before = mean, apart(covariance, one.informative)
+        left = unexplained_share(covariance, one.informative)
     elif known.repeat == one.repeat and known.mean.shape == mean.shape:
         before = known.mean, known.covariance
     trust = one.counted * (1 - left)  # what was known before counts as one sample per channel

@@ -39,7 +39,7 @@ def observe(  # noqa: PLR0913
         inputs: batches as the model takes them, or pairs of inputs and labels; labels are left out.
         observer: called with a name and a result, as soon as that is there.
         trace: the network's captured graphs.
-        total: how many batches there are, where they do not tell it themselves.
+        total: how many batches there are, where `inputs` has no length.
         synthetic: the batches are: no token of theirs is padding.
         progress: show how far it is; None shows it on a terminal.
     """
@@ -57,7 +57,9 @@ def observe(  # noqa: PLR0913
             count += 1
             show(count)
     if not count:
-        raise InvalidExample("calibration: there were no inputs; give an iterable of batches")
+        raise InvalidExample(
+            "calibration must have at least one batch, got none: give an iterable of batches"
+        )
 
 
 def check_batch(batch: Any, number: int, what: str = "calibration") -> None:
@@ -65,7 +67,8 @@ def check_batch(batch: Any, number: int, what: str = "calibration") -> None:
     for value in pytree.tree_leaves(as_call(batch)):
         if isinstance(value, Tensor) and not bool(value.isfinite().all()):
             raise InvalidExample(
-                f"{what}: batch {number} has entries that are NaN or infinite: leave such inputs out"
+                f"{what}: batch {number} must have finite entries, got NaN or infinite ones: leave such "
+                "inputs out"
             )
 
 
@@ -76,6 +79,6 @@ def running(what: str, why: str = "calibration") -> Iterator[None]:
         yield
     except Exception as error:
         raise InvalidExample(
-            f"{why}: the model cannot run on {what}: {first_line(error)}; "
-            "give batches as the model takes them, without labels"
+            f"{why} must be batches that the model runs on, got {what} ({first_line(error)}): give "
+            "them as the model takes them, without labels"
         ) from error

@@ -38,7 +38,7 @@ class Propagated:
         readings: weight -> what it reads.
         fallbacks: BNs whose inputs could not be followed.
         forms: the operations as such on whole signals.
-        behind: operation -> the BN right behind it.
+        following_bn: operation -> the BN right after it.
         read: the operations that others read.
         by_operation: readings by the operation that reads.
         known: covariances between two signals, the later one first.
@@ -71,7 +71,7 @@ class Propagated:
         return form.operator.moments(self, form, inputs)
 
     def share(self, branch: int) -> float:
-        """Of the variance behind the add that a branch ends in, what the branch writes."""
+        """Of the variance after the add that a branch ends in, what the branch writes."""
         adds = (form for form in self.forms if form is not None and isinstance(form.operator, Add))
         ends = [form.operation.position for form in adds if branch in form.inputs]
         signals = [self.signals[k] for k in (branch, *ends[:1])]
@@ -83,7 +83,7 @@ class Propagated:
     def cross(self, a: int, b: int, depth: int = 0) -> Tensor | None:
         """Cov(a, b), following the later of the two back until both are the same; None if that fails.
 
-        Behind an activation it is E Ψ' times the covariance before it (Stein's lemma).
+        After an activation it is E Ψ' times the covariance before it (Stein's lemma).
         """
         signal, other = self.signals[a], self.signals[b]
         if not self.crosses or signal is None or other is None:

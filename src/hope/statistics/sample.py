@@ -13,7 +13,7 @@ from hope._util.progress import bar
 BATCH = 32
 
 
-def speaks(model: nn.Module, values: Mapping[str, Any]) -> str | None:
+def token_input(model: nn.Module, values: Mapping[str, Any]) -> str | None:
     """The name of the input that a model can write itself: tokens, of a model that generates them."""
     generates = getattr(model, "can_generate", None)
     ids = values.get("input_ids")

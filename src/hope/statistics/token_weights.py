@@ -1,10 +1,10 @@
 """How much each place counts where a stream is read through a norm.
 
 A LayerNorm or RMSNorm divides every place (token) of a stream by its own size before anything reads it. A few
-tokens, often the first of a text, carry many times the size of all others, so that plain second moments tell
-of these tokens alone; what an error does to the readers is its size as a part of the stream there. So, of
-what is added to such a stream, a place counts by one over the stream's mean square behind the add. Places
-that a text's attention_mask leaves out count nothing anywhere.
+tokens, often the first of a text, are many times as large as all others, so plain second moments describe
+these tokens alone; an error affects the readers by its size relative to the stream there. So, of what is
+added to such a stream, a place is weighted by one over the stream's mean square after the add. Places that a
+text's attention_mask leaves out have weight 0.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from hope.trace.program import Operation, Program, Ref, readers_of
 
 
 def normed_adds(program: Program) -> dict[str, int]:
-    """Weight of a linear layer -> position of the add that its result goes into, if a norm over the channels
+    """Weight of a linear layer -> position of the add that reads its result, if a norm over the channels
     reads what comes out of it.
     """
     readers = readers_of(program)
@@ -34,7 +34,7 @@ def normed_adds(program: Program) -> dict[str, int]:
 
 
 def _add(program: Program, operation: Operation, readers: dict[int, list[Operation]]) -> Operation | None:
-    """The add of two signals that a result goes into, changed on the way by a factor and a bias at most."""
+    """The add of two signals that reads a result, changed on the way by a factor and a bias at most."""
     shape = operation.output
     while len(readers.get(operation.position, ())) == 1:
         (operation,) = readers[operation.position]
@@ -50,7 +50,7 @@ def _add(program: Program, operation: Operation, readers: dict[int, list[Operati
 
 
 def _normed(add: Operation, readers: dict[int, list[Operation]]) -> bool:
-    """Whether a norm over the last dimension reads a stream here, or behind a further add."""
+    """Whether a norm over the last dimension reads a stream here, or after a further add."""
     for reader in readers.get(add.position, ()):
         last = len(add.output) - 1
         entry = ops.find(reader)

@@ -30,12 +30,12 @@ def save_trained(folder: Path, run: Run, steps: int, small: nn.Module) -> Path:
     weights = _unwrapped(state(small))
     _check_shapes(run.anatomy, run.trajectory.steps[:steps], weights, type(small).__name__)
     with locked(folder):
-        if (folder / PLAN).exists() and not read_run(folder).trained:
+        if (folder / PLAN).exists() and not read_run(folder).record.trained:
             raise CannotWrite(
                 f"{folder} contains a run, whose other budgets would be lost: save the trained network in "
                 "its own folder"
             )
-        trained = replace(run, steps=steps, moments=None, held=None, trained=True)
+        trained = replace(run, held=None).changed(steps=steps, trained=True)
         return write_run(folder, trained, weights)
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Unpack, cast
 
@@ -32,7 +32,6 @@ from hope.errors import (
     InvalidAction,
     first_line,
 )
-from hope.latency.timing import Timing
 from hope.methods import method_from_dict
 from hope.rewrite.apply import cut, operate
 from hope.rewrite.config import rewrite
@@ -60,7 +59,6 @@ from hope.storage.record import (
     RUN,
     AnatomyShapes,
     Details,
-    Moments,
     RunRecord,
     StoredAnatomy,
     run_format,
@@ -98,37 +96,82 @@ def save_run(
         >>> hope.load(folder, fresh)[0]
         Linear(in_features=4, out_features=5, bias=True)
     """
-    run = Run(fingerprint(model), anatomy, Trajectory.of(anatomy, steps), len(steps), {"name": BY_HAND})
+    run = Run.of(fingerprint(model), Trajectory.of(anatomy, steps), {"name": BY_HAND})
     return write_run(Path(folder), run, state(cut(model, anatomy, steps)))
 
 
 @dataclass(frozen=True)
 class Run:
-    """A saved run, read and checked."""
+    """A run as data: its record, and what the record describes. `Encoding`, a saved folder and the page share
+    it.
 
-    original: str  # fingerprint of the checkpoint that was compressed
-    anatomy: Anatomy  # anatomy, trajectory, steps: as in the `Encoding` that was saved
+    Attributes:
+        record: what is saved, but for the tensors.
+        anatomy: the network that the steps refer to.
+        trajectory: the steps.
+        folder: where it was read from.
+        held: input statistics of a run that was not read from a folder.
+    """
+
+    record: RunRecord
+    anatomy: Anatomy
     trajectory: Trajectory
-    steps: int
-    method_settings: Mapping[str, Any]  # its method: name and options
-    folder: Path = Path("run")  # where it was read from
-    arrays: Arrays = UNSAVED  # the saved weights
-    moments: Moments | None = None  # the saved moments, if there are any
-    details: Details = field(default_factory=Details)  # details for reports
-    held: Mapping[str, InputStatistics] | None = None  # the moments of a run that is not read from a folder
-    trained: bool = False  # whether the saved weights were trained on since
-    fitted: Arrays | None = None  # the saved inputs, if there are any
-    timing: Timing | None = None  # of a run that was made for a latency
+    folder: Path = Path("run")
+    held: Mapping[str, InputStatistics] | None = None
+
+    @classmethod
+    def of(
+        cls,
+        original: str,
+        trajectory: Trajectory,
+        method: Mapping[str, Any],
+        *,
+        held: Mapping[str, InputStatistics] | None = None,
+        **record: Any,
+    ) -> Run:
+        """A run that is not saved, with more fields of its record."""
+        anatomy, times = trajectory.anatomy, trajectory.times
+        made = RunRecord(
+            original=original,
+            weights=UNSAVED,
+            method=dict(method),
+            trajectory=cast("Any", trajectory.steps),
+            anatomy=StoredAnatomy.of(anatomy),
+            stops=trajectory.stops,
+            times=() if times is None else tuple(map(int, times)),
+            **{"steps": len(trajectory), **record},
+        )
+        return cls(made, anatomy, trajectory, held=held)
+
+    def changed(self, **fields: Any) -> Run:
+        """The same run with other fields of its record."""
+        return replace(self, record=msgspec.structs.replace(self.record, **fields))
+
+    @property
+    def steps(self) -> int:
+        """How many of the trajectory's steps are taken."""
+        return self.record.steps
+
+    @property
+    def details(self) -> Details:
+        """For reports."""
+        return self.record.details
+
+    @property
+    def method(self) -> str:
+        """The method's name."""
+        return str(self.record.method["name"])
 
     @property
     def weights(self) -> Path:
         """Path of the saved weights."""
-        return self.arrays.inside(self.folder)
+        return self.record.weights.inside(self.folder)
 
     @property
-    def files(self) -> list[Arrays | None]:
+    def files(self) -> list[Arrays]:
         """The files of tensors that the record names."""
-        return [self.arrays, self.moments, self.fitted]
+        some = (self.record.weights, self.record.moments, self.record.inputs)
+        return [one for one in some if one is not None]
 
     def steps_for(self, budget: Mapping[str, Any]) -> int:
         """How many steps a budget needs, given as keywords; those of the saved network without one."""
@@ -141,23 +184,18 @@ class Run:
         return grids_of(self.trajectory.steps[: self.steps])
 
     @property
-    def method(self) -> str:
-        """The method's name."""
-        return str(self.method_settings["name"])
-
-    @property
     def rewrite(self) -> Rewrite:
         """How its steps rewrite weights."""
-        method = method_from_dict(self.method_settings)
+        method = method_from_dict(self.record.method)
         return method.rewrite if method is not None else Rewrite()
 
     def inputs(self) -> list[Any]:
         """The saved inputs of the refit, batch by batch."""
-        return read_inputs(self.folder, self.fitted)
+        return read_inputs(self.folder, self.record.inputs)
 
     def input_statistics(self) -> dict[str, InputStatistics]:
-        """The moments of its absorptions."""
-        return read_moments(self.folder, self.moments) if self.held is None else dict(self.held)
+        """Input statistics of weights, for its absorptions."""
+        return read_moments(self.folder, self.record.moments) if self.held is None else dict(self.held)
 
 
 def write_run(folder: Path, run: Run, weights: Mapping[str, Tensor], inputs: Sequence[Any] = ()) -> Path:
@@ -167,28 +205,16 @@ def write_run(folder: Path, run: Run, weights: Mapping[str, Tensor], inputs: Seq
         weights: after the run's steps.
         inputs: that weights were fitted on, if they are to be saved.
     """
-    times = run.trajectory.times
     once = without_copies(weights, run.anatomy.aliases)
     with locked(folder):
         earlier = stored_files(folder / PLAN, RUN)
-        record = RunRecord(
-            original=run.original,
+        saved = run.changed(
             weights=write_arrays(folder, "weights", packed_weights(once, run.grids)),
-            method=dict(run.method_settings),
-            steps=run.steps,
-            trajectory=cast("Any", run.trajectory.steps),
-            anatomy=StoredAnatomy.of(run.anatomy),
-            stops=run.trajectory.stops,
             moments=write_moments(folder, run.held),
-            details=run.details,
-            trained=run.trained,
             inputs=write_inputs(folder, inputs),
-            times=() if times is None else tuple(map(int, times)),
-            timing=run.timing,
         )
-        write_record(folder / PLAN, RUN, record)
-        kept = [one for one in (record.weights, record.moments, record.inputs) if one is not None]
-        clean(folder, earlier, kept)
+        write_record(folder / PLAN, RUN, saved.record)
+        clean(folder, earlier, saved.files)
     return folder
 
 
@@ -225,20 +251,9 @@ def read_run(folder: str | os.PathLike[str], model: nn.Module | None = None) -> 
         _ = trajectory.sizes, trajectory.counts("size")  # its steps fit its anatomy
     except SENSELESS as error:
         raise not_as_it_should(folder / PLAN, RUN, error) from error
-    return Run(
-        record.original,
-        anatomy,
-        trajectory,
-        record.steps,
-        current_settings({"method": record.method})["method"],
-        folder,
-        record.weights,
-        record.moments,
-        replace(record.details, settings=current_settings(record.details.settings)),
-        trained=record.trained,
-        fitted=record.inputs,
-        timing=record.timing,
-    )
+    details = replace(record.details, settings=current_settings(record.details.settings))
+    method = current_settings({"method": record.method})["method"]
+    return Run(record, anatomy, trajectory, folder).changed(method=method, details=details)
 
 
 @lists_budgets(ReplayBudget)
@@ -288,7 +303,7 @@ def load(
 def _load(run: Run, model: nn.Module, budget: Budget | None, calibration: Iterable[Any] | None) -> nn.Module:
     if budget is not None and not _is_trained_at(run, budget):
         return _replay(run, model, budget, calibration)
-    stored = weights = read_arrays(run.folder, run.arrays)
+    stored = weights = read_arrays(run.folder, run.record.weights)
     small = duplicate(model)
     try:
         done = operate(small, run.anatomy, run.trajectory.steps[: run.steps], arithmetic=False)
@@ -308,7 +323,7 @@ def _load(run: Run, model: nn.Module, budget: Budget | None, calibration: Iterab
 
 def _is_trained_at(run: Run, budget: Budget) -> bool:
     """Whether a budget is that of the fine-tuned weights; any other is refused."""
-    if not run.trained:
+    if not run.record.trained:
         return False
     if run.trajectory.steps_at(budget) != run.steps:
         raise InfeasibleBudget(
@@ -319,18 +334,15 @@ def _is_trained_at(run: Run, budget: Budget) -> bool:
 
 
 def _replay(run: Run, model: nn.Module, budget: Budget, calibration: Iterable[Any] | None) -> nn.Module:
-    if fingerprint(model) != run.original:
+    if fingerprint(model) != run.record.original:
         raise CheckpointMismatch(
             f"{run.folder} was made from other weights than those of this {type(model).__name__}: "
             f"load the original checkpoint to get {budget}, or give no budget for the saved one"
         )
     steps = run.trajectory.steps[: run.trajectory.steps_at(budget)]
     inputs = run.inputs() if calibration is None else list(unlabelled(model, calibration))
-    if (
-        run.method_settings.get("calibration") not in (None, "patterns")
-        and run.method_settings.get("refit")
-        and not inputs
-    ):
+    method = run.record.method
+    if method.get("calibration") not in (None, "patterns") and method.get("refit") and not inputs:
         note(
             f"{run.folder} does not store the inputs of its refit, so {budget} is not refitted: pass the "
             "same batches with calibration="
