@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from hope.rewrite.recalibrate import recalibrate_bn
     from hope.rewrite.refit import refit
     from hope.statistics.dreams import dream
-    from hope.storage.run import load
+    from hope.storage.load import load
     from hope.storage.run import save_run as save
     from hope.structure.anatomy import Anatomy
 
@@ -106,7 +106,8 @@ _PLACES = {  # where names are defined: each is imported on first use, and torch
     "hope.methods": ("Absorb", "Paper", "Score"),
     "hope.reasons": ("Cause",),
     "hope.statistics.dreams": ("dream",),
-    "hope.storage.run": ("load", "save_run as save"),
+    "hope.storage.load": ("load",),
+    "hope.storage.run": ("save_run as save",),
     "hope.rewrite.apply": ("cut",),
     "hope.rewrite.experts": ("stack_experts", "unstack_experts"),
     "hope.rewrite.export": ("export_onnx", "export_program"),

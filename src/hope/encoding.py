@@ -180,9 +180,8 @@ class Encoding:
         return spaced(len(self.trajectory), self.steps, points) if self.healed is None else (0, self.steps)
 
     def heal(self, batches: Iterable[Any] | None = None, **options: Unpack[HealOptions]) -> Encoding:
-        """This encoding with its model distilled towards the original (see `hope.heal`), on unlabelled
-        batches, by default those of `calibration=`, or without data on synthetic ones. `save` then saves a
-        trained network; other budgets (`at`) are not healed.
+        """This encoding with its model distilled towards the original (see `hope.heal`), by default on
+        the batches of `calibration=`; `save` then saves a trained network, and `at` is not healed.
         """
         given = self.inputs if batches is None and self.inputs and has_data(self.method) else batches
         done = self.trajectory.steps[: self.steps]
@@ -244,16 +243,13 @@ class Encoding:
                 if budget.unit == "drop":
                     least, after = self.score_after(0) - budget.value - ROUNDED, self.score_after
                 longest = longest_above(least, len(self.trajectory), after, show)
-                return self._at(self.trajectory.steps_to("steps", longest))
+                return replace(self, run=self.run.changed(steps=self.trajectory.steps_to("steps", longest)))
         try:
-            return self._at(self.trajectory.steps_at(budget))
+            return replace(self, run=self.run.changed(steps=self.trajectory.steps_at(budget)))
         except InfeasibleBudget as error:
             advice = calibration(self.anatomy, self.left_alone, self.method)
             uniform = bool(self.run.details.settings.get("uniform"))
             raise unreachable(budget, self.trajectory, advice, multiple_of, uniform) from error
-
-    def _at(self, steps: int) -> Encoding:
-        return replace(self, run=self.run.changed(steps=steps))
 
     def save(self, folder: str | PathLike[str], *, source: Mapping[str, str] | None = None) -> Path:
         """Save the run: the trajectory, the compressed weights, and fidelities computed so far, for reports.
@@ -282,7 +278,6 @@ class Encoding:
             path: the file.
             accuracy: accuracies you measured, {steps: accuracy between 0 and 1}.
             folder: the folder of the saved run, for the report's extraction command.
-            source: "model", "weights" and "input" on the command line, for the same command.
         """
         if self.example is not None:
             self.fidelities()

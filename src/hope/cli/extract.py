@@ -84,7 +84,8 @@ def run(options: argparse.Namespace) -> None:
     for given in targets:
         if not Path(given).parent.is_dir():
             raise CannotWrite(f"{given} cannot be written: there is no folder {Path(given).parent}: make it")
-    from hope.storage.run import load, read_run
+    from hope.storage.load import load
+    from hope.storage.run import read_run
 
     saved, budget = read_run(options.folder), budget_of(options)
     wanted = _wanted(options, saved, replayed=bool(budget))

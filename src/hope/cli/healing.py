@@ -60,8 +60,9 @@ def heal_run(out: Path, model: nn.Module, example: Any, method: Method, how: dic
     from hope.healing.heal import Settings, distilled
     from hope.methods.calibration import has_data
     from hope.storage.finetuned import save_trained
+    from hope.storage.load import load
     from hope.storage.record import PLAN
-    from hope.storage.run import load, read_run
+    from hope.storage.run import read_run
 
     folder, file = out / FOLDER, out / CHECKPOINT
     if (folder / PLAN).exists() and not file.exists():

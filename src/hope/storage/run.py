@@ -7,37 +7,27 @@ absorption `moments-….safetensors`. The JSON, written last, names the others b
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Unpack, cast
+from typing import Any, cast
 
 import msgspec
 import numpy as np
 from torch import Tensor, nn
 
-from hope._util.calls import duplicate, unlabelled
 from hope._util.digest import digest_of
-from hope._util.finite import check_finite
 from hope._util.locks import locked
 from hope._util.names import current_settings
-from hope._util.notes import note
 from hope.actions import Action, Rewrite, kinds
 from hope.actions.registry import unknown_kind
 from hope.errors import (
-    CheckpointMismatch,
     DamagedFolder,
-    HopeError,
-    InfeasibleBudget,
-    InvalidAction,
-    first_line,
 )
 from hope.methods import method_from_dict
-from hope.rewrite.apply import cut, operate
-from hope.rewrite.config import rewrite
-from hope.rewrite.refit import compressed
+from hope.rewrite.apply import cut
 from hope.rewrite.rounded import grids_of
-from hope.schedule.budget import Budget, ReplayBudget, lists_budgets, optional_budget
+from hope.schedule.budget import optional_budget
 from hope.schedule.trajectory import Trajectory
 from hope.statistics.input_statistics import InputStatistics
 from hope.storage.arrays import (
@@ -45,15 +35,13 @@ from hope.storage.arrays import (
     check_architecture,
     clean,
     fingerprint,
-    fit_dtypes,
-    read_arrays,
     state,
     write_arrays,
 )
 from hope.storage.codec import SENSELESS, Plain, not_as_it_should, read_record, stored_files, write_record
 from hope.storage.inputs import read_inputs, write_inputs
 from hope.storage.moments import read_moments, write_moments
-from hope.storage.packed import packed_weights, unpacked_weights, with_copies, without_copies
+from hope.storage.packed import packed_weights, without_copies
 from hope.storage.record import (
     PLAN,
     RUN,
@@ -66,7 +54,7 @@ from hope.storage.record import (
 from hope.structure.anatomy import Anatomy
 
 __all__ = [
-    "BY_HAND", "PLAN", "RUN", "Details", "Run", "digest_of", "fingerprint", "load", "read_run", "save_run",
+    "BY_HAND", "PLAN", "RUN", "Details", "Run", "digest_of", "fingerprint", "read_run", "save_run",
 ]  # fmt: skip
 
 BY_HAND = "by hand"  # the method of a run whose actions were given
@@ -254,109 +242,3 @@ def read_run(folder: str | os.PathLike[str], model: nn.Module | None = None) -> 
     details = replace(record.details, settings=current_settings(record.details.settings))
     method = current_settings({"method": record.method})["method"]
     return Run(record, anatomy, trajectory, folder).changed(method=method, details=details)
-
-
-@lists_budgets(ReplayBudget)
-def load(
-    folder: str | os.PathLike[str],
-    model: nn.Module,
-    *,
-    calibration: Iterable[Any] | None = None,
-    **budget: Unpack[ReplayBudget],
-) -> nn.Module:
-    """Rebuild a saved network from a model of the original architecture. That model is not changed.
-
-    At the saved budget its weights do not matter. At another budget the trajectory is replayed on it, so it
-    must have the original weights; that is checked. Nothing is traced again and no code is loaded.
-
-    Args:
-        folder: a folder written by `save` or `save_finetuned`.
-        model: a model of the same architecture as the original, uncut.
-        calibration: the calibration batches of the run, for the refit at another budget; only synthetic
-            ones are in the folder.
-        **budget: another budget of the same run (see `hope.encode`).
-
-    Raises:
-        DamagedFolder: the folder is incomplete, altered, not written by HOPE, or from a newer version.
-        CheckpointMismatch: the model has another architecture.
-        InfeasibleBudget: the run does not reach the budget, or the weights were trained at another one.
-
-    Example:
-        >>> import tempfile, torch, hope
-        >>> linear, bn = torch.nn.Linear(3, 8), torch.nn.BatchNorm1d(8)
-        >>> net = torch.nn.Sequential(linear, bn, torch.nn.ReLU(), torch.nn.Linear(8, 2)).eval()
-        >>> folder = hope.encode(net, torch.zeros(2, 3), density=0.25).save(tempfile.mkdtemp())
-        >>> hope.load(folder, net)[0], hope.load(folder, net, density=0.5)[0].out_features
-        (Linear(in_features=3, out_features=2, bias=True), 4)
-    """
-    asked, run = optional_budget(**budget), read_run(folder, model)
-    while True:
-        try:
-            return _load(run, model, asked, calibration)
-        except DamagedFolder:  # unless another save has replaced the run and removed its files meanwhile
-            now = read_run(folder, model)
-            if now.files == run.files:
-                raise
-            run = now
-
-
-def _load(run: Run, model: nn.Module, budget: Budget | None, calibration: Iterable[Any] | None) -> nn.Module:
-    if budget is not None and not _is_trained_at(run, budget):
-        return _replay(run, model, budget, calibration)
-    stored = weights = read_arrays(run.folder, run.record.weights)
-    small = duplicate(model)
-    try:
-        done = operate(small, run.anatomy, run.trajectory.steps[: run.steps], arithmetic=False)
-        rewrite(small, done.config_fields(small, run.anatomy))
-        there = small.state_dict()
-        weights = with_copies(unpacked_weights(weights, run.grids, small), run.anatomy.aliases)
-        weights = {name: tensor for name, tensor in weights.items() if name in there or name in stored}
-        fit_dtypes(small, weights)
-        small.load_state_dict(weights, strict=True)
-        check_finite(small.state_dict(), [name for name, _ in small.named_parameters()], DamagedFolder)
-    except SENSELESS as error:
-        raise CheckpointMismatch(
-            f"{run.folder} does not match this {type(model).__name__}: {first_line(error)}"
-        ) from error
-    return small
-
-
-def _is_trained_at(run: Run, budget: Budget) -> bool:
-    """Whether a budget is that of the fine-tuned weights; any other is refused."""
-    if not run.record.trained:
-        return False
-    if run.trajectory.steps_at(budget) != run.steps:
-        raise InfeasibleBudget(
-            f"{run.folder} has trained weights, which are at {run.trajectory.size(run.steps).parameters:,} "
-            f"parameters only: give no budget, or take {budget} of the run that was trained"
-        )
-    return True
-
-
-def _replay(run: Run, model: nn.Module, budget: Budget, calibration: Iterable[Any] | None) -> nn.Module:
-    if fingerprint(model) != run.record.original:
-        raise CheckpointMismatch(
-            f"{run.folder} was made from other weights than those of this {type(model).__name__}: "
-            f"load the original checkpoint to get {budget}, or give no budget for the saved one"
-        )
-    steps = run.trajectory.steps[: run.trajectory.steps_at(budget)]
-    inputs = run.inputs() if calibration is None else list(unlabelled(model, calibration))
-    method = run.record.method
-    if method.get("calibration") not in (None, "patterns") and method.get("refit") and not inputs:
-        note(
-            f"{run.folder} does not store the inputs of its refit, so {budget} is not refitted: pass the "
-            "same batches with calibration="
-        )
-    fixed = run.details.settings.get("exclude", ())
-    try:
-        how = {
-            "input_statistics": run.input_statistics(),
-            "rewrite": run.rewrite,
-            "inputs": inputs,
-            "fixed": fixed,
-        }
-        return compressed(model, run.anatomy, steps, **how)
-    except SENSELESS as error:
-        if isinstance(error, HopeError) and not isinstance(error, InvalidAction):
-            raise
-        raise not_as_it_should(run.folder / PLAN, RUN, error) from error
