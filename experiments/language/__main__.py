@@ -170,7 +170,7 @@ def absorbed(
     kind: str,
     shares: dict[float, list[str]],
     *,
-    look: bool | None = None,
+    sensitivity: bool | None = None,
     uniform: bool = False,
 ) -> Iterator[tuple[float, str, nn.Module, float]]:
     """(share, method, network, seconds): one run answers all shares, with and without the loop closed."""
@@ -184,7 +184,7 @@ def absorbed(
         model,
         {"input_ids": batches[0]["input_ids"][:1]},
         params=whole - wanted(model, kind, max(shares)),
-        method=hope.Absorb(calibration=list(batches), refit=True, sensitivity=look),
+        method=hope.Absorb(calibration=list(batches), refit=True, sensitivity=sensitivity),
         evict=False,
         exclude=fixed,
         uniform=uniform,

@@ -358,7 +358,7 @@ def test_a_multiple_that_no_width_can_have_is_named(
             ["--density", "0.5"],
             "density=0.5 cannot be met with multiple_of=64, the run comes down to density=1",
         ),
-        (["--steps", "3"], "steps=3 cannot be met with multiple_of=64: the run has 0 steps"),
+        (["--steps", "3"], "steps=3 cannot be met with multiple_of=64, the run has 0 steps"),
     ):
         assert main([*given, *budget, "--multiple-of", "64"]) == 2
         err = capsys.readouterr().err
