@@ -83,6 +83,6 @@ def faked(block: int = 1, machine: dict[str, Any] | None = None, folder: str = "
         stack.enter_context(patch.dict("os.environ", {"HOPE_CACHE": cache}))
         stack.enter_context(patch.object(Stopwatch, "operators", operators))
         stack.enter_context(patch.object(Stopwatch, "networks", networks))
-        for where in ("hope.latency.cache.machine", "hope.encoding.machine"):
+        for where in ("hope.latency.cache.machine", "hope.pipeline.machine"):
             stack.enter_context(patch(where, lambda _: machine or MACHINE))
         yield fake
