@@ -58,7 +58,6 @@ class Encoding:
         run: the run as data: what `save` writes and `hope report` reads.
         method: the method that chose the steps.
         original: the network before compression.
-        example: an input of it.
         notes: messages for the user.
         inputs: the inputs of the refit, if there is one.
         measurements: fidelities and times, each measured when it is first asked for.
@@ -76,8 +75,6 @@ class Encoding:
         <Encoding of Sequential by absorb: 6 of 7 steps, 8 -> 2 neurons, 66 -> 18 parameters>
         >>> encoding.steps, encoding.size.neurons, encoding.trajectory.size(1).neurons
         (6, 2, 7)
-        >>> encoding.at(density=0.5)[0]
-        Linear(in_features=3, out_features=4, bias=True)
     """
 
     run: Run
@@ -116,6 +113,11 @@ class Encoding:
     def measures(self) -> Mapping[str, Sequence[float]]:
         """Unit -> capacity ‖f_i‖, or score, of each neuron before the first step."""
         return self.run.details.measures
+
+    @property
+    def settings(self) -> Mapping[str, Any]:
+        """The options of the run."""
+        return self.run.details.settings
 
     @property
     def input_statistics(self) -> Mapping[str, InputStatistics]:
@@ -255,7 +257,6 @@ class Encoding:
         """Save the run: the trajectory, the compressed weights, and fidelities computed so far, for reports.
 
         Args:
-            folder: the target folder.
             source: "model", "weights" and "input" on the command line, for `hope report` to repeat.
         """
         if self.healed is not None:
@@ -275,7 +276,6 @@ class Encoding:
         """Write the report of this run, an HTML file that works offline, after computing fidelities.
 
         Args:
-            path: the file.
             accuracy: accuracies you measured, {steps: accuracy between 0 and 1}.
             folder: the folder of the saved run, for the report's extraction command.
         """

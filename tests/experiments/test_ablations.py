@@ -21,7 +21,10 @@ from tests.evaluate.test_absorb_networks import EXAMPLE, network
     [
         ({"decay": -3.0}, "decay must be a correlation from 0 to below 1, got -3.0"),
         ({"cost": "square"}, "cost of absorb must be one of log, linear, got 'square': give log"),
-        ({"surrogate": "x"}, "surrogate of absorb must be one of propagated, pairwise, got 'x': give propagated"),
+        (
+            {"surrogate": "x"},
+            "surrogate of absorb must be one of propagated, pairwise, got 'x': give propagated",
+        ),
     ],
 )
 def test_unknown_options_are_refused(options: dict[str, Any], words: str) -> None:

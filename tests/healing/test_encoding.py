@@ -126,8 +126,8 @@ def test_hope_encode_heals_and_resumes(tmp_path: Path, capsys: pytest.CaptureFix
     assert "healed: held-out fidelity" in told
     net = networks()[0]
     run, healed = read_run(out), read_run(out / "healed")
-    assert not run.trained
-    assert healed.trained
+    assert not run.record.trained
+    assert healed.record.trained
     assert len(healed.details.fidelities) == 2
     assert not same(hope.load(out, net), hope.load(out / "healed", net))
     assert (out / "report.html").read_text().count('"fidelity":[[') == 2

@@ -242,12 +242,12 @@ WRONG: list[tuple[Callable[[nn.Module, nn.Module], Any], type[HopeError], str]] 
     (
         lambda net, small: hope.heal(net, small, [images()[:, :2]], steps=3),
         InvalidExample,
-        "the model cannot run on",
+        "must be batches that the model runs on, got",
     ),
     (
         lambda net, small: hope.heal(net, small, [images() / 0], steps=3),
         InvalidExample,
-        "batch 0 has entries that are NaN or infinite",
+        "batch 0 must have finite entries, got NaN or infinite ones",
     ),
     (lambda net, small: hope.heal(net, small, steps=3), InvalidExample, "got none: pass what the model"),
     (
