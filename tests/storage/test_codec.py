@@ -111,7 +111,7 @@ def shuffled() -> tuple[nn.Module, torch.Tensor]:
 def test_a_whole_anatomy_comes_back(make: Callable[[], tuple[nn.Module, torch.Tensor]]) -> None:
     anatomy = hope.inspect(*make())
     found = back(StoredAnatomy.of(anatomy), StoredAnatomy).read()
-    assert same(found, replace(anatomy, program=(), taps={}, made={}, trace=found.trace))
+    assert same(found, replace(anatomy, program=(), taps={}, made={}, roundable={}, trace=found.trace))
 
 
 def test_the_same_run_gives_the_same_file(tmp_path: Path) -> None:
