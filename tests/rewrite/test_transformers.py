@@ -331,7 +331,9 @@ def test_tokens_of_another_tokenizer_are_refused() -> None:
 
 def test_one_token_is_no_calibration() -> None:
     one = hope.Absorb(calibration=[tokens(1, 1)])
-    assert "at least two tokens or inputs, got one" in refused(lambda: encode(CASES["llama"].build(), steps=3, method=one))
+    assert "at least two tokens or inputs, got one" in refused(
+        lambda: encode(CASES["llama"].build(), steps=3, method=one)
+    )
 
 
 class Linear8bitLt(nn.Linear):

@@ -24,6 +24,7 @@ from hope.cli.main import main
 from hope.demo import DigitsNet as Network
 from hope.storage import run as store
 from hope.storage.adapter import Head, read_adapter, write_adapter
+from hope.storage.arrays import read_arrays
 from tests.support import random_cut, randomise
 
 EXAMPLE = torch.zeros(1, 1, 8, 8)
@@ -360,7 +361,7 @@ def test_a_tied_tensor_is_stored_once_and_stays_tied(tmp_path: Path) -> None:
     model = Tied().eval()
     anatomy = hope.inspect(model, torch.zeros(1, 4, dtype=torch.long))
     folder = hope.save(tmp_path, model, anatomy, [hope.Prune("up", [1, 2])])
-    stored = store.read_arrays(folder, store.read_run(folder).record.weights)
+    stored = read_arrays(folder, store.read_run(folder).record.weights)
     assert sum(tensor.shape == (50, 8) for tensor in stored.values()) == 1
     small = hope.load(folder, Tied())
     assert torch.equal(small.head.weight, model.head.weight)
