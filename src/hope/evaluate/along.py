@@ -27,9 +27,9 @@ class Along:
         compute: the number of steps -> the number.
         known: what was computed.
 
-    >>> along = Along("counting", lambda steps: 1 - steps / 10)
+    >>> along = Along("counting", lambda steps: 1 - steps / 16)
     >>> along.points(range(0, 10, 4)), along.known[8]
-    ([(0, 1.0), (4, 0.6), (8, 0.2)], 0.2)
+    ([(0, 1.0), (4, 0.75), (8, 0.5)], 0.5)
     """
 
     phase: str
