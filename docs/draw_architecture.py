@@ -23,7 +23,6 @@ WORDS = {
     "deft": "core and slack: fine-tuning without forgetting",
     "api": "inspect, encode, capacities",
     "pipeline": "the stages of encode",
-    "finetuned": "save a compressed, fine-tuned network",
     "encoding": "the result of a run",
     "report": "a run as an HTML page or a figure",
     "storage": "runs and adapters as files",

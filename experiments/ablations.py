@@ -13,8 +13,8 @@ import hope
 from hope._util.numbers import rounded
 from hope.actions import Rewrite
 from hope.errors import UnknownMethod
-from hope.methods.absorption import AbsorbPath, AbsorbState, Array
-from hope.methods.base import NetworkStatistics
+from hope.methods.absorption_path import AbsorbPath, AbsorbState, Array
+from hope.methods.method import NetworkStatistics
 
 
 @dataclass(frozen=True)

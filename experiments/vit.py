@@ -25,7 +25,7 @@ from experiments import readme, train
 from experiments.command import RESULTS as FOLDER
 from experiments.command import call, network_parser, opened
 from hope.bench.accuracy import accuracy, interval
-from hope.methods.base import Method
+from hope.methods.method import Method
 from hope.rewrite.refit import compressed
 
 RESULTS = FOLDER / "vit.json"

@@ -8,7 +8,7 @@ from hope._version import __version__
 if TYPE_CHECKING:
     from hope import deft, ops
     from hope.actions import Evict, Merge, Prune, Quantise
-    from hope.api import capacities, encode, inspect
+    from hope.api import capacities, encode, inspect, save_finetuned
     from hope.encoding import Encoding
     from hope.errors import (
         CannotExport,
@@ -23,7 +23,6 @@ if TYPE_CHECKING:
         UnsupportedModel,
     )
     from hope.evaluate.fidelity import fidelity
-    from hope.finetuned import save_finetuned
     from hope.healing.heal import Healed, heal
     from hope.latency.runtime import Runtime
     from hope.methods import Absorb, Paper, Score
@@ -85,7 +84,7 @@ __all__ = [
 _PLACES = {  # where names are defined: each is imported on first use, and torch not before
     "hope.structure.anatomy": ("Anatomy",),
     "hope.actions": ("Evict", "Merge", "Prune", "Quantise"),
-    "hope.api": ("capacities", "encode", "inspect"),
+    "hope.api": ("capacities", "encode", "inspect", "save_finetuned"),
     "hope.encoding": ("Encoding",),
     "hope.errors": (
         "CannotExport",
@@ -99,7 +98,6 @@ _PLACES = {  # where names are defined: each is imported on first use, and torch
         "UnknownMethod",
         "UnsupportedModel",
     ),
-    "hope.finetuned": ("save_finetuned",),
     "hope.healing.heal": ("Healed", "heal"),
     "hope.evaluate.fidelity": ("fidelity",),
     "hope.latency.runtime": ("Runtime",),

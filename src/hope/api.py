@@ -1,4 +1,4 @@
-"""`inspect`, `encode`, `capacities`: from a model to a smaller one."""
+"""`inspect`, `encode`, `capacities`, `save_finetuned`: from a model to a smaller one."""
 
 from __future__ import annotations
 
@@ -21,10 +21,12 @@ from hope.evaluate.dry_run import verify
 from hope.evaluate.estimate import Estimate
 from hope.latency.runtime import Runtime
 from hope.methods import Method, Paper, with_calibration
-from hope.methods.base import NetworkStatistics
+from hope.methods.method import NetworkStatistics
 from hope.pipeline import Options, compress
-from hope.schedule.budget import Budget, RunBudget, lists_budgets, run_budget
+from hope.schedule.budget import Budget, ReplayBudget, RunBudget, lists_budgets, optional_budget, run_budget
 from hope.schedule.search_space import SearchSpace, usable, waiting
+from hope.storage.finetuned import save_trained
+from hope.storage.run import read_run
 from hope.structure.analyse import read_model
 from hope.structure.anatomy import Anatomy
 from hope.trace.capture import check_readable
@@ -120,8 +122,7 @@ def encode(  # noqa: PLR0913
         multiple_of: keep widths that are multiples of this (8, 16, 32). By default any width, or with
             `latency` multiples that suit the runtime.
         uniform: keep one width for all corresponding layers (the same layer of every block), so that a
-            configuration can express it: `from_pretrained` loads what
-                `encoding.model.save_pretrained(folder)`
+            configuration can express it and `from_pretrained` loads what `encoding.model.save_pretrained`
             writes. Nothing is evicted then, and layers without a field in the configuration are kept. The
             widths minimise the sum of the layers' costs.
         runtime: the runtime of `latency`: "torch" (the default), "onnxruntime", or a `hope.Runtime` with a
@@ -273,3 +274,42 @@ def capacities(
         raise InvalidExample(f"{advice}: pass a few inputs, hope.capacities(..., calibration=batches)")
     found = space.measures()
     return {name: torch.tensor(values, dtype=torch.float64) for name, values in found.items()}
+
+
+@lists_budgets(ReplayBudget)
+def save_finetuned(
+    folder: str | PathLike[str],
+    source: Encoding | str | PathLike[str],
+    small: nn.Module,
+    **budget: Unpack[ReplayBudget],
+) -> Path:
+    """Save a compressed and fine-tuned network; `hope.load(folder, fresh_model)` loads it. Such a folder has
+    one budget.
+
+    Args:
+        folder: the target: its own folder, not that of the run. An earlier save of this kind is replaced.
+        source: the run of the network: the `Encoding`, or the folder it was saved in.
+        small: the fine-tuned network, with the shapes of the run: a head with another number of
+            outputs is refused.
+        **budget: the network's budget (see `hope.encode`), if not the run's own.
+
+    Raises:
+        CheckpointMismatch: the network has other shapes than the run; the message names the first difference.
+        CannotWrite: the folder contains a run, whose other budgets would be lost.
+
+    Example:
+        >>> import tempfile, torch, hope
+        >>> linear, bn = torch.nn.Linear(3, 8), torch.nn.BatchNorm1d(8)
+        >>> net = torch.nn.Sequential(linear, bn, torch.nn.ReLU(), torch.nn.Linear(8, 2)).eval()
+        >>> encoding = hope.encode(net, torch.zeros(2, 3), density=0.25)
+        >>> small = encoding.model.train()
+        >>> small(torch.randn(16, 3)).square().sum().backward()
+        >>> torch.optim.SGD(small.parameters(), lr=0.1).step()
+        >>> folder = hope.save_finetuned(tempfile.mkdtemp(), encoding, small)
+        >>> torch.equal(hope.load(folder, net)[0].weight, small[0].weight)
+        True
+    """
+    run = source.as_run() if isinstance(source, Encoding) else read_run(source)
+    asked = optional_budget(**budget)
+    taken = run.steps if asked is None else run.trajectory.steps_at(asked)
+    return save_trained(Path(folder), run, taken, small)

@@ -11,7 +11,7 @@ from torch.nn import functional
 from hope.errors import MissingData
 
 
-class Block(nn.Module):
+class ResidualBlock(nn.Module):
     """Two convolutions with an identity skip."""
 
     def __init__(self, channels: int, width: int) -> None:
@@ -36,7 +36,7 @@ class DigitsNet(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.stem = nn.Sequential(nn.Conv2d(1, 16, 3, padding=1, bias=False), nn.BatchNorm2d(16), nn.ReLU())
-        self.blocks = nn.Sequential(*(Block(16, 32) for _ in range(3)))
+        self.blocks = nn.Sequential(*(ResidualBlock(16, 32) for _ in range(3)))
         self.squeeze = nn.Conv2d(16, 24, 1, bias=False)
         self.bn = nn.BatchNorm2d(24)
         self.head = nn.Linear(24 * 16, 10)

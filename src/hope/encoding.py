@@ -23,13 +23,13 @@ from hope.evaluate.measurements import Measurements
 from hope.healing.heal import Healed, HealOptions, Settings, distilled
 from hope.latency.runtime import Runtime
 from hope.latency.timing import Latency
-from hope.methods.base import Method
 from hope.methods.calibration import has_data
+from hope.methods.method import Method
 from hope.reasons import Reason
 from hope.report.accuracies import points_of
+from hope.report.encoding_table import left_alone_table, size_table
+from hope.report.figure import check_matplotlib, draw
 from hope.report.page import write_page
-from hope.report.plot import check_matplotlib, draw
-from hope.report.summary import left_alone_table, size_table
 from hope.rewrite.export import Exported, Integers, export_onnx, export_program
 from hope.rewrite.packed_onnx import Grid
 from hope.rewrite.refit import compressed

@@ -34,8 +34,8 @@ from hope.latency.measure import latency_model, runtime_for
 from hope.latency.runtime import Runtime, machine
 from hope.latency.timing import Timing
 from hope.methods import Method, named
-from hope.methods.base import NetworkStatistics
 from hope.methods.calibration import has_data
+from hope.methods.method import NetworkStatistics
 from hope.rewrite.apply import outcome
 from hope.rewrite.config import configured, groups_of
 from hope.schedule.bits import BitOptions, bits_for, readers, roundings, with_readers

@@ -17,7 +17,7 @@ from hope.actions.quantise import moments_of
 from hope.cli.main import main
 from hope.geometry.rounding import (
     BITS,
-    Moments,
+    ColumnMoments,
     grid_of,
     levels,
     nearest,
@@ -37,14 +37,14 @@ CLOSED = hope.Absorb(calibration=None)  # statistics in closed form
 EXAMPLE = torch.linspace(-1, 1, 2 * 64).reshape(2, 1, 8, 8)
 
 
-def drawn(rows: int, columns: int, seed: int = 0) -> tuple[Tensor, Moments]:
+def drawn(rows: int, columns: int, seed: int = 0) -> tuple[Tensor, ColumnMoments]:
     """A weight, and second moments of its columns with strong correlations."""
     draw = torch.Generator().manual_seed(seed)
     weight = torch.randn(rows, columns * 3, generator=draw, dtype=torch.float64)
     root = torch.randn(columns, columns, generator=draw, dtype=torch.float64)
     root = root + 2 * torch.ones(columns, 1, dtype=torch.float64) * root[:1]
     taps = 0.6 ** (torch.arange(3)[:, None] - torch.arange(3)).abs().double()
-    return weight, Moments(root @ root.T / columns, taps)
+    return weight, ColumnMoments(root @ root.T / columns, taps)
 
 
 @pytest.fixture(scope="module")
@@ -92,7 +92,7 @@ def test_feedback_is_that_of_the_textbook_with_a_dense_matrix() -> None:
 def test_feedback_coincides_with_nearest_where_columns_are_independent() -> None:
     weight, _ = drawn(5, 10)
     scale = scales(weight, 4, torch.ones(30))
-    assert torch.equal(with_feedback(weight, scale, 4, Moments.identity(30)), nearest(weight, scale, 4))
+    assert torch.equal(with_feedback(weight, scale, 4, ColumnMoments.identity(30)), nearest(weight, scale, 4))
 
 
 @pytest.mark.parametrize("bits", BITS)

@@ -13,7 +13,7 @@ import pytest
 import torch
 from torch import nn
 
-from hope.cli.calibration import inputs
+from hope.cli.calibration_files import inputs
 from hope.cli.main import main
 from hope.errors import InvalidExample
 

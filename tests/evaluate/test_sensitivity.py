@@ -11,7 +11,7 @@ import torch
 import hope
 from hope.evaluate.fidelity import Fidelity
 from hope.evaluate.sensitivity import LEAST, LEFT, with_sensitivities
-from hope.methods.absorption import AbsorbState
+from hope.methods.absorption_path import AbsorbState
 from hope.schedule.search_space import SearchSpace
 from tests.evaluate.test_absorb_networks import EXAMPLE, network
 

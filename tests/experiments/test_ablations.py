@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 import hope
 from experiments.ablations import Ablation
-from hope.methods.absorption import AbsorbPath, AbsorbState
+from hope.methods.absorption_path import AbsorbPath, AbsorbState
 from hope.schedule.search_space import SearchSpace
 from tests.evaluate.test_absorb_networks import EXAMPLE, network
 

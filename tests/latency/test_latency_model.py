@@ -22,10 +22,10 @@ from hope.errors import CannotExport
 from hope.latency.cache import Table
 from hope.latency.latency_model import LatencyModel, nonnegative
 from hope.latency.measure import latency_model, narrow
-from hope.latency.operators import Site, TimedOperator, read_layout
 from hope.latency.runtime import Runtime
 from hope.latency.stopwatch import Point, Stopwatch, in_turns, typical
 from hope.latency.surface import LatencyCurve
+from hope.latency.timed_operators import Site, TimedOperator, read_layout
 from tests.latency.fake import EACH, MACHINE, faked
 from tests.support import randomise
 

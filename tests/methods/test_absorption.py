@@ -10,9 +10,9 @@ import pytest
 import torch
 
 from hope.geometry.projection import RIDGE, compensation, ridged
-from hope.methods import absorption
+from hope.methods import absorption_path
 from hope.methods.absorb import MOST, taken
-from hope.methods.absorption import LEFT, AbsorbPath, AbsorbState, LazyMatrices
+from hope.methods.absorption_path import LEFT, AbsorbPath, AbsorbState, LazyMatrices
 
 
 def random_state(
@@ -87,7 +87,7 @@ def test_removals_that_are_gathered_are_those_made_one_by_one(
 ) -> None:
     state = random_state(1, n=200, readers=readers)
     plain = list(AbsorbPath(state).steps())
-    monkeypatch.setattr(absorption, "WIDE", 1)
+    monkeypatch.setattr(absorption_path, "WIDE", 1)
     path = AbsorbPath(state)
     found = [path.step() for _ in range(90)]  # one round of 64, and some that wait
     assert path._sides[0]._waiting == 26

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 import hope
 from hope.actions import Rewrite
 from hope.geometry.parent import Side, alignments, parents
-from hope.methods.base import NetworkStatistics
+from hope.methods.method import NetworkStatistics
 from hope.rewrite.apply import cut
 from hope.statistics.checkpoint import Checkpoint
 from tests.support import randomise

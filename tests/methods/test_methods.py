@@ -11,7 +11,7 @@ import torch
 
 import hope
 from hope.methods import METHODS, Method, named
-from hope.methods.absorption import AbsorbState
+from hope.methods.absorption_path import AbsorbState
 
 ALL: list[Method] = [
     hope.Absorb(),

@@ -15,7 +15,7 @@ from safetensors.torch import load_file
 
 import hope
 from hope.cli.main import main
-from hope.report.plot import draw
+from hope.report.figure import draw
 from hope.storage import run as store
 from tests.report.test_page import embedded, widths
 

@@ -11,7 +11,7 @@ from torch import nn
 
 import hope
 from hope.errors import CannotExport
-from hope.geometry.rounding import Moments, nearest, per_column, scales
+from hope.geometry.rounding import ColumnMoments, nearest, per_column, scales
 from hope.rewrite.gguf_blocks import BITS, block_type, blocks_of, floats_of, rounded_for
 from hope.rewrite.packed_onnx import Grid
 
@@ -60,7 +60,7 @@ def test_blocks_are_those_of_the_gguf_package(kind: str) -> None:
 
 def test_rounding_for_blocks_has_the_least_error_of_nearest_and_feedback() -> None:
     weight, root = drawn(64), drawn(64, 1)
-    moments = Moments(root.T @ root + torch.eye(64), torch.ones(1, 1, dtype=torch.float64))
+    moments = ColumnMoments(root.T @ root + torch.eye(64), torch.ones(1, 1, dtype=torch.float64))
     fed, plain = rounded_for("Q4_0", weight, moments), rounded_for("Q4_0", weight)
     errors = [
         moments.error(floats_of(blocks_of(one, "Q4_0"), "Q4_0").double() - weight).sum()

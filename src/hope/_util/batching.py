@@ -21,14 +21,14 @@ EVERY: tuple[Batching, ...] = ("rows", "lists", "plain")
 
 
 @dataclass(frozen=True)
-class Form:
+class Nesting:
     """How the values of a call are nested."""
 
     spec: pytree.TreeSpec
     stacked: tuple[type | None, ...]  # of each value, the kind of list whose entries it has as its rows
 
 
-def flatten(example: Example | None, batching: Batching = "rows") -> tuple[list[Any], Form]:
+def flatten(example: Example | None, batching: Batching = "rows") -> tuple[list[Any], Nesting]:
     """The values of a call, keyword inputs by their names in order, and how they are nested. Where lists hold
     inputs, each is one tensor with their entries as rows.
 
@@ -54,10 +54,10 @@ def flatten(example: Example | None, batching: Batching = "rows") -> tuple[list[
     values = [
         torch.stack(list(value)) if is_list else value for value, is_list in zip(leaves, lists, strict=True)
     ]
-    return values, Form(spec, kinds)
+    return values, Nesting(spec, kinds)
 
 
-def unflatten(values: Sequence[Any], form: Form) -> tuple[tuple[Any, ...], dict[str, Any]]:
+def unflatten(values: Sequence[Any], form: Nesting) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """The call with other values."""
     pairs = zip(values, form.stacked, strict=True)
     leaves = [value if kind is None else kind(value.unbind()) for value, kind in pairs]
@@ -65,7 +65,7 @@ def unflatten(values: Sequence[Any], form: Form) -> tuple[tuple[Any, ...], dict[
     return call
 
 
-def as_example(values: Sequence[Any], form: Form) -> tuple[Any, ...] | dict[str, Any]:
+def as_example(values: Sequence[Any], form: Nesting) -> tuple[Any, ...] | dict[str, Any]:
     """The same as one example."""
     args, kwargs = unflatten(values, form)
     return kwargs or args

@@ -47,7 +47,7 @@ KNOWN = 0.05  # the share of a phase after which its own speed predicts its time
 
 
 @dataclass
-class Run:
+class RunProgress:
     """How far a run is.
 
     Attributes:
@@ -139,7 +139,7 @@ def duration(seconds: float) -> str:
     return f"{seconds / 3600:.1f} hours"
 
 
-_run: ContextVar[Run | None] = ContextVar("run", default=None)
+_run: ContextVar[RunProgress | None] = ContextVar("run", default=None)
 
 
 @dataclass
@@ -165,7 +165,7 @@ def logged() -> Iterator[None]:
 
 
 @contextmanager
-def run_of(phases: Sequence[str], show: bool | None = None) -> Iterator[Run]:
+def run_of(phases: Sequence[str], show: bool | None = None) -> Iterator[RunProgress]:
     """Show one bar for all phases of the body, by their order; inside another run, that one is continued.
 
     Args:
@@ -175,7 +175,7 @@ def run_of(phases: Sequence[str], show: bool | None = None) -> Iterator[Run]:
     if outer is not None:
         yield outer
         return
-    run, console, log = Run(phases), Console(file=sys.stderr), _logs.get()
+    run, console, log = RunProgress(phases), Console(file=sys.stderr), _logs.get()
     run.started = run.started if log is None else log.started
     token = _run.set(run)
     try:
@@ -223,7 +223,7 @@ def expect(seconds: Mapping[str, float]) -> None:
 
 
 @contextmanager
-def _display(run: Run, console: Console, show: bool | None) -> Iterator[None]:
+def _display(run: RunProgress, console: Console, show: bool | None) -> Iterator[None]:
     if show is False:
         run.visible = False
         yield
@@ -259,7 +259,7 @@ def _display(run: Run, console: Console, show: bool | None) -> Iterator[None]:
 class _Left(ProgressColumn):
     """The time left."""
 
-    def __init__(self, run: Run) -> None:
+    def __init__(self, run: RunProgress) -> None:
         super().__init__()
         self.run = run
 
@@ -267,12 +267,12 @@ class _Left(ProgressColumn):
         return Text(_left(self.run), style="progress.remaining")
 
 
-def _left(run: Run) -> str:
+def _left(run: RunProgress) -> str:
     return "" if run.left is None else f"about {duration(run.left)} left"
 
 
 @contextmanager
-def _log(run: Run, quiet: float) -> Iterator[None]:
+def _log(run: RunProgress, quiet: float) -> Iterator[None]:
     """A line per phase, and one a minute within a long phase."""
     log = _logs.get() or _Log(run.started)
 
@@ -297,7 +297,7 @@ def _log(run: Run, quiet: float) -> Iterator[None]:
 
 
 @contextmanager
-def _notebook(run: Run) -> Iterator[None]:
+def _notebook(run: RunProgress) -> Iterator[None]:
     """An output that is updated in place; it needs no widgets, and what is saved is the last state."""
     import IPython.display
 

@@ -15,7 +15,7 @@ from rich.table import Table
 PIPED = 100  # columns, if the width is unknown
 
 
-class Grid(Table):
+class FlexibleTable(Table):
     """A table that can do without some of its columns."""
 
     optional: tuple[int, ...] = ()  # their positions, in order
@@ -41,7 +41,7 @@ def text(*parts: object, width: int | None = None) -> str:
         markup=False,
     )
     for part in parts:
-        if isinstance(part, Grid):
+        if isinstance(part, FlexibleTable):
             console.print(part.title)  # above the table, which would fold it to its own width
             part, dropped = _narrowed(part, console)
             console.print(part)
@@ -52,11 +52,11 @@ def text(*parts: object, width: int | None = None) -> str:
     return out.getvalue().rstrip()
 
 
-def grid(title: str, *columns: str) -> Grid:
+def grid(title: str, *columns: str) -> FlexibleTable:
     """An empty table. A column whose name starts with a space is text, the others are numbers. One whose name
     ends with a question mark is dropped if there is no space, the last such first.
     """
-    table = Grid(title=title, box=None, pad_edge=False, header_style="")
+    table = FlexibleTable(title=title, box=None, pad_edge=False, header_style="")
     for column in columns:
         table.add_column(
             column.strip().removesuffix("?"),
@@ -67,7 +67,7 @@ def grid(title: str, *columns: str) -> Grid:
     return table
 
 
-def _narrowed(table: Grid, console: Console) -> tuple[Table, list[str]]:
+def _narrowed(table: FlexibleTable, console: Console) -> tuple[Table, list[str]]:
     """As many columns as fit, without the title, and the names of the others."""
     kept, optional = list(range(len(table.columns))), list(table.optional)
     while optional and _natural(_with(table, kept), console) > console.width:

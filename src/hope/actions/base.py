@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from hope.errors import InvalidAction
-from hope.geometry.rounding import Moments
+from hope.geometry.rounding import ColumnMoments
 from hope.statistics.input_statistics import InputStatistics
 from hope.structure.anatomy import Anatomy
 from hope.structure.removed import Removed
@@ -214,7 +214,7 @@ class Action(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
         all other weights were rewritten and fitted.
         """
 
-    def round_fitted(self, weight: Tensor, moments: Moments) -> Tensor:
+    def round_fitted(self, weight: Tensor, moments: ColumnMoments) -> Tensor:
         """A weight that was fitted as this action leaves it, under the second moments of what it reads."""
         return weight
 

@@ -15,7 +15,7 @@ from hope.errors import InvalidAction
 from hope.geometry.rounding import (
     BITS,
     SIGNIFICANT,
-    Moments,
+    ColumnMoments,
     nearest,
     scales,
     significant_bits,
@@ -121,7 +121,7 @@ class Quantise(Action, frozen=True, array_like=True, tag="quantise"):
         moments = moments_of(known, kept) if known is not None else None
         plain = moments is not None and len(moments.diagonal) == flat.shape[1]
         if moments is None or not plain:
-            moments = Moments.identity(flat.shape[1])
+            moments = ColumnMoments.identity(flat.shape[1])
         tensor.copy_(self.round_fitted(tensor, moments))
         rounded = tensor.detach().cpu().double().flatten(1)
         if known is None:
@@ -141,13 +141,13 @@ class Quantise(Action, frozen=True, array_like=True, tag="quantise"):
             mean = known.mean.double().reshape(groups, 1, -1)
             _shift(model, known, (parts.sum(dim=3) * mean).sum(dim=2).flatten())
 
-    def round_fitted(self, weight: Tensor, moments: Moments) -> Tensor:
+    def round_fitted(self, weight: Tensor, moments: ColumnMoments) -> Tensor:
         """A weight on its grid, in its own type."""
         flat = weight.detach().cpu().double().flatten(1)
         rounded = self.rounded(flat, moments, significant_bits(weight.dtype, self.bits))
         return rounded.reshape(weight.shape).to(weight)
 
-    def rounded(self, weight: Tensor, moments: Moments, precision: int = SIGNIFICANT) -> Tensor:
+    def rounded(self, weight: Tensor, moments: ColumnMoments, precision: int = SIGNIFICANT) -> Tensor:
         """(rows, columns) of a weight on its grid.
 
         Args:
@@ -176,7 +176,7 @@ def channels_kept(known: InputStatistics, kept: Tensor) -> Tensor:
     return kept if known.repeat == 1 else torch.unique(kept // known.repeat)
 
 
-def moments_of(known: InputStatistics, kept: Tensor | None = None) -> Moments | None:
+def moments_of(known: InputStatistics, kept: Tensor | None = None) -> ColumnMoments | None:
     """The second moments of a weight's columns, of the kept ones only; None where rows do not read all
     columns, or read another dimension.
     """
@@ -186,7 +186,7 @@ def moments_of(known: InputStatistics, kept: Tensor | None = None) -> Moments | 
     if kept is not None:
         which = channels_kept(known, kept)
         channels = channels[which][:, which]
-    return Moments(channels, known.taps.double())
+    return ColumnMoments(channels, known.taps.double())
 
 
 def _shift(model: nn.Module, known: InputStatistics, change: Tensor) -> None:

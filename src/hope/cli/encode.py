@@ -11,9 +11,9 @@ from hope._util.locks import locked
 from hope._util.names import current_method
 from hope._util.notes import note
 from hope.cli import healing, models
-from hope.cli.budgets import add_bits, add_budgets, budget_of
+from hope.cli.budget_options import add_bits, add_budgets, budget_of
 from hope.cli.compare import differing, started_otherwise
-from hope.cli.targets import path
+from hope.cli.output_paths import path
 from hope.cli.text import windows
 from hope.errors import (
     CannotWrite,
@@ -284,7 +284,7 @@ def _check_options(options: argparse.Namespace) -> None:
 
 def _calibration(what: str | None, options: argparse.Namespace, model: Any, example: Any) -> Any:
     """The inputs to measure statistics on."""
-    from hope.cli.calibration import inputs
+    from hope.cli.calibration_files import inputs
     from hope.methods.calibration import SYNTHETIC
 
     if what is None or what in SYNTHETIC:

@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hope.cli import models
-from hope.cli.budgets import add_budgets, budget_of
+from hope.cli.budget_options import add_budgets, budget_of
 from hope.cli.encode import PARTIAL
-from hope.cli.targets import check_apart, path
+from hope.cli.output_paths import check_apart, path
 from hope.errors import CannotExport, CannotWrite, HopeError, InvalidExample, UnknownModel
 
 if TYPE_CHECKING:

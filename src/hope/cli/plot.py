@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from hope.cli import report
-from hope.report.plot import write_figure
+from hope.report.figure import write_figure
 
 
 def register(commands: Any) -> None:

@@ -18,7 +18,7 @@ from hope.deft.bounds import Bounds
 from hope.deft.elasticity import Lock
 from hope.deft.freed import consolidate
 from hope.deft.grow import Growth
-from hope.deft.refit import RefittedCore
+from hope.deft.refitted_core import RefittedCore
 from hope.deft.separable import find_units
 from hope.errors import InvalidExample
 from hope.evaluate.fidelity import Fidelity, images_for
@@ -185,12 +185,12 @@ class Partition:
         return f"Partition({self.anatomy.model}: {some}, by {self.by}, {self.amount})"
 
     def __str__(self) -> str:
-        from hope.deft.summary import render
+        from hope.deft.partition_table import render
 
         return render(self)
 
     def _repr_html_(self) -> str:
         from hope._util.tables import html
-        from hope.deft.summary import parts_of
+        from hope.deft.partition_table import parts_of
 
         return html(*parts_of(self))

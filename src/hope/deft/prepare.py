@@ -9,14 +9,14 @@ import torch
 from torch import Tensor, nn
 
 from hope._util.tensors import get
-from hope.deft.absorb import Absorbed, absorb
 from hope.deft.checks import check_sever, check_weights
 from hope.deft.cost import cost_of, report_cost
 from hope.deft.heads import new_head
 from hope.deft.partition import Partition
+from hope.deft.severing import Absorbed, absorb
 from hope.deft.tuning import Tuning
 from hope.errors import InvalidPartition
-from hope.methods.base import listed
+from hope.methods.method import listed
 
 
 def prepare(
@@ -33,7 +33,7 @@ def prepare(
 
     Weights from slack to core are severed in all readers and taps, W₀ = M ⊙ W_source (paper, Section
     "Consistency at Initialization"). With `sever="absorb"` the core and a constant first compensate for the
-    slack inputs of the core, and of the source head in `source()` (see `hope.deft.absorb`). The core then
+    slack inputs of the core, and of the source head in `source()` (see `hope.deft.severing`). The core then
     starts closer to the original, and is frozen as well.
 
     Everything that belongs to a core neuron is frozen: its filter, bias, BN scale and shift, and what it

@@ -28,7 +28,7 @@ from hope.deft.elasticity import (
 from hope.deft.freed import consolidate
 from hope.deft.grow import growable, growth
 from hope.deft.partition import Partition
-from hope.deft.refit import RefittedCore, ranking
+from hope.deft.refitted_core import RefittedCore, ranking
 from hope.deft.separable import find_units
 from hope.deft.targets import Targets, find_targets
 from hope.errors import InvalidPartition

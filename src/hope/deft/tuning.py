@@ -15,7 +15,7 @@ from hope.deft.gate import Gate
 from hope.deft.grow import Growth
 from hope.deft.masks import in_head
 from hope.deft.penalty import Penalty
-from hope.deft.source import source
+from hope.deft.source_protocol import source
 from hope.deft.statistics import hold, snapshot
 from hope.errors import InvalidPartition
 from hope.storage.adapter import Cost

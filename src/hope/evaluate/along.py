@@ -12,7 +12,7 @@ from hope._util.disk_cache import DiskCache, cached_number, using
 from hope._util.numbers import plural
 from hope._util.progress import bar, busy
 from hope.actions import Action
-from hope.actions.registry import digest_of_steps
+from hope.actions.registered import digest_of_steps
 from hope.errors import InvalidExample
 
 GROWTH = 4.0  # times the original's largest entry: larger weights are reported

@@ -23,7 +23,7 @@ from hope._util.disk_cache import cached_number
 from hope._util.progress import BLOCKS, RANK, bar
 from hope.actions import Action, Evict
 from hope.actions.evict import bias_left, remove_branch
-from hope.actions.registry import digest_of_steps
+from hope.actions.registered import digest_of_steps
 from hope.rewrite.apply import operate
 from hope.schedule.resume import EvictionProgress, Resume, RunCheckpoint
 from hope.schedule.search_space import SearchSpace, waiting

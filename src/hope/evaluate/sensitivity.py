@@ -17,7 +17,7 @@ from torch import nn
 
 from hope._util.disk_cache import cached_number
 from hope._util.progress import SENSITIVITY, bar
-from hope.methods.absorption import AbsorbState
+from hope.methods.absorption_path import AbsorbState
 from hope.rewrite.apply import cut
 from hope.schedule.search_space import SearchSpace
 

@@ -35,7 +35,7 @@ def levels(bits: int) -> int:
 
 
 @dataclass(frozen=True, eq=False)
-class Moments:
+class ColumnMoments:
     """Second moments of the columns of a weight, channels ⊗ taps: a column is a channel and a tap, and taps
     count faster.
 
@@ -48,7 +48,7 @@ class Moments:
     taps: Tensor
 
     @classmethod
-    def identity(cls, columns: int) -> Moments:
+    def identity(cls, columns: int) -> ColumnMoments:
         """Of columns that are independent and alike: rounding to nearest is best."""
         return cls(
             torch.diag(torch.ones(columns, dtype=torch.float64)), torch.ones(1, 1, dtype=torch.float64)
@@ -140,7 +140,7 @@ def nearest(weight: Tensor, scale: Tensor, bits: int, group: int = 0, extra: int
 
 
 def with_feedback(
-    weight: Tensor, scale: Tensor, bits: int, moments: Moments, group: int = 0, extra: int = 0
+    weight: Tensor, scale: Tensor, bits: int, moments: ColumnMoments, group: int = 0, extra: int = 0
 ) -> Tensor:
     """(rows, columns) on the grid, rounded with error feedback; to nearest where that has the smaller
     expected error, so that no row has a larger one (see `nearest`).
@@ -171,7 +171,7 @@ def with_feedback(
     return torch.where(better[:, None], found, plain)
 
 
-def _kron_factors(moments: Moments) -> tuple[Tensor, Tensor] | None:
+def _kron_factors(moments: ColumnMoments) -> tuple[Tensor, Tensor] | None:
     """Upper triangular factors of the inverse of H, of its channels and of its taps; None if H is 0."""
     found = []
     for matrix in (moments.channels, moments.taps):

@@ -22,7 +22,7 @@ from hope.errors import InvalidExample, UnknownMethod
 from hope.geometry.rounding import BITS, grid_of
 from hope.healing.distillation import Distillation
 from hope.healing.inputs import Inputs, synthetic
-from hope.healing.loop import Budget, Loop
+from hope.healing.loop import Duration, Loop
 from hope.rewrite.apply import kept_places, outcome
 from hope.rewrite.refit_checkpoint import Fitted
 from hope.structure.anatomy import Anatomy
@@ -157,7 +157,7 @@ def heal(  # noqa: PLR0913
     return distilled(original, small, batches, Settings(example, exclude), **options)
 
 
-def budget_of(minutes: float | None, steps: int | None) -> Budget:
+def budget_of(minutes: float | None, steps: int | None) -> Duration:
     """The budget, given in minutes or in steps."""
     if (minutes is None) == (steps is None):
         raise UnknownMethod("heal needs one of minutes= and steps=: give minutes=10, or steps=1000")
@@ -165,10 +165,10 @@ def budget_of(minutes: float | None, steps: int | None) -> Budget:
         number = isinstance(minutes, (int, float)) and not isinstance(minutes, bool)
         if not number or not 0 < minutes < math.inf:
             raise UnknownMethod(f"minutes must be a number above 0, got {minutes!r}: give minutes=10")
-        return Budget(seconds=60.0 * minutes)
+        return Duration(seconds=60.0 * minutes)
     if type(steps) is not int or steps < 1:
         raise UnknownMethod(f"steps must be a whole number from 1, got {steps!r}: give steps=1000")
-    return Budget(steps=steps)
+    return Duration(steps=steps)
 
 
 def distilled(  # noqa: PLR0913

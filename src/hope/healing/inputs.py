@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from hope._util.batching import Form, as_example, batching_of, flatten
+from hope._util.batching import Nesting, as_example, batching_of, flatten
 from hope._util.calls import Example, unlabelled
 from hope._util.tokens import check_tokens
 from hope.errors import InvalidExample
@@ -37,7 +37,7 @@ class Inputs:
 
     values: tuple[Any, ...]
     rows: tuple[bool, ...]
-    form: Form
+    form: Nesting
 
     @classmethod
     def of(cls, model: nn.Module, batches: Iterable[Any]) -> Inputs:

@@ -26,7 +26,7 @@ DIVERGED = 1.25  # times the start's distance from the original: back to the bes
 
 
 @dataclass(frozen=True)
-class Budget:
+class Duration:
     """How long to heal: steps, or seconds."""
 
     steps: int = 0
@@ -38,7 +38,7 @@ class Budget:
 
 
 @dataclass
-class State:
+class TrainingState:
     """What a loop has come to, besides weights."""
 
     steps: int = 0
@@ -68,12 +68,12 @@ class Loop:
     distillation: Distillation
     train: Inputs
     held: Inputs
-    budget: Budget
+    budget: Duration
     weights: dict[str, Tensor]
     grids: Mapping[str, tuple[int, int, Tensor]]
     augment: bool = True
     file: Fitted | None = None
-    state: State = field(default_factory=State)
+    state: TrainingState = field(default_factory=TrainingState)
     stopped: str = ""
     interrupted: bool = False
     processes: Processes = field(default_factory=Processes)

@@ -20,10 +20,10 @@ from hope._util.files import make_folder, write_file
 from hope._util.notes import note
 from hope._util.progress import TIME, bar
 from hope.errors import CannotWrite
-from hope.latency.operators import TimedOperator
 from hope.latency.runtime import Runtime, machine
 from hope.latency.stopwatch import Point
 from hope.latency.surface import Width
+from hope.latency.timed_operators import TimedOperator
 
 FORMAT, VERSION = "hope-latency", 2
 TOGETHER = 24  # points that are measured alternately

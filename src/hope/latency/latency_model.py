@@ -15,8 +15,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hope.actions import Action
-from hope.latency.operators import TimedNetwork, WeightlessOps
 from hope.latency.surface import LatencyCurve
+from hope.latency.timed_operators import TimedNetwork, WeightlessOps
 from hope.structure.anatomy import Anatomy
 from hope.structure.removed import Removal
 from hope.structure.sizes import Counts, ParameterSavings, widths, widths_after

@@ -14,10 +14,10 @@ from hope.errors import UnknownMethod
 from hope.latency.cache import Table
 from hope.latency.integers import FASTER, IntegerLatency
 from hope.latency.latency_model import Cut, LatencyModel
-from hope.latency.operators import movable, read_layout
 from hope.latency.runtime import Runtime, block_of, check_device, runtime_of
 from hope.latency.stopwatch import Stopwatch
 from hope.latency.surface import ALIGNED, FRACTIONS, LatencyCurve
+from hope.latency.timed_operators import movable, read_layout
 from hope.rewrite.apply import operate
 from hope.rewrite.rounded import as_integers
 from hope.schedule.budget import Budget

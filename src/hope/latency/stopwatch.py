@@ -24,9 +24,9 @@ from torch.utils import _pytree as pytree
 
 from hope._util.calls import Example, as_call, tensors_in
 from hope.errors import CannotExport, InvalidExample, first_line
-from hope.latency.operators import TimedOperator
 from hope.latency.runtime import Runtime, threads
 from hope.latency.surface import Width
+from hope.latency.timed_operators import TimedOperator
 from hope.rewrite.export import Integers, export_onnx, onnx_session
 
 Runner: TypeAlias = Callable[[], Any]

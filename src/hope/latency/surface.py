@@ -13,7 +13,7 @@ from math import ceil
 import numpy as np
 from numpy.typing import NDArray
 
-from hope.latency.operators import Key, Site, TimedOperator
+from hope.latency.timed_operators import Key, Site, TimedOperator
 
 FRACTIONS = (1.0, 0.75, 0.5, 0.25, 0.125)  # shares of a width at which it is measured
 ALIGNED = 4  # channels that a convolution may read without leaving the blocks

@@ -10,8 +10,8 @@ from typing import Any
 from hope._util.names import current_method
 from hope.errors import UnknownMethod
 from hope.methods.absorb import Absorb
-from hope.methods.base import Method
 from hope.methods.calibration import SYNTHETIC
+from hope.methods.method import Method
 from hope.methods.paper import Paper
 from hope.methods.scores import SCORES, Score
 

@@ -19,9 +19,9 @@ from hope._util.progress import MEASURE, busy
 from hope.actions import Rewrite
 from hope.errors import first_line
 from hope.geometry.projection import outgoing, ridged, unexplained
-from hope.methods.absorption import AbsorbPath, AbsorbState, LazyMatrices
-from hope.methods.base import Branch, Method, NetworkStatistics, State, listed
+from hope.methods.absorption_path import AbsorbPath, AbsorbState, LazyMatrices
 from hope.methods.calibration import Calibration, batches_of, check_calibration
+from hope.methods.method import Branch, Method, NetworkStatistics, State, listed
 from hope.ops.uses import uses_of_weights
 from hope.reasons import Cause, Reason
 from hope.statistics.bn_recalibration import recalibrated_copy

@@ -14,8 +14,8 @@ from hope._util.calls import Example
 from hope.actions import Rewrite
 from hope.errors import UnknownMethod
 from hope.geometry import costs, gaussian
-from hope.methods.base import Branch, Method, NetworkStatistics, State, listed
 from hope.methods.calibration import Calibration, batches_of, check_calibration
+from hope.methods.method import Branch, Method, NetworkStatistics, State, listed
 from hope.methods.pairs import PairPath, PaperState
 from hope.ops import activation
 from hope.reasons import Cause, Reason

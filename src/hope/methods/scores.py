@@ -10,7 +10,7 @@ from torch import Tensor
 
 from hope.actions import Action, Prune
 from hope.errors import UnknownMethod
-from hope.methods.base import Method, NetworkStatistics, State
+from hope.methods.method import Method, NetworkStatistics, State
 from hope.reasons import Cause, Reason
 from hope.statistics.checkpoint import Checkpoint
 from hope.structure.sizes import ParameterSavings

@@ -12,7 +12,7 @@ from hope.errors import UnknownMethod
 from hope.geometry.gaussian import Cuts
 from hope.geometry.hermite import KinkedFunction, bend, bend_with, covariance
 from hope.ops.elementwise import Elementwise, per_channel
-from hope.ops.protocols import ChannelTracer, Propagation
+from hope.ops.protocols import Propagation, Tracer
 from hope.ops.registry import TABLE, Form, Inputs, Reads, Signal
 from hope.trace.program import Operation, Shape, numbers
 from hope.trace.values import Link, Value
@@ -103,7 +103,7 @@ class Leaky(Activation):
 class Parametrised(Activation):
     """An activation whose link has more than its parameters."""
 
-    def channels(self, flow: ChannelTracer, operation: Operation) -> Value | None:
+    def channels(self, flow: Tracer, operation: Operation) -> Value | None:
         """Every channel by itself."""
         x = flow.value(operation.first)
         return None if x is None else x.moved(x.shape, x.labels).then(*self.link(operation))
@@ -131,7 +131,7 @@ class Parametric(Activation):
         super().__init__()
         self.homogeneous = True
 
-    def channels(self, flow: ChannelTracer, operation: Operation) -> Value | None:
+    def channels(self, flow: Tracer, operation: Operation) -> Value | None:
         """Every channel by itself, with its slope."""
         found = per_channel(flow, operation)
         return None if found is None else found[0].then("activation", "prelu", (), found[1][0].tensor or "")

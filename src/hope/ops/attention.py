@@ -9,7 +9,7 @@ from fractions import Fraction
 import numpy as np
 from torch import nn
 
-from hope.ops.protocols import ChannelTracer
+from hope.ops.protocols import Tracer
 from hope.ops.registry import TABLE, Operator
 from hope.ops.weight import Transposing
 from hope.reasons import Cause
@@ -53,7 +53,7 @@ class Attention(Operator):
         heads = module.get_parameter(*before).shape[-1]
         setattr(module, "bias_shape", (*vars(module)["bias_shape"][:-1], heads))  # noqa: B010
 
-    def channels(self, flow: ChannelTracer, operation: Operation) -> Value | None:
+    def channels(self, flow: Tracer, operation: Operation) -> Value | None:
         """Each head by itself; channels within a head, or along the sequence, are pinned. Without heads,
         channels of values pass.
         """
@@ -86,7 +86,7 @@ def _counts(module: nn.Module, name: str) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and value > 1
 
 
-def _without(flow: ChannelTracer, x: Value, touched: Sequence[int], what: str) -> Value:
+def _without(flow: Tracer, x: Value, touched: Sequence[int], what: str) -> Value:
     """A value that one result depends on all of in some dimensions, in the form of one place of them."""
     over = {d % len(x.shape) for d in touched if -d <= len(x.shape)}
     kept = flow.carry(x, x.shape, over, Cause.MIXED.at(what))
@@ -103,9 +103,7 @@ def _repeated(x: Value, dim: int, heads: int) -> Value:
 class AttentionProduct(Transposing):
     """A product of two matrices, of which one is a parameter."""
 
-    def values(
-        self, flow: ChannelTracer, operation: Operation
-    ) -> tuple[Value | None, Value | None, Value | None]:
+    def values(self, flow: Tracer, operation: Operation) -> tuple[Value | None, Value | None, Value | None]:
         """The two."""
         first, second = list(operation.arguments.values())[:2]
         return flow.value(first), flow.value(second), None
@@ -120,7 +118,7 @@ class AttentionProduct(Transposing):
 class BatchedMatmul(AttentionProduct):
     """A product of matrices: of a signal and a parameter, or of two signals, batch by batch."""
 
-    def channels(self, flow: ChannelTracer, operation: Operation) -> Value | None:
+    def channels(self, flow: Tracer, operation: Operation) -> Value | None:
         """Between two signals, those of one batch come and go together; what is summed over is held fast."""
         first, second = (flow.value(one) for one in list(operation.arguments.values())[:2])
         if first is None or second is None or first.static or second.static:
@@ -133,7 +131,7 @@ class BatchedMatmul(AttentionProduct):
         return flow.combine(parts, operation.output, adds=False, what=what).then("attention", what)
 
 
-def _rows(flow: ChannelTracer, x: Value, dim: int) -> Value:
+def _rows(flow: Tracer, x: Value, dim: int) -> Value:
     """Channels that stand both in a batch and along one of its dimensions come and go with the batch."""
     own = dim % len(x.shape)
     labels = [flow.bundle(one, [own]) if len(dims(one)) > 1 else one for one in x.labels]

@@ -10,7 +10,7 @@ from math import prod
 import torch
 from torch import Tensor
 
-from hope.ops.protocols import ChannelTracer, Propagation
+from hope.ops.protocols import Propagation, Tracer
 from hope.ops.registry import POINTWISE, TABLE, Form, Inputs, MomentPreserving, Operator, Parts, Reads, Signal
 from hope.trace.labels import along
 from hope.trace.program import Operation, Ref, module_of, numbers
@@ -22,7 +22,7 @@ class Elementwise(Operator):
 
     product = False  # whether zero times anything remains zero
 
-    def channels(self, flow: ChannelTracer, operation: Operation) -> Value | None:
+    def channels(self, flow: Tracer, operation: Operation) -> Value | None:
         """Channels at the same place are tied."""
         values, shape = flow.values(operation.arguments), operation.output
         if not values or len(shape) < max(len(value.shape) for value in values):
@@ -104,13 +104,13 @@ class ElementwiseProduct(Elementwise):
 class Identity(MomentPreserving):
     """What only looks like an operation, at least when the model is evaluated."""
 
-    def channels(self, flow: ChannelTracer, operation: Operation) -> Value | None:
+    def channels(self, flow: Tracer, operation: Operation) -> Value | None:
         """The same channels."""
         x = flow.value(operation.first)
         return None if x is None else replace(x, tensor=None)
 
 
-def per_channel(flow: ChannelTracer, operation: Operation) -> tuple[Value, list[Value]] | None:
+def per_channel(flow: Tracer, operation: Operation) -> tuple[Value, list[Value]] | None:
     """One number per channel in dimension 1: element-wise, with the parameters laid along it.
 
     Returns:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from hope.ops.protocols import ChannelTracer, Propagation
+from hope.ops.protocols import Propagation, Tracer
 from hope.ops.registry import TABLE, Form, Inputs, MomentPreserving, Operator, Parts, Reads, Signal
 from hope.reasons import Cause
 from hope.trace.labels import FIXED, along, dims
@@ -20,7 +20,7 @@ from hope.trace.values import Value
 class Split(Operator):
     """A dimension in several parts."""
 
-    def channels(self, flow: ChannelTracer, operation: Operation) -> Any:
+    def channels(self, flow: Tracer, operation: Operation) -> Any:
         """Channels that are split by position are held fast, except where every part loses the same ones."""
         x = flow.value(operation.first)
         if x is None or not operation.several:
@@ -52,7 +52,7 @@ class Split(Operator):
 class Item(MomentPreserving):
     """One of several results."""
 
-    def channels(self, flow: ChannelTracer, operation: Operation) -> Any:
+    def channels(self, flow: Tracer, operation: Operation) -> Any:
         """The channels of that result."""
         base, index = operation.arguments.values()
         held = flow.raw(base)
@@ -68,7 +68,7 @@ class Item(MomentPreserving):
 class Concatenation(Operator):
     """Several values side by side."""
 
-    def channels(self, flow: ChannelTracer, operation: Operation) -> Value | None:
+    def channels(self, flow: Tracer, operation: Operation) -> Value | None:
         """Ids stand side by side along the joined dimension, and must agree in the others."""
         parts = flow.values(operation.first)
         shape = operation.output
@@ -145,7 +145,7 @@ def _zeros(a: Signal, b: Signal) -> Tensor:
 class Pad(MomentPreserving):
     """Places added around."""
 
-    def channels(self, flow: ChannelTracer, operation: Operation) -> Value | None:
+    def channels(self, flow: Tracer, operation: Operation) -> Value | None:
         """Zeros next to the channels have no owner; anything else along them pins them."""
         x, args = flow.value(operation.first), operation.arguments
         amounts = list(args.get("pad") or args.get("padding") or [])

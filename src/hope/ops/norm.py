@@ -14,7 +14,7 @@ from hope._util.frozen_bn import has_bn_numbers
 from hope.geometry.matrices import semidefinite
 from hope.geometry.pairwise import warped_correlation
 from hope.ops.elementwise import Identity, per_channel
-from hope.ops.protocols import ChannelTracer, Propagation
+from hope.ops.protocols import Propagation, Tracer
 from hope.ops.registry import TABLE, Form, Inputs, Operator, Reads, Signal, find, forms
 from hope.reasons import Cause
 from hope.trace.labels import dims
@@ -68,7 +68,7 @@ class PerChannel(Operator):
     kind = "norm"
     modules = (nn.modules.batchnorm._NormBase,)
 
-    def channels(self, flow: ChannelTracer, operation: Operation) -> Any:
+    def channels(self, flow: Tracer, operation: Operation) -> Any:
         """Channels are tied to their numbers."""
         found = per_channel(flow, operation)
         if found is None:
@@ -137,7 +137,7 @@ class CrossChannelNorm(Operator):
 
     centres = False
 
-    def channels(self, flow: ChannelTracer, operation: Operation) -> Value | None:
+    def channels(self, flow: Tracer, operation: Operation) -> Value | None:
         """Channels along a normalised dimension are pinned; rows that are normalised separately are
         kept whole.
         """

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from hope.ops.protocols import ChannelTracer
+from hope.ops.protocols import Tracer
 from hope.ops.registry import POINTWISE, TABLE, Form, MomentPreserving, Operator, Reads
 from hope.reasons import Cause
 from hope.trace.labels import dims
@@ -23,7 +23,7 @@ class Pool(MomentPreserving):
     def __init__(self, kind: str, spatial: int) -> None:
         self.kind, self.spatial = kind, spatial
 
-    def channels(self, flow: ChannelTracer, operation: Operation) -> Any:
+    def channels(self, flow: Tracer, operation: Operation) -> Any:
         """Channels along a pooled dimension are held fast."""
         x = flow.value(operation.first)
         if x is None:
@@ -42,7 +42,7 @@ class Pool(MomentPreserving):
 class Reduction(MomentPreserving):
     """A mean, sum, extreme or norm over some dimensions."""
 
-    def channels(self, flow: ChannelTracer, operation: Operation) -> Any:
+    def channels(self, flow: Tracer, operation: Operation) -> Any:
         """Channels along a reduced dimension are held fast."""
         x, over = flow.value(operation.first), operation.arguments.get("dim")
         if x is None or "dim" not in operation.arguments or isinstance(over, Ref):
@@ -79,7 +79,7 @@ class Reduction(MomentPreserving):
 class Resize(Operator):
     """Interpolation in space."""
 
-    def channels(self, flow: ChannelTracer, operation: Operation) -> Value | None:
+    def channels(self, flow: Tracer, operation: Operation) -> Value | None:
         """Channels along a resized dimension are held fast."""
         x = flow.value(operation.first)
         if x is None:

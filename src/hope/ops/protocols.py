@@ -18,7 +18,7 @@ if TYPE_CHECKING:  # of this package
     from hope.ops.registry import Signal
 
 
-class ChannelTracer(Protocol):
+class Tracer(Protocol):
     """Traces channels through a program (`hope.structure.channel_tracer`)."""
 
     streams: bool

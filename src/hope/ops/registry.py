@@ -11,7 +11,7 @@ from typing import Any, TypeAlias
 
 from torch import Tensor, nn
 
-from hope.ops.protocols import ChannelTracer, Propagation
+from hope.ops.protocols import Propagation, Tracer
 from hope.reasons import Cause
 from hope.trace.program import Operation, Program, Shape
 from hope.trace.values import Value, origins_of
@@ -68,7 +68,7 @@ class Operator:
     alone = False
     modules: tuple[type[nn.Module], ...] = ()
 
-    def channels(self, flow: ChannelTracer, operation: Operation) -> Any:
+    def channels(self, flow: Tracer, operation: Operation) -> Any:
         """How channels pass: the operation's value, or a list of values. None means "not this case"."""
         return None
 
@@ -194,7 +194,7 @@ def find(operation: Operation) -> Operator | None:
     return TABLE.get(operation.operator) or (TABLE[POINTWISE] if operation.pointwise else None)
 
 
-def channels(flow: ChannelTracer, operation: Operation) -> Any:
+def channels(flow: Tracer, operation: Operation) -> Any:
     """The value of an operation under the entry of its operator; without one, the channels it reads are "
     "pinned."""
     entry, values = find(operation), flow.values(operation.arguments)

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from hope.ops.protocols import ChannelTracer, Propagation
+from hope.ops.protocols import Propagation, Tracer
 from hope.ops.registry import TABLE, Form, Inputs, MomentPreserving, Operator, Parts, Reads, Signal
 from hope.reasons import Cause
 from hope.trace.labels import Ids, dims, pad_left, reshape
@@ -19,7 +19,7 @@ from hope.trace.values import Value
 class View(MomentPreserving):
     """The same elements in another shape."""
 
-    def channels(self, flow: ChannelTracer, operation: Operation) -> Value | None:
+    def channels(self, flow: Tracer, operation: Operation) -> Value | None:
         """Ids move along; where channels end up in rows over several dimensions, rows or columns can go."""
         x, shape = flow.value(operation.first), operation.output
         if x is None:
@@ -57,7 +57,7 @@ class View(MomentPreserving):
         return None if form.values else parts[0]
 
 
-def _disjoint(flow: ChannelTracer, operation: Operation, labels: list[Ids]) -> tuple[Ids, ...]:
+def _disjoint(flow: Tracer, operation: Operation, labels: list[Ids]) -> tuple[Ids, ...]:
     """Two labels over one dimension (a view merged two kinds of channels) cannot be cut apart: pin both."""
     taken: dict[int, int] = {}
     clash: set[int] = set()
@@ -80,7 +80,7 @@ class PlainView(View):
 class Expand(Operator):
     """The same elements seen several times."""
 
-    def channels(self, flow: ChannelTracer, operation: Operation) -> Value | None:
+    def channels(self, flow: Tracer, operation: Operation) -> Value | None:
         """Ids stay in their dimension, counted from the right."""
         x, shape = flow.value(operation.first), operation.output
         return None if x is None else x.moved(shape, (pad_left(label, len(shape)) for label in x.labels))
@@ -89,7 +89,7 @@ class Expand(Operator):
 class Permute(Operator):
     """Dimensions in another order."""
 
-    def channels(self, flow: ChannelTracer, operation: Operation) -> Value | None:
+    def channels(self, flow: Tracer, operation: Operation) -> Value | None:
         """Ids move with their dimension."""
         x = flow.value(operation.first)
         if x is None:
@@ -108,7 +108,7 @@ class Permute(Operator):
 class Cut(MomentPreserving):
     """A part of a dimension."""
 
-    def channels(self, flow: ChannelTracer, operation: Operation) -> Value | None:
+    def channels(self, flow: Tracer, operation: Operation) -> Value | None:
         """A part of the channels by position holds all of them fast; a part of every row keeps rows whole."""
         x, shape, args = flow.value(operation.first), operation.output, operation.arguments
         if x is None:
@@ -164,7 +164,7 @@ def _part(form: Form) -> Tensor:
 class Select(Operator):
     """One place of a dimension."""
 
-    def channels(self, flow: ChannelTracer, operation: Operation) -> Value | None:
+    def channels(self, flow: Tracer, operation: Operation) -> Value | None:
         """One channel by position holds all of them fast."""
         x = flow.value(operation.first)
         if x is None:
@@ -177,7 +177,7 @@ class Select(Operator):
 class Reordered(Operator):
     """The same places in another order."""
 
-    def channels(self, flow: ChannelTracer, operation: Operation) -> Value | None:
+    def channels(self, flow: Tracer, operation: Operation) -> Value | None:
         """Channels along a reordered dimension are held fast."""
         x, over = flow.value(operation.first), operation.arguments.get("dims")
         if x is None or not over:
@@ -188,7 +188,7 @@ class Reordered(Operator):
 class Interleaved(Operator):
     """Every place of a dimension so many times, one after the other."""
 
-    def channels(self, flow: ChannelTracer, operation: Operation) -> Value | None:
+    def channels(self, flow: Tracer, operation: Operation) -> Value | None:
         """The same channels, each so many times."""
         x, args = flow.value(operation.first), operation.arguments
         times, dim = args.get("repeats"), args.get("dim")
@@ -202,7 +202,7 @@ class Interleaved(Operator):
 class Index(Operator):
     """Places of one dimension, looked up by a tensor of positions."""
 
-    def channels(self, flow: ChannelTracer, operation: Operation) -> Value | None:
+    def channels(self, flow: Tracer, operation: Operation) -> Value | None:
         """Channels along that dimension are pinned; others come after the looked-up ones."""
         x, args = flow.value(operation.first), operation.arguments
         if x is None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from hope.ops.protocols import ChannelTracer, Propagation
+from hope.ops.protocols import Propagation, Tracer
 from hope.ops.registry import TABLE, Form, Inputs, Operator, Reads, Signal
 from hope.trace.program import Operation
 from hope.trace.values import Value
@@ -31,7 +31,7 @@ class Input(Operator):
 class Constant(Operator):
     """A new tensor without any channels in it."""
 
-    def channels(self, flow: ChannelTracer, operation: Operation) -> Value | None:
+    def channels(self, flow: Tracer, operation: Operation) -> Value | None:
         """No channels."""
         return Value(operation.output, static=True)
 
@@ -39,7 +39,7 @@ class Constant(Operator):
 class Like(Operator):
     """A new tensor of the same shape."""
 
-    def channels(self, flow: ChannelTracer, operation: Operation) -> Value | None:
+    def channels(self, flow: Tracer, operation: Operation) -> Value | None:
         """The same channels, since it must be cut with them."""
         x = flow.value(operation.first)
         return None if x is None else Value(x.shape, x.labels)
@@ -48,7 +48,7 @@ class Like(Operator):
 class Filled(Operator):
     """A tensor whose elements are replaced."""
 
-    def channels(self, flow: ChannelTracer, operation: Operation) -> Value | None:
+    def channels(self, flow: Tracer, operation: Operation) -> Value | None:
         """No channels any more."""
         x = flow.value(operation.first)
         return None if x is None else Value(x.shape, (), x.static)

@@ -9,7 +9,7 @@ from typing import TypeGuard
 import numpy as np
 from torch import Tensor, nn
 
-from hope.ops.protocols import ChannelTracer, Propagation
+from hope.ops.protocols import Propagation, Tracer
 from hope.ops.reading import dense, depthwise, isotropic, sources, weighted_sum
 from hope.ops.registry import TABLE, Form, Inputs, Operator, Parts, Reads, Signal
 from hope.reasons import Cause
@@ -34,16 +34,14 @@ class Weighted(Operator):
         """One use per place of its output."""
         return prod(operation.output) // operation.output[channel]
 
-    def values(
-        self, flow: ChannelTracer, operation: Operation
-    ) -> tuple[Value | None, Value | None, Value | None]:
+    def values(self, flow: Tracer, operation: Operation) -> tuple[Value | None, Value | None, Value | None]:
         """Its input, weight and bias."""
         x, weight, bias = (flow.value(operation.arguments.get(name)) for name in self.names)
         return x, weight, bias
 
     def weighted(
         self,
-        flow: ChannelTracer,
+        flow: Tracer,
         operation: Operation,
         x: Value,
         weight: Value,
@@ -71,7 +69,7 @@ class Weighted(Operator):
             result = flow.combine([result, bias], shape, adds=False, what=str(operation))
         return result
 
-    def computed(self, flow: ChannelTracer, operation: Operation, values: list[Value], channel: int) -> Value:
+    def computed(self, flow: Tracer, operation: Operation, values: list[Value], channel: int) -> Value:
         """Weights that are not parameters themselves: their rows and columns cannot be cut."""
         reason = Cause.COMPUTED.at(str(operation))
         flow.pin_all(values, reason)
@@ -110,13 +108,13 @@ class Weighted(Operator):
             return signal.gain[:, None] * first[sources(len(first), len(signal.gain))]
         return None if reading is None else reading.central(first)
 
-    def count(self, flow: ChannelTracer, operation: Operation, x: Value, weight: Value, channel: int) -> None:
+    def count(self, flow: Tracer, operation: Operation, x: Value, weight: Value, channel: int) -> None:
         """Add what it costs."""
         if weight.tensor is not None:
             flow.positions[weight.tensor] += self.positions(operation, x.shape, channel)
 
 
-def _through(flow: ChannelTracer, operation: Operation, x: Value, channel: int) -> tuple[Ids, ...]:
+def _through(flow: Tracer, operation: Operation, x: Value, channel: int) -> tuple[Ids, ...]:
     """Labels over the batch pass; those over places that the weight covers are held fast."""
     others = [label for label in x.labels if dims(label) != (channel,)]
     through = tuple(label for label in others if all(d < channel for d in dims(label)))
@@ -132,7 +130,7 @@ class Convolution(Weighted):
 
     modules: tuple[type[nn.Module], ...] = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 
-    def channels(self, flow: ChannelTracer, operation: Operation) -> Value | None:
+    def channels(self, flow: Tracer, operation: Operation) -> Value | None:
         """New channels; those of a group come and go together."""
         if operation.arguments.get("transposed") and not isinstance(self, Transposed):
             return TRANSPOSED.channels(flow, operation)
@@ -150,7 +148,7 @@ class Convolution(Weighted):
             flow.ties.tie(flow.tensor_ids(bias.tensor, 0), writes)
         return _grouped(flow, operation, x, weight.tensor, channel, writes)
 
-    def writes(self, flow: ChannelTracer, weight: str, groups: int, outputs: int) -> Ids:
+    def writes(self, flow: Tracer, weight: str, groups: int, outputs: int) -> Ids:
         """The channels that a grouped convolution writes."""
         return flow.mark(weight, 0, "through")
 
@@ -198,7 +196,7 @@ class Transposed(Convolution):
         """One use per place of its input."""
         return prod(reads) // reads[channel]
 
-    def writes(self, flow: ChannelTracer, weight: str, groups: int, outputs: int) -> Ids:
+    def writes(self, flow: Tracer, weight: str, groups: int, outputs: int) -> Ids:
         """The same number of channels per group of rows."""
         rows = flow.mark(weight, 0, "through").reshape(groups, -1)
         flow.ties.tie(np.broadcast_to(rows[:, :1], rows.shape), rows)
@@ -207,9 +205,7 @@ class Transposed(Convolution):
     form = Operator.form  # not known
 
 
-def _grouped(
-    flow: ChannelTracer, operation: Operation, x: Value, weight: str, channel: int, writes: Ids
-) -> Value:
+def _grouped(flow: Tracer, operation: Operation, x: Value, weight: str, channel: int, writes: Ids) -> Value:
     """A grouped or depthwise convolution: a group's inputs and outputs come and go together."""
     groups, shape, what = operation.arguments["groups"], operation.output, str(operation)
     out = writes.reshape(groups, -1)
@@ -234,7 +230,7 @@ class Linear(Weighted):
 
     modules: tuple[type[nn.Module], ...] = (nn.Linear,)
 
-    def channels(self, flow: ChannelTracer, operation: Operation) -> Value | None:
+    def channels(self, flow: Tracer, operation: Operation) -> Value | None:
         """New channels in the last dimension."""
         x, weight, bias = self.values(flow, operation)
         if x is None or weight is None or not self.fits(x, weight):
@@ -306,7 +302,7 @@ class Embedding(Weighted):
 
     modules = (nn.Embedding,)
 
-    def channels(self, flow: ChannelTracer, operation: Operation) -> Value | None:
+    def channels(self, flow: Tracer, operation: Operation) -> Value | None:
         """New channels in the last dimension; the rows are held fast."""
         weight, shape = flow.value(operation.arguments["weight"]), operation.output
         if weight is None or weight.tensor is None or shape[-1] == 1:

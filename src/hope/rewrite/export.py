@@ -27,7 +27,7 @@ from hope.errors import CannotExport, MissingExtra, first_line
 from hope.rewrite.activation_ranges import Array
 from hope.rewrite.integer_onnx import write_integers
 from hope.rewrite.packed_onnx import Grid
-from hope.rewrite.programs import Captured, capture, compare
+from hope.rewrite.programs import ExportedModel, capture, compare
 
 LARGEST = 1_900_000_000  # bytes of weights inside an .onnx file, which cannot be larger than 2 GB
 UNCHECKED = "; check=False (--no-check) writes it all the same"
@@ -116,7 +116,7 @@ class Integers:
     norms: Mapping[str, tuple[Array, Array]]
     inputs: Sequence[Example] = ()
 
-    def write(self, place: Path, captured: Captured, checked: bool) -> str:
+    def write(self, place: Path, captured: ExportedModel, checked: bool) -> str:
         """Replace a float file by one with integers; returns what to know of it, in a line."""
         before = _answers(place, captured) if checked else []
         note = write_integers(place, self.grids, self.norms, [_named(place, one) for one in self.inputs])
@@ -156,7 +156,7 @@ def _named(place: Path, call: Any) -> dict[str, Any]:
     return dict(zip(names, arrays, strict=True))
 
 
-def _answers(place: Path, captured: Captured) -> list[Any]:
+def _answers(place: Path, captured: ExportedModel) -> list[Any]:
     session = onnx_session(str(place))
     return [answer for call in captured.calls for answer in session.run(None, _named(place, call))]
 
@@ -202,7 +202,7 @@ def export_program(
     return _written(captured, Path(path), check)
 
 
-def _written(captured: Captured, path: Path, checked: bool, more: str = "") -> Exported:
+def _written(captured: ExportedModel, path: Path, checked: bool, more: str = "") -> Exported:
     if captured.note:
         warnings.warn(f"{path}: {captured.note}", stacklevel=3)
     return Exported(path, captured.batch, checked, "; ".join(filter(None, (captured.note, more))))
@@ -230,7 +230,7 @@ def _pass_over_nothing(program: ExportedProgram) -> None:
                 graph.erase_node(node)
 
 
-def _write_onnx(captured: Captured, place: Path) -> None:
+def _write_onnx(captured: ExportedModel, place: Path) -> None:
     _pass_over_nothing(captured.program)
     try:
         made = torch.onnx.export(
@@ -259,7 +259,7 @@ def _root(error: BaseException) -> BaseException:
     return error
 
 
-def _check_onnx(captured: Captured, model: nn.Module, place: Path) -> bool:
+def _check_onnx(captured: ExportedModel, model: nn.Module, place: Path) -> bool:
     """Hold onnxruntime's answers against the model's; False if it is not installed."""
     if importlib.util.find_spec("onnxruntime") is None:
         return False

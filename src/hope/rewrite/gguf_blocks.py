@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from hope.errors import CannotExport
-from hope.geometry.rounding import Moments, nearest, per_column, scales, with_feedback
+from hope.geometry.rounding import ColumnMoments, nearest, per_column, scales, with_feedback
 from hope.rewrite.packed_onnx import Grid
 
 BLOCK = 32  # inputs
@@ -93,7 +93,7 @@ def floats_of(blocks: NDArray[np.uint8], kind: str) -> Tensor:
     return torch.from_numpy((numbers * units).reshape(len(blocks), -1))
 
 
-def rounded_for(kind: str, weight: Tensor, moments: Moments | None = None) -> Grid:
+def rounded_for(kind: str, weight: Tensor, moments: ColumnMoments | None = None) -> Grid:
     """A weight that is on no grid yet, rounded for a type of block: with error feedback if the second moments
     of its inputs are known, else to nearest. Q4_0 has −8 to 7, and a scale has the sign that puts the
     largest entry of its block on the longer side.

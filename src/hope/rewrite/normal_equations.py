@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from hope.geometry.rounding import Moments
+from hope.geometry.rounding import ColumnMoments
 from hope.statistics.measured import PLACES
 from hope.trace.program import Operation
 
@@ -121,7 +121,7 @@ class NormalEquations:
         shift = r - torch.einsum("gd,gdo->go", x, change) if constant else torch.zeros_like(r)
         return change.transpose(1, 2).flatten(0, 1), shift.flatten()
 
-    def moments(self, *, constant: bool) -> Moments:
+    def moments(self, *, constant: bool) -> ColumnMoments:
         """Second moments of what the weight reads, with the prior; of groups their mean.
 
         Args:
@@ -130,7 +130,7 @@ class NormalEquations:
         x, xx = self.x / self.samples, self.xx / self.samples
         xx = (xx - x[:, :, None] * x[:, None, :] if constant else xx).mean(dim=0)
         xx.diagonal().add_(self.prior * xx.diagonal().mean())
-        return Moments(xx, torch.ones(1, 1, dtype=torch.float64))
+        return ColumnMoments(xx, torch.ones(1, 1, dtype=torch.float64))
 
     def mean(self, change: Tensor) -> Tensor:
         """(outputs,) what a change of the weight adds to the mean of its result."""

@@ -26,7 +26,7 @@ Call = tuple[tuple[Any, ...], dict[str, Any]]
 
 
 @dataclass(frozen=True)
-class Captured:
+class ExportedModel:
     """An exported program, and what there is to know of it.
 
     Attributes:
@@ -46,7 +46,7 @@ class Captured:
     note: str = ""
 
 
-def capture(model: nn.Module, example: Example | None, dynamic: bool) -> Captured:
+def capture(model: nn.Module, example: Example | None, dynamic: bool) -> ExportedModel:
     """The model with a batch of any size, or of the example's where it must be so."""
     call = _ordered(model, example)
     batch = _batch(call)
@@ -60,7 +60,7 @@ def capture(model: nn.Module, example: Example | None, dynamic: bool) -> Capture
         program = torch.export.export(model, *call, strict=False)
     except Exception as error:  # as above
         raise CannotExport(f"{type(model).__name__} cannot be captured: {first_line(error)}") from error
-    return Captured(program, (_filled(call),), _output_names(model, call), None, batch, note)
+    return ExportedModel(program, (_filled(call),), _output_names(model, call), None, batch, note)
 
 
 def _why(error: Exception) -> str:
@@ -70,7 +70,7 @@ def _why(error: Exception) -> str:
     return f"with others: {first_line(error, 120)}"
 
 
-def _capture_any(model: nn.Module, call: Call, batch: int) -> Captured:
+def _capture_any(model: nn.Module, call: Call, batch: int) -> ExportedModel:
     """The model with a batch of any size, if it then gives the model's answers."""
     traced = max(2, batch)  # torch.export takes a size of 1 for a constant
     any_size = Dim("batch", min=1)
@@ -87,7 +87,7 @@ def _capture_any(model: nn.Module, call: Call, batch: int) -> Captured:
     for one in calls:
         compare(tensors_in(module(*one[0], **one[1])), model, one, "torch.export")
     varying = {name: some for name, some in shapes.items() if pytree.tree_leaves(some) != [None]}
-    return Captured(program, calls, _output_names(model, call), varying, None)
+    return ExportedModel(program, calls, _output_names(model, call), varying, None)
 
 
 def _ordered(model: nn.Module, example: Example | None) -> Call:

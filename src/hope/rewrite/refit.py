@@ -25,7 +25,7 @@ from hope._util.notes import note
 from hope._util.progress import REFIT, bar, busy
 from hope._util.tensors import get
 from hope.actions import Action, Rewrite
-from hope.actions.absorb import LEAST
+from hope.actions.absorption import LEAST
 from hope.errors import InvalidExample
 from hope.methods.calibration import synthetic_batches
 from hope.rewrite.apply import finish, kept_places, outcome, smaller_copy

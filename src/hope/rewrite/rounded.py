@@ -10,7 +10,7 @@ from torch import nn
 from hope._util.calls import Example
 from hope._util.tensors import get
 from hope.actions import Action
-from hope.geometry.rounding import Moments, grid_of, nearest, scales
+from hope.geometry.rounding import ColumnMoments, grid_of, nearest, scales
 from hope.rewrite.export import Integers
 from hope.rewrite.packed_onnx import Grid
 from hope.statistics.input_statistics import InputStatistics, bn_and_bias
@@ -69,7 +69,7 @@ def as_integers(model: nn.Module, anatomy: Anatomy, inputs: Sequence[Example] = 
     for name in (name for name, reason in anatomy.roundable.items() if reason is None and name in state):
         weight = get(model, name)
         flat = weight.double().flatten(1)
-        scale = scales(flat, KERNEL, Moments.identity(flat.shape[1]).diagonal)
+        scale = scales(flat, KERNEL, ColumnMoments.identity(flat.shape[1]).diagonal)
         weight.copy_(nearest(flat, scale, KERNEL).reshape(weight.shape).to(weight))
     grids = read_grids(model, dict.fromkeys(anatomy.roundable, (KERNEL, 0)))
     none = torch.zeros(1)

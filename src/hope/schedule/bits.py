@@ -18,9 +18,9 @@ from hope._util.progress import ROUND, bar
 from hope.actions import Action, Quantise
 from hope.actions.quantise import moments_of
 from hope.errors import UnknownMethod
-from hope.geometry.rounding import BITS, Moments
+from hope.geometry.rounding import BITS, ColumnMoments
 from hope.methods.absorb import metric
-from hope.methods.base import NetworkStatistics
+from hope.methods.method import NetworkStatistics
 from hope.ops.reading import sources
 from hope.ops.weight import is_weight
 from hope.schedule.budget import Budget
@@ -212,7 +212,7 @@ def lost_by(action: Quantise, known: NetworkStatistics) -> float:
     statistics = known.input_statistics.get(action.name)
     moments = moments_of(statistics) if statistics is not None else None
     if statistics is None or moments is None or len(moments.diagonal) != flat.shape[1]:
-        change = action.rounded(flat, Moments.identity(flat.shape[1])) - flat
+        change = action.rounded(flat, ColumnMoments.identity(flat.shape[1])) - flat
         return float(change.square().sum() / flat.square().sum().clamp(min=1e-300))
     change = action.rounded(flat, moments) - flat
     return float((moments.error(change) * metric(statistics, known)).sum())

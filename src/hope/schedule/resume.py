@@ -15,7 +15,7 @@ from hope._util.files import make_folder, write_file
 from hope._util.names import current_settings
 from hope._util.notes import note
 from hope.actions import Action
-from hope.actions.registry import from_stored
+from hope.actions.registered import from_stored
 from hope.structure.anatomy import Anatomy
 
 FORMAT, VERSION = "hope-partial", 4

@@ -20,7 +20,7 @@ from msgspec.structs import replace
 
 from hope.actions import Action, Evict, Prune
 from hope.errors import LostWorker, first_line
-from hope.methods.base import Branch, Path, State
+from hope.methods.method import Branch, Path, State
 from hope.schedule.cost_model import Savings
 from hope.structure.removed import Removed
 from hope.structure.sizes import ParameterSavings

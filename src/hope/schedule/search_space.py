@@ -12,7 +12,7 @@ from torch import nn
 from hope._util.calls import Example
 from hope.actions import Action, Evict, Prune
 from hope.errors import InfeasibleBudget, UnknownMethod
-from hope.methods.base import Branch, Method, NetworkStatistics, State
+from hope.methods.method import Branch, Method, NetworkStatistics, State
 from hope.reasons import Cause, Reason
 from hope.schedule.bits import Rounding
 from hope.schedule.budget import Budget

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
 from hope import ops
-from hope._util.batching import Form, as_example, batching_of, flatten, unflatten
+from hope._util.batching import Nesting, as_example, batching_of, flatten, unflatten
 from hope._util.calls import Example, as_call, evaluation
 from hope._util.progress import bar
 from hope.errors import HopeError, UnknownMethod
@@ -52,7 +52,7 @@ def made_inputs(  # noqa: PLR0913
     leaves: bool = False,
     trace: Trace | None = None,
     progress: bool | None = False,
-) -> tuple[list[Any], Form]:
+) -> tuple[list[Any], Nesting]:
     """So many inputs for a network, in the example's shape (large images smaller, see `smaller`): values with
     one input per row, and how they are nested (see `unflatten`).
 

@@ -10,7 +10,7 @@ from typing import Any, cast
 import msgspec
 
 from hope.actions.base import Action
-from hope.actions.registry import AnyAction, kinds, stored_type
+from hope.actions.registered import AnyAction, kinds, stored_type
 from hope.latency.timing import Timing
 from hope.reasons import Reason
 from hope.storage.arrays import Arrays

@@ -20,7 +20,7 @@ from hope._util.digest import digest_of
 from hope._util.locks import locked
 from hope._util.names import current_settings
 from hope.actions import Action, Rewrite, kinds
-from hope.actions.registry import unknown_kind
+from hope.actions.registered import unknown_kind
 from hope.errors import (
     DamagedFolder,
 )
@@ -39,7 +39,6 @@ from hope.storage.arrays import (
     write_arrays,
 )
 from hope.storage.codec import SENSELESS, Plain, not_as_it_should, read_record, stored_files, write_record
-from hope.storage.inputs import read_inputs, write_inputs
 from hope.storage.moments import read_moments, write_moments
 from hope.storage.packed import packed_weights, without_copies
 from hope.storage.record import (
@@ -51,6 +50,7 @@ from hope.storage.record import (
     StoredAnatomy,
     run_format,
 )
+from hope.storage.stored_inputs import read_inputs, write_inputs
 from hope.structure.anatomy import Anatomy
 
 __all__ = [

@@ -138,12 +138,12 @@ class Anatomy:
         )
 
     def __str__(self) -> str:
-        from hope.structure.summary import render
+        from hope.structure.anatomy_table import render
 
         return render(self)
 
     def _repr_html_(self) -> str:
         from hope._util.tables import html
-        from hope.structure.summary import parts_of
+        from hope.structure.anatomy_table import parts_of
 
         return html(*parts_of(self))

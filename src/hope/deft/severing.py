@@ -21,7 +21,7 @@ import torch
 from torch import Tensor, nn
 
 from hope._util.tensors import get
-from hope.actions.absorb import compensate, write_back
+from hope.actions.absorption import compensate, write_back
 from hope.deft.masks import in_head, owned
 from hope.deft.partition import Partition
 from hope.ops.norm import uses_of_bns

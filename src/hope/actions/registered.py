@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from hope.actions.absorb import Absorption
+from hope.actions.absorption import Absorption
 from hope.actions.base import Action
 from hope.actions.evict import Evict
 from hope.actions.merge import Merge

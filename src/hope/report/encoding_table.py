@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from hope._util.tables import Grid, grid
+from hope._util.tables import FlexibleTable, grid
 from hope.reasons import Reason
 from hope.structure.sizes import Size
 
 SHOWN = 12  # reasons
 
 
-def size_table(title: str, before: Size, after: Size) -> Grid:
+def size_table(title: str, before: Size, after: Size) -> FlexibleTable:
     """What a network has before and after a run."""
     table = grid(title, " ", "before", "after", "kept")
     for name in ("neurons", "parameters", "macs"):
