@@ -142,7 +142,7 @@ class InPlace(nn.Module):
 
 def test_a_forward_that_writes_into_its_input_is_refused_and_the_example_restored() -> None:
     example = EXAMPLE.clone()
-    with pytest.raises(hope.UnsupportedModel, match="InPlace writes into its input"):
+    with pytest.raises(hope.UnsupportedModel, match="InPlace must not write into its input"):
         hope.inspect(InPlace().eval(), example)
     assert torch.equal(example, EXAMPLE)
 

@@ -204,7 +204,9 @@ class Encoding:
     @cached_property
     def _scores(self) -> Along:
         if self.evaluate is None:
-            raise UnknownMethod("a score needs a function: hope.encode(..., evaluate=function of a model)")
+            raise UnknownMethod(
+                "a score must have a function, got none: hope.encode(..., evaluate=function of a model)"
+            )
         evaluate = self.evaluate
         return Along(EVALUATE, lambda steps: score(evaluate, self._network(steps)), self.measurements.scores)
 

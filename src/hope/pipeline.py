@@ -121,7 +121,8 @@ def _check_evaluate(budget: Budget | None, evaluate: object) -> None:
         )
     if evaluate is None and budget is not None and budget.unit == "drop":
         raise UnknownMethod(
-            "drop needs evaluate=, a function of a model that returns its score: pass it, or fidelity=0.9"
+            "drop must have a score, got no evaluate=: pass a function of a model that returns its score, "
+            "or fidelity=0.9"
         )
 
 

@@ -93,7 +93,7 @@ class Gated(nn.Module):
 def test_neurons_with_a_depthwise_filter_are_not_merged() -> None:
     model = Gated().double().eval()
     anatomy = hope.inspect(model, EXAMPLE)
-    with pytest.raises(hope.InvalidAction, match="deep would have to merge too"):
+    with pytest.raises(hope.InvalidAction, match="got deep that would merge too"):
         hope.cut(model, anatomy, [hope.Merge("expand", 0, 1, (1.0, 0.0), (1.0, 1.0))])
 
 
@@ -110,7 +110,7 @@ def test_only_equal_slopes_are_merged() -> None:
 def test_a_bn_behind_the_activation_is_not_merged_through() -> None:
     model = nn.Sequential(nn.Linear(4, 6), nn.ReLU(), nn.BatchNorm1d(6), nn.Linear(6, 2)).double().eval()
     anatomy = hope.inspect(model, torch.zeros(2, 4, dtype=torch.float64))
-    with pytest.raises(hope.InvalidAction, match="directly follow the filter"):
+    with pytest.raises(hope.InvalidAction, match="must follow the filter directly"):
         hope.cut(model, anatomy, [hope.Merge("0", 0, 1, (1.0, 0.0), (1.0, 1.0), 1.0)])
 
 
@@ -121,7 +121,9 @@ def test_a_bn_without_scale_or_statistics_takes_no_parent(missing: str) -> None:
     )
     model = model.double().eval()
     anatomy = hope.inspect(model, EXAMPLE)
-    with pytest.raises(hope.InvalidAction, match="1 has no scale or statistics to write the parent into"):
+    with pytest.raises(
+        hope.InvalidAction, match="1 must have a scale and statistics to write the parent into"
+    ):
         hope.cut(model, anatomy, [hope.Merge("0", 1, 3, (1.0, 1.0), (1.0, 1.0), 0.5)])
 
 

@@ -111,9 +111,12 @@ def test_a_budget_that_cannot_be_met_is_left_out_and_told(
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["torchvision:resnet18", "--data", "{arrays}"], "needs trained weights: give --weights"),
+        (
+            ["torchvision:resnet18", "--data", "{arrays}"],
+            "must have trained weights, got none: give --weights",
+        ),
         (["resnet19", "--data", "{arrays}"], "got 'resnet19'"),
-        (["{spec}", "--data", "{arrays}", "--budgets", "half"], "'half' is not a budget"),
+        (["{spec}", "--data", "{arrays}", "--budgets", "half"], "got 'half': write it like params=0.65"),
         (["{spec}", "--data", "{arrays}", "--input", "1x5x8x8"], "give --input"),
         (["{spec}", "--data", "nowhere", "--input", "1x3x8x8"], "there is no folder or .npz file nowhere"),
         (["{spec}", "--data", "{arrays}", "--input", "1x3x8x8", "--budgets", "macs=0.001"], "cannot be met"),

@@ -65,7 +65,7 @@ def test_float_arrays_are_taken_as_they_are_and_grey_ones_too(tmp_path: Path) ->
     np.savez(tmp_path / "f.npz", x=x, y=np.arange(12))
     read = images.read(tmp_path / "f.npz", (1, 8, 8), 12)
     assert np.array_equal(read.images.numpy(), x[read.labels.numpy()])
-    with pytest.raises(images.UnusableImages, match="leave --mean and --std out"):
+    with pytest.raises(images.UnusableImages, match="--mean and --std must be left out"):
         images.read(tmp_path / "f.npz", (1, 8, 8), 12, mean=[0.5])
     np.savez(tmp_path / "u.npz", x=np.full((12, 8, 8, 1), 255, np.uint8), y=np.arange(12))
     assert images.read(tmp_path / "u.npz", (1, 8, 8), 12).images.unique().tolist() == [1.0]
@@ -85,24 +85,24 @@ def refused(source: Path, words: str, kind: type[Exception] = images.UnusableIma
 
 def test_what_cannot_be_measured_on_is_named(tmp_path: Path, arrays: Path) -> None:
     refused(tmp_path / "none", "there is no folder or .npz file", MissingData)
-    refused(arrays, r"classes 0 to 2, but the model has 2 outputs", outputs=2)
-    refused(arrays, r"float Nx3x9x9 is needed", shape=(3, 9, 9))
-    refused(arrays, "are no images", shape=(8,))
-    refused(arrays, "need 3 numbers each", mean=[0.5])
-    refused(arrays, "--images 1 or more", count=0)
+    refused(arrays, r"classes 0 to 1, the outputs of the model, got 0 to 2", outputs=2)
+    refused(arrays, r"float Nx3x9x9, got", shape=(3, 9, 9))
+    refused(arrays, "inputs must be images", shape=(8,))
+    refused(arrays, "must have 3 numbers each", mean=[0.5])
+    refused(arrays, "--images must be at least 1, got", count=0)
     empty = tmp_path / "empty"
     (empty / "a").mkdir(parents=True)
     refused(empty, "there are no images in", MissingData)
     for k in range(9):
         picture(empty / "a" / f"{k}.png", (0, 0, 0))
-    refused(empty, "has 1 sub-folders, but the model has 3 outputs")
+    refused(empty, "must have a sub-folder for each of 3 outputs, got 1")
     for k in range(9):
         (empty / "a" / f"{k}.png").write_bytes(b"junk")
     refused(empty, r"\d.png cannot be read as an image .* move it away", outputs=1)
     picture(tmp_path / "flat" / "dog.png", (0, 0, 0))
     refused(tmp_path / "flat", "dog.png must give its class")
     (tmp_path / "flat" / "dog.png").rename(tmp_path / "flat" / "1.png")
-    refused(tmp_path / "flat", "has 1 images: give at least 8")
+    refused(tmp_path / "flat", "must have at least 8 images, got 1")
 
 
 def test_arrays_that_are_something_else_are_named(tmp_path: Path) -> None:
@@ -111,7 +111,7 @@ def test_arrays_that_are_something_else_are_named(tmp_path: Path) -> None:
     path.write_bytes(b"junk")
     refused(path, "cannot be read")
     np.savez(path, x=x)
-    refused(path, "it needs arrays x and y")
+    refused(path, "must have arrays x, y, got none called y")
     np.savez(path, x=np.array([{}]), y=np.arange(9))
     refused(path, "cannot be read")  # no pickle
     np.savez(path, x=x, y=np.zeros(8, np.int64))

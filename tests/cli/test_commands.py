@@ -311,7 +311,7 @@ def test_resume_does_not_replace_a_run_of_other_options(
         assert main([*given, *more]) == 2
         err = capsys.readouterr().err
         assert f"{plan.parent} has a run of other options ({differs}" in err
-        assert "give the same options to resume it, --force too to replace it" in err
+        assert "give the same to resume it, --force too to replace it" in err
     plan.write_bytes(before[:-20])
     assert main([*given, "--density", "0.5"]) == 2  # what cannot be read may be another's
     assert plan.read_bytes() == before[:-20]

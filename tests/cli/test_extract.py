@@ -76,11 +76,11 @@ def test_a_run_made_by_hand_is_told_what_it_lacks(place: Path, capsys: pytest.Ca
     net: nn.Module = make("net.py:build")
     hope.save("hand", net, hope.inspect(net, torch.zeros(1, 3, 8, 8)), [hope.Prune("0", [1, 2])])
     assert main(["extract", "hand"]) == 2
-    assert "hand does not store its MODEL: give torchvision:NAME" in told(capsys)
+    assert "hand does not store it: give torchvision:NAME" in told(capsys)
     assert main(["extract", "hand", "net.py:build"]) == 0
     assert load_file("hand/small.safetensors")["0.weight"].shape[0] == 6
     assert main(["extract", "hand", "net.py:build", "--onnx", "small.onnx"]) == 2
-    assert "hand does not store its --input: give a shape like" in told(capsys)
+    assert "hand does not store it: give a shape like" in told(capsys)
 
 
 def test_what_is_served_comes_from_the_run_alone(place: Path, capsys: pytest.CaptureFixture[str]) -> None:

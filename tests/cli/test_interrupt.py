@@ -112,7 +112,8 @@ def test_a_run_is_not_replaced_unasked(
     call = _call(place, "paper", out)
     assert main(call) == 2
     assert (
-        "has a run already: give --resume to go on with it, --force to replace it" in capsys.readouterr().err
+        "must not contain a run, got one: give --resume to continue it, --force to replace it"
+        in capsys.readouterr().err
     )
     assert (out / "trajectory.json").stat().st_mtime_ns == before
     assert main([*call, "--force"]) == 0

@@ -59,14 +59,14 @@ def test_adapters_on_one_core_are_switched_by_name(tmp_path: Path) -> None:
 def test_adapters_that_do_not_fit_are_refused() -> None:
     net, first, second = _pair()
     other = hope.deft.wrap(net, images(2), free=0.5, head=4)
-    with pytest.raises(hope.CheckpointMismatch, match=r"'digits' has the core .* from one partition"):
+    with pytest.raises(hope.CheckpointMismatch, match=r"'digits' must have the core .* from one partition"):
         first.add_adapter("digits", other)
     first.add_adapter("digits", second)
-    with pytest.raises(InvalidPartition, match="there is an adapter 'digits' already"):
+    with pytest.raises(InvalidPartition, match="must have a new name, got 'digits'"):
         first.add_adapter("digits", second)
-    with pytest.raises(InvalidPartition, match="no adapter 'dogs': give one of default, digits"):
+    with pytest.raises(InvalidPartition, match="one of default, digits, got 'dogs'"):
         first.set_adapter("dogs")
-    with pytest.raises(InvalidPartition, match="one is active at a time"):
+    with pytest.raises(InvalidPartition, match="must be active at a time"):
         first.set_adapter(["default", "digits"])  # type: ignore[arg-type]
 
 

@@ -117,7 +117,7 @@ def test_measured_inputs_let_the_core_take_over_more() -> None:
 def test_inputs_for_a_mask_are_refused() -> None:
     model = made(chain())
     part = hope.deft.partition(model, images(2))
-    with pytest.raises(InvalidPartition, match='calibration is for sever="absorb"'):
+    with pytest.raises(InvalidPartition, match="calibration must be left out unless sever='absorb'"):
         hope.deft.prepare(model, part, calibration=inputs())
 
 

@@ -102,7 +102,7 @@ def test_without_an_example_nothing_is_predicted_and_that_is_told() -> None:
     assert tuning.cost is not None
     assert tuning.cost.fidelity is None
     assert "source after severing: not known: the partition was made without an example" in str(tuning)
-    with pytest.raises(InvalidPartition, match="needs an example"):
+    with pytest.raises(InvalidPartition, match="must have an example"):
         hope.deft.partition(net, fidelity=0.9, anatomy=part.anatomy)
 
 

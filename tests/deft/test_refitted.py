@@ -100,8 +100,8 @@ def test_the_cost_has_two_numbers() -> None:
     ("options", "words"),
     [
         ({"free": 1.5}, "free must be between 0 and 1, got 1.5"),
-        ({"free": 0.3, "percentile": 20}, "either free= or percentile="),
-        ({"free": 0.3, "sever": "mask"}, "free= needs sever='refit'"),
+        ({"free": 0.3, "percentile": 20}, "free= and percentile= cannot be combined"),
+        ({"free": 0.3, "sever": "mask"}, "free= must go with sever='refit'"),
         ({"percentile": 20, "sever": "refit"}, "use free="),
         ({"merge": "pair", "sever": "refit"}, "use free="),
     ],
@@ -114,7 +114,7 @@ def test_what_does_not_go_together_is_refused(options: dict[str, object], words:
 def test_prepare_severs_as_the_partition_was_made() -> None:
     net = made(chain())
     refitted, mask = (hope.deft.partition(net, images(2), **o) for o in ({"free": 0.2}, {"percentile": 20}))
-    with pytest.raises(InvalidPartition, match="sever='mask' needs a partition of that kind"):
+    with pytest.raises(InvalidPartition, match="must be made with sever='mask'"):
         hope.deft.prepare(net, refitted, sever="mask")
-    with pytest.raises(InvalidPartition, match="sever='refit' needs"):
+    with pytest.raises(InvalidPartition, match="must be made with sever='refit'"):
         hope.deft.prepare(net, mask, sever="refit")

@@ -81,7 +81,7 @@ def test_scores_along_a_run_are_computed_once_and_drawn(model: nn.Module, tmp_pa
 
 
 def test_scores_that_are_none_are_refused(model: nn.Module) -> None:
-    with pytest.raises(UnknownMethod, match="drop needs evaluate="):
+    with pytest.raises(UnknownMethod, match="drop must have a score, got no evaluate="):
         hope.encode(model, EXAMPLE, drop=0.01)
     with pytest.raises(UnknownMethod, match="evaluate must be a function of a model, got float"):
         hope.encode(model, EXAMPLE, drop=0.01, evaluate=0.9)  # type: ignore[arg-type]
@@ -89,7 +89,7 @@ def test_scores_that_are_none_are_refused(model: nn.Module) -> None:
         hope.encode(model, EXAMPLE, method="paper", drop=0.1, evaluate=lambda _: None)  # type: ignore[arg-type, return-value]
     with pytest.raises(InfeasibleBudget, match="drop must be a number from 0, got -1"):
         hope.encode(model, EXAMPLE, drop=-1.0, evaluate=Score(model))
-    with pytest.raises(UnknownMethod, match="a score needs a function"):
+    with pytest.raises(UnknownMethod, match="a score must have a function"):
         _ = hope.encode(model, EXAMPLE, method="paper", density=0.5).score
 
 
@@ -99,7 +99,10 @@ def test_the_command_line_takes_a_function_of_a_file(
     call = ["encode", f"{place / 'scored.py'}:build", "--input", "1x3x8x8", "--method", "paper"]
     call += ["--drop", "0.05", "--out", str(tmp_path / "run")]
     assert main(call) == 2
-    assert "--drop needs --evaluate FILE.py:FUNCTION" in capsys.readouterr().err
+    assert (
+        "--drop must have a score, got no --evaluate: add --evaluate FILE.py:FUNCTION"
+        in capsys.readouterr().err
+    )
     assert main([*call, "--evaluate", f"{place / 'scored.py'}:scores"]) == 2
     assert "did you mean score?" in capsys.readouterr().err
     assert main([*call, "--evaluate", f"{place / 'scored.py'}:score"]) == 0

@@ -120,7 +120,7 @@ def test_augmentation_moves_and_mirrors_whole_images() -> None:
     ("arguments", "told"),
     [
         (["--methods", "l3"], "there is no method 'l3'"),
-        (["--budgets", "weight=2"], "is not a budget"),
+        (["--budgets", "weight=2"], "a budget must be"),
         (["--epochs", "0"], "--epochs must be at least 1"),
         (["--data", "nowhere"], "give --data FOLDER"),
     ],

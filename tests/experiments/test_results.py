@@ -310,7 +310,10 @@ def test_peers_are_timed_by_what_they_do_and_their_version_is_kept(task: Task, t
     [
         (["resnet19"], "there is no network 'resnet19': choose from"),
         (["cifar10-resnet20", "--methods", "best"], "there is no method 'best'"),
-        (["cifar10-resnet20", "--methods", "paper", "--budgets", "half"], "'half' is not a budget"),
+        (
+            ["cifar10-resnet20", "--methods", "paper", "--budgets", "half"],
+            "got 'half': write it like params=0.65",
+        ),
         (["cifar10-resnet20", "--methods", "paper", "--data", "nowhere"], "give --data FOLDER"),
     ],
 )

@@ -207,11 +207,11 @@ def test_features_are_compared_at_the_ends_of_stages() -> None:
 
 
 WRONG: list[tuple[Callable[[nn.Module, nn.Module], Any], type[HopeError], str]] = [
-    (lambda net, small: hope.heal(net, small, [images()]), UnknownMethod, "one of minutes= and steps="),
+    (lambda net, small: hope.heal(net, small, [images()]), UnknownMethod, "minutes= or steps="),
     (
         lambda net, small: hope.heal(net, small, [images()], steps=3, minutes=1),
         UnknownMethod,
-        "one of minutes= and steps=",
+        "minutes= or steps=",
     ),
     (
         lambda net, small: hope.heal(net, small, [images()], minutes=0),

@@ -232,7 +232,7 @@ def test_the_command_line_takes_both(fake: Fake, tmp_path: Path, capsys: pytest.
     assert main(["encode", *spec, "--latency", "12", "--out", run, "--force"]) == 2
     assert "with its unit (s, ms, us), got 12:" in capsys.readouterr().err
     assert main(["encode", *spec, "--params", "0.6", "--threads", "2", "--out", run, "--force"]) == 2
-    assert "--threads needs --latency" in capsys.readouterr().err
+    assert "--threads must come with --latency" in capsys.readouterr().err
     assert main(["extract", run, spec[0], "--latency", "0.9", "--out", str(tmp_path / "x.safetensors")]) == 2
     assert "does not know its latency" in capsys.readouterr().err
 

@@ -88,14 +88,14 @@ def test_what_is_not_a_run_is_one_line_and_status_two(
     [
         ("{", "is not JSON"),
         ("[1]", "is not an object"),
-        ('{"x": 0.5}', "not a step of this run"),
-        ('{"100000": 0.5}', "not a step of this run"),
-        ('{"1": "high"}', "not a number between 0 and 1"),
-        ('{"1": 93.5}', "not a number between 0 and 1"),
-        ('{"1": NaN}', "not a number between 0 and 1"),
-        ('{"1": ' + "9" * 400 + "}", "not a number between 0 and 1"),
-        ('{"0": 0.5, "00": 0.5}', "'00' is not a step of this run"),
-        ('{"' + "1" * 5000 + '": 0.5}', "not a step of this run"),
+        ('{"x": 0.5}', "steps must be 0 to"),
+        ('{"100000": 0.5}', "steps must be 0 to"),
+        ('{"1": "high"}', "must be a number from 0 to 1"),
+        ('{"1": 93.5}', "must be a number from 0 to 1"),
+        ('{"1": NaN}', "must be a number from 0 to 1"),
+        ('{"1": ' + "9" * 400 + "}", "must be a number from 0 to 1"),
+        ('{"0": 0.5, "00": 0.5}', "those of this run, got '00'"),
+        ('{"' + "1" * 5000 + '": 0.5}', "steps must be 0 to"),
     ],
 )
 def test_wrong_accuracies_say_what_is_wrong(
@@ -116,7 +116,7 @@ def test_missing_or_surplus_accuracies_and_places_are_refused(
     assert main(["report", str(folder), "-o", page, "--accuracy", str(tmp_path / "none.json")]) == 2
     assert "cannot be read" in capsys.readouterr().err
     assert main(["report", str(folder), "-o", page, "--accuracy", "a", "--accuracy", "b"]) == 2
-    assert "2 files of accuracies for 1 runs" in capsys.readouterr().err
+    assert "each of 1 runs, got 2 files" in capsys.readouterr().err
     assert main(["report", str(folder), "-o", str(tmp_path / "nowhere" / "page.html")]) == 2
     assert "cannot be written" in capsys.readouterr().err
 
@@ -136,7 +136,7 @@ def test_plot_draws_the_same_file_twice(
     assert main(["plot", str(folder), "-o", str(tmp_path / "figure.pdf")]) == 0
     assert (tmp_path / "figure.pdf").read_bytes().startswith(b"%PDF")
     assert main(["plot", str(folder), "-o", str(tmp_path / "figure.doc")]) == 2
-    assert "no ending that a figure can have" in capsys.readouterr().err
+    assert "must end with one of" in capsys.readouterr().err
 
 
 def test_plot_takes_names_for_what_they_are(folder: Path, tmp_path: Path) -> None:

@@ -38,8 +38,8 @@ def test_it_shows_what_the_saved_run_shows(encoding: hope.Encoding, tmp_path: Pa
 
 
 def test_an_accuracy_at_no_step_is_refused(encoding: hope.Encoding, tmp_path: Path) -> None:
-    with pytest.raises(InvalidAccuracies, match="is not a step of this run"):
+    with pytest.raises(InvalidAccuracies, match="steps must be 0 to"):
         encoding.report(tmp_path / "page.html", accuracy={10_000: 0.9})
-    with pytest.raises(InvalidAccuracies, match="not a number between 0 and 1"):
+    with pytest.raises(InvalidAccuracies, match="must be a number from 0 to 1"):
         encoding.report(tmp_path / "page.html", accuracy={0: 90.0})
     assert not list(tmp_path.iterdir())

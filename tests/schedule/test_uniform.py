@@ -181,7 +181,7 @@ def test_what_does_not_go_with_it_is_refused(model: nn.Module, capsys: pytest.Ca
         hope.encode(model, EXAMPLE, params=0.5, uniform=8)  # type: ignore[arg-type]
     given = ["encode", "net.py:build", "--params", "0.5", "--out", "run", "--uniform", "--streams"]
     assert main(given) == 2
-    assert "--uniform and --streams exclude each other: omit one of them" in capsys.readouterr().err
+    assert "--uniform and --streams cannot be combined: omit one of them" in capsys.readouterr().err
 
 
 def test_the_commands_know_it(
@@ -200,6 +200,6 @@ def test_the_commands_know_it(
     small = hope.load("run", DigitsNet())
     assert len(widths(small)) == 1
     assert main(["extract", "run", "net.py:build", "--save-pretrained", "small"]) == 2
-    assert "DigitsNet is not a transformers model: give --out FILE instead" in capsys.readouterr().err
+    assert "must get a transformers model, got DigitsNet: give --out FILE instead" in capsys.readouterr().err
     assert main([*given[:-1], "--resume"]) == 2
     assert "uniform was True, not False" in capsys.readouterr().err

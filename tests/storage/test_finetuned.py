@@ -71,7 +71,7 @@ def test_what_was_trained_at_another_budget_is_saved_with_it(
     encoding: hope.Encoding, original: nn.Module, tmp_path: Path
 ) -> None:
     small = trained(encoding.at(params=0.8))
-    with pytest.raises(hope.CheckpointMismatch, match="is not the run's small network") as refusal:
+    with pytest.raises(hope.CheckpointMismatch, match="must be the run's small network") as refusal:
         hope.save_finetuned(tmp_path / "a", encoding, small)
     assert "name its budget" in str(refusal.value)
     assert not (tmp_path / "a").exists()
@@ -92,7 +92,7 @@ def test_other_budgets_of_trained_weights_are_refused(
 ) -> None:
     small = trained(hope.load(encoding.save(tmp_path / "run"), original))
     folder = hope.save_finetuned(tmp_path / "small", encoding, small)
-    with pytest.raises(hope.InfeasibleBudget, match="has trained weights, which are at"):
+    with pytest.raises(hope.InfeasibleBudget, match="must be that of the trained weights in"):
         hope.load(folder, original, params=0.8)
     same = hope.load(folder, original, steps=encoding.steps).eval()
     assert_same(run(same, EXAMPLE), run(small, EXAMPLE), 0)
@@ -113,10 +113,10 @@ def test_another_head_is_named(encoding: hope.Encoding, tmp_path: Path) -> None:
     old = small.get_submodule("head")
     assert isinstance(old, nn.Linear)
     small.set_submodule("head", nn.Linear(old.in_features, 3))
-    with pytest.raises(hope.CheckpointMismatch, match=r"head\.weight is \(3, .* and was \(10, "):
+    with pytest.raises(hope.CheckpointMismatch, match=r"head\.weight \(3, .* instead of \(10, "):
         hope.save_finetuned(tmp_path / "small", encoding, small)
     small.set_submodule("head", nn.Identity())
-    with pytest.raises(hope.CheckpointMismatch, match=r"head\.weight is not there and was"):
+    with pytest.raises(hope.CheckpointMismatch, match=r"head\.weight not there instead of"):
         hope.save_finetuned(tmp_path / "small", encoding, small)
 
 

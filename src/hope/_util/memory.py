@@ -28,7 +28,9 @@ def allowed() -> int:
     except ValueError:
         number = -1.0
     if not number >= 0:
-        raise UnknownMethod(f"HOPE_MEMORY must be a number of gigabytes, like 8, got {given!r}")
+        raise UnknownMethod(
+            f"HOPE_MEMORY must be a number of gigabytes, got {given!r}: set it to 8, for example"
+        )
     return round(number * GB) if number < 1e9 else 10**18
 
 

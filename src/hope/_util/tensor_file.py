@@ -52,7 +52,10 @@ def tensor_bytes(tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | No
     """
     unknown = next((name for name, one in tensors.items() if one.dtype not in NAMES), None)
     if unknown is not None:
-        raise CannotWrite(f"{unknown} has type {tensors[unknown].dtype}, which safetensors does not have")
+        raise CannotWrite(
+            f"{unknown} must have a type that safetensors stores, got {tensors[unknown].dtype}: convert it "
+            "first"
+        )
     names = sorted(tensors, key=lambda name: (ORDER[tensors[name].dtype], name))
     header: dict[str, Any] = {"__metadata__": dict(metadata)} if metadata else {}
     start = 0

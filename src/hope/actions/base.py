@@ -174,13 +174,20 @@ class Action(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
         """
         layers = {layer.name: layer for layer in anatomy.layers}
         if self.name not in layers:
-            raise InvalidAction(f"a prunable layer must be one of {listed(layers)}, got {self.name!r}")
+            raise InvalidAction(
+                f"a prunable layer must be one of {listed(layers)}, got {self.name!r}: "
+                "print(hope.inspect(...)) lists them"
+            )
         layer, before = layers[self.name], set(removed.of(self.name))
         for neuron in self.neurons:
             if not 0 <= neuron < layer.neurons:
-                raise InvalidAction(f"{layer.name}: neurons must be 0 to {layer.neurons - 1}, got {neuron}")
+                raise InvalidAction(
+                    f"{layer.name}: neurons must be 0 to {layer.neurons - 1}, got {neuron}: leave it out"
+                )
             if neuron in before:
-                raise InvalidAction(f"{layer.name}: a neuron must be removed once, got {neuron} again")
+                raise InvalidAction(
+                    f"{layer.name}: a neuron must be removed once, got {neuron} again: leave it out"
+                )
             if neuron in self.removed:
                 before.add(neuron)
         if len(before) == layer.neurons:

@@ -56,16 +56,20 @@ class Evict(Action, frozen=True, array_like=True, tag="evict"):
         blocks = {block.name: block for block in anatomy.blocks}
         block = blocks.get(self.name)
         if block is None:
-            raise InvalidAction(f"a block must be one of {listed(blocks)}, got {self.name!r}")
+            raise InvalidAction(
+                f"a block must be one of {listed(blocks)}, got {self.name!r}: print(hope.inspect(...)) "
+                "lists them"
+            )
         if self.name in evicted:
-            raise InvalidAction(f"block {self.name} must be evicted once, got it twice")
+            raise InvalidAction(f"block {self.name} must be evicted once, got it twice: leave one out")
         if self.bias is not None and not block.bias:
             raise InvalidAction(
                 f"block {self.name} must be evicted without a bias, got one: block.bias is False"
             )
         if self.bias is not None and len(self.bias) != block.channels:
             raise InvalidAction(
-                f"the bias of block {self.name} must have {block.channels} numbers, got {len(self.bias)}"
+                f"the bias of block {self.name} must have {block.channels} numbers, got {len(self.bias)}: "
+                "give one for each channel"
             )
         within = any(blocks[other].contains(block) for other in evicted)
         why = "" if within else removed.refuses(self.name)

@@ -75,7 +75,7 @@ class Merge(Action, frozen=True, array_like=True, tag="merge"):
     def check(self, anatomy: Anatomy, removed: Removed, evicted: Collection[str]) -> None:
         """Refuse what cannot be done."""
         if self.keep == self.drop and any(layer.name == self.name for layer in anatomy.layers):
-            raise InvalidAction(f"{self.name}: merged neurons must be two, got {self.keep} twice")
+            raise InvalidAction(f"{self.name}: merged neurons must be two, got {self.keep} twice: prune one")
         super().check(anatomy, removed, evicted)
 
     def rewrite(self, model: nn.Module, context: RewriteContext, before: Removed) -> None:
@@ -99,7 +99,8 @@ def check(action: Merge, layer: Unit, model: nn.Module) -> None:
     where = f"{layer.name}: neurons {action.keep} and {action.drop} cannot be merged"
     if layer.along or layer.channels != 1:
         raise InvalidAction(
-            f"{where}: {', '.join(layer.along) or 'several channels'} would have to merge too: prune one"
+            f"{where}: a merged neuron must be on its own, got "
+            f"{', '.join(layer.along) or 'several channels'} that would merge too: prune one"
         )
     paths = [consumer.path for consumer in layer.readers]
     norms = {step.name for path in paths for step in path if step.kind in ("bn", "norm")}
@@ -109,22 +110,27 @@ def check(action: Merge, layer: Unit, model: nn.Module) -> None:
         )
     if layer.bn is not None:
         if any(path[0].kind != "bn" for path in paths):
-            raise InvalidAction(f"{where}: {layer.bn} does not directly follow the filter: prune one")
+            raise InvalidAction(
+                f"{where}: {layer.bn} must follow the filter directly, got something between them: prune one"
+            )
         norm = model.get_submodule(layer.bn)
         if getattr(norm, "weight", None) is None or getattr(norm, "running_var", None) is None:
             raise InvalidAction(
-                f"{where}: {layer.bn} has no scale or statistics to write the parent into: prune one"
+                f"{where}: {layer.bn} must have a scale and statistics to write the parent into, got none: "
+                "prune one"
             )
         if action.spread is None or action.spread < 0:
             raise InvalidAction(
-                f"{where}: spread must be at least 0 before a BN ({layer.bn}), got {action.spread}"
+                f"{where}: spread must be at least 0 before a BN ({layer.bn}), got {action.spread}: give 0"
             )
     for part in layer.places:
         module, _ = owner(model, part.tensor)
         if isinstance(module, nn.PReLU):
             slopes = get(model, part.tensor)[torch.from_numpy(part.index[[action.keep, action.drop], 0])]
             if slopes[0] != slopes[1]:
-                raise InvalidAction(f"{where}: their slopes in {part.tensor} differ: prune one")
+                raise InvalidAction(
+                    f"{where}: their slopes in {part.tensor} must be equal, got different ones: prune one"
+                )
 
 
 @torch.no_grad()

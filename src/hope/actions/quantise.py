@@ -78,14 +78,21 @@ class Quantise(Action, frozen=True, array_like=True, tag="quantise"):
         """Refuse what cannot be rounded."""
         shape = anatomy.shapes.get(self.name)
         if shape is None or self.name not in anatomy.parameters:
-            raise InvalidAction(f"there is no weight {self.name!r}{listed(sorted(anatomy.parameters))}")
+            raise InvalidAction(
+                f"a weight must be one of {listed(sorted(anatomy.parameters))}, got {self.name!r}: "
+                "print(hope.inspect(...)) lists them"
+            )
         if len(shape) < 2:
-            raise InvalidAction(f"{self.name} must have two dimensions or more, got {len(shape)}")
+            raise InvalidAction(
+                f"{self.name} must have two dimensions or more, got {len(shape)}: leave it as it is"
+            )
         if self.bits not in BITS:
             choices = ", ".join(map(str, BITS))
-            raise InvalidAction(f"bits of {self.name} must be one of {choices}, got {self.bits}")
+            raise InvalidAction(f"bits of {self.name} must be one of {choices}, got {self.bits}: give 8 or 4")
         if self.group < 0:
-            raise InvalidAction(f"group of {self.name} must be 0 or above, got {self.group}")
+            raise InvalidAction(
+                f"group of {self.name} must be at least 0, got {self.group}: give 0 for one scale per output"
+            )
         columns = math.prod(shape[1:])
         if self.group and columns % self.group:
             raise InvalidAction(
@@ -93,7 +100,9 @@ class Quantise(Action, frozen=True, array_like=True, tag="quantise"):
                 "scale per output"
             )
         if self.rounding not in ("feedback", "nearest"):
-            raise InvalidAction(f"rounding must be feedback or nearest, got {self.rounding!r}")
+            raise InvalidAction(
+                f"rounding must be feedback or nearest, got {self.rounding!r}: give one of them"
+            )
 
     def writes(self, anatomy: Anatomy, statistics: Mapping[str, InputStatistics]) -> set[str] | None:
         """The weight and its bias; not known where a BN follows."""

@@ -33,7 +33,8 @@ def parse(budget: str, units: Collection[str] = tuple(KEPT)) -> tuple[str, float
         share = -1.0
     if unit not in units or not 0 < share <= 1:
         raise InfeasibleBudget(
-            f"{budget!r} is not a budget: write it like params=0.65, a share to keep of {', '.join(units)}"
+            f"a budget must be a share to keep of {', '.join(units)}, got {budget!r}: write it like "
+            "params=0.65"
         )
     return unit, share
 

@@ -35,7 +35,7 @@ def outputs(name: str, model: nn.Module, example: Tensor) -> int:
         ) from error
     if not isinstance(scores, Tensor) or scores.ndim != 2:
         raise images.UnusableImages(
-            f"{name} does not answer with one score per class: wrap it in a function of your own that does"
+            f"{name} must return one score per class, got something else: wrap it in a function that does"
         )
     return int(scores.shape[1])
 

@@ -62,9 +62,11 @@ def read(
         count: how many to measure on: 2,000 by default, 250 of larger ones.
     """
     if count is not None and count < 1:
-        raise UnusableImages(f"{count} images are none to measure on: give --images 1 or more")
+        raise UnusableImages(f"--images must be at least 1, got {count}: give 250 or more")
     if len(shape) != 3 or shape[0] not in (1, 3):
-        raise UnusableImages(f"inputs of shape {words(shape)} are no images: give --input like 1x3x224x224")
+        raise UnusableImages(
+            f"inputs must be images, got shape {words(shape)}: give --input like 1x3x224x224"
+        )
     if source.is_dir():
         found = _folder(source, shape, mean, std)
     elif source.is_file() and source.suffix == ".npz":
@@ -73,8 +75,8 @@ def read(
         raise MissingData(f"there is no folder or .npz file {source}: give --data another one")
     if found.folders not in (None, outputs):
         raise UnusableImages(
-            f"{source} has {found.folders} sub-folders, but the model has {outputs} outputs: give one "
-            "sub-folder per class (it may be empty), or images named by class number"
+            f"{source} must have a sub-folder for each of {outputs} outputs, got {found.folders}: add empty "
+            "ones, or name images by class number"
         )
     check_classes(found.labels, outputs, source)
     order = torch.randperm(len(found.labels), generator=torch.Generator().manual_seed(seed)).tolist()
@@ -93,7 +95,10 @@ def _normaliser(
     usual = IMAGENET if channels == 3 else ((0.0,) * channels, (1.0,) * channels)
     mean, std = mean or usual[0], std or usual[1]
     if len(mean) != channels or len(std) != channels or min(std) <= 0:
-        raise UnusableImages(f"--mean and --std need {channels} numbers each, --std above 0")
+        raise UnusableImages(
+            f"--mean and --std must have {channels} numbers each, --std above 0, got {mean} and {std}: give "
+            "one for each channel"
+        )
     shift, scale = torch.tensor(mean), torch.tensor(std)
     return lambda pixels: ((pixels.float() / 255 - shift) / scale).permute(0, 3, 1, 2).contiguous()
 
@@ -172,12 +177,15 @@ def _npz(
     want = (height, width, channels) if whole else (channels, height, width)
     if x.ndim != 4 or x.shape[1:] != want or not (whole or x.dtype.kind == "f"):
         raise UnusableImages(
-            f"x in {source} is {x.dtype} {words(x.shape)}: uint8 Nx{words((height, width, channels))} or "
-            f"float Nx{words(shape)} is needed; give another --input, or other images"
+            f"x in {source} must be uint8 Nx{words((height, width, channels))} or float Nx{words(shape)}, "
+            f"got {x.dtype} {words(x.shape)}: give another --input, or other images"
         )
     check_labels(y, x, "y", source)
     if not whole and (mean or std):
-        raise UnusableImages(f"x in {source} is float and taken as it is: leave --mean and --std out")
+        raise UnusableImages(
+            f"--mean and --std must be left out, got float images in {source}, which are not changed: omit "
+            "them"
+        )
     ready: Callable[[Tensor], Any] = _normaliser(channels, mean, std) if whole else Tensor.float
     return _Source(y.astype(np.int64), lambda places: ready(torch.from_numpy(x[list(places)])))
 
@@ -194,7 +202,9 @@ def arrays(path: Path, *names: str) -> list[NDArray[Any]]:
     except Exception as error:  # whatever numpy makes of a damaged file
         raise UnusableImages(f"{path} cannot be read ({first_line(error)}): {needs}") from error
     if missing:
-        raise UnusableImages(f"{path} has no {', '.join(missing)}: {needs}")
+        raise UnusableImages(
+            f"{path} must have arrays {', '.join(names)}, got none called {', '.join(missing)}: add them"
+        )
     return found
 
 
@@ -202,20 +212,20 @@ def check_labels(labels: NDArray[Any], images: NDArray[Any], name: str, source: 
     """There is one class number per image."""
     if labels.shape != images.shape[:1] or labels.dtype.kind not in "iu":
         raise UnusableImages(
-            f"{name} in {source} is {labels.dtype} {words(labels.shape)}: "
-            "one whole number per image is needed"
+            f"{name} in {source} must have one whole number per image, got {labels.dtype} "
+            f"{words(labels.shape)}: give class numbers"
         )
 
 
 def check_classes(labels: NDArray[Any], outputs: int, source: Path) -> None:
     """There are enough images, and a network with so many outputs knows their classes."""
     if len(labels) < LEAST:
-        raise UnusableImages(f"{source} has {len(labels)} images: give at least {LEAST}")
+        raise UnusableImages(f"{source} must have at least {LEAST} images, got {len(labels)}: add more")
     low, high = int(labels.min()), int(labels.max())
     if low < 0 or high >= outputs:
         raise UnusableImages(
-            f"{source} has classes {low} to {high}, but the model has {outputs} outputs: "
-            "give the model's own classes"
+            f"{source} must have classes 0 to {outputs - 1}, the outputs of the model, got {low} to {high}: "
+            "give the classes of the model"
         )
 
 

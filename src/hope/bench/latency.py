@@ -38,12 +38,14 @@ def runner(engine: str, model: nn.Module, inputs: Tensor, folder: Path) -> Runne
     with torch.inference_mode():
         want = model(inputs)
     if not isinstance(want, Tensor):
-        raise InvalidExample("the model returns no single tensor: measure it with --engines torch")
+        raise InvalidExample(
+            f"the model must return one tensor, got {type(want).__name__}: measure it with --engines torch"
+        )
     got, largest = torch.from_numpy(run()[0]), float(want.abs().max())
     if want.shape != got.shape or not torch.allclose(got, want, rtol=TOLERANCE, atol=TOLERANCE * largest):
         raise EnginesDisagree(
-            f"onnxruntime gives other answers than torch (largest {largest:.3g}, both within {TOLERANCE:g} "
-            "of it were expected): nothing was timed; measure with --engines torch"
+            f"answers of onnxruntime must be those of torch within {TOLERANCE:g} of the largest "
+            f"({largest:.3g}), got others; nothing was timed: measure with --engines torch"
         )
     return run
 

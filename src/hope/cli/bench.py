@@ -142,7 +142,9 @@ def run_compression(options: argparse.Namespace) -> None:
     for budget in options.budgets:
         parse(budget)
     if models.random_weights(options):
-        raise UnknownModel(f"{options.model} needs trained weights: give --weights FILE or --pretrained")
+        raise UnknownModel(
+            f"{options.model} must have trained weights, got none: give --weights FILE or --pretrained"
+        )
     if options.out:
         check_out(Path(options.out))
     model, example = models.build_plain(options)

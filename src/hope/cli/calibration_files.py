@@ -71,7 +71,10 @@ def _images(folder: Path, spec: str, model: nn.Module, example: Tensor) -> Tenso
         )
     if example.ndim != 4 or example.shape[1] not in (1, 3):
         shape = "x".join(map(str, example.shape))
-        raise InvalidExample(f"--calibration: images need --input like 1x3x224x224, got {shape}")
+        raise InvalidExample(
+            f"--input must be the shape of images with --calibration FOLDER, got {shape}: give one like "
+            "1x3x224x224"
+        )
     channels, *size = example.shape[1:]
     prepare, whose = _preparation(spec, model), "as the model's library prepares them"
     if prepare is None:

@@ -222,8 +222,8 @@ def _check_free(out: Path, options: argparse.Namespace) -> None:
     for name, what in (("trajectory.json", "a run"), (PARTIAL, "an interrupted run")):
         if (out / name).exists():
             raise CannotWrite(
-                f"{options.out} has {what} already: give --resume to go on with it, --force to replace it, "
-                "or another folder"
+                f"{options.out} must not contain {what}, got one: give --resume to continue it, --force to "
+                "replace it, or another folder"
             )
 
 
@@ -231,8 +231,9 @@ def _check_same(out: str, what: str, differs: list[str] | None) -> None:
     """Refuse to replace a run with other options."""
     if differs:
         raise CannotWrite(
-            f"{out} has {what} of other options ({'; '.join(differs)}): give the same options to resume it, "
-            "--force too to replace it, or another folder"
+            f"{out} must have a run of the same options, got {what} of other options "
+            f"({'; '.join(differs)}): give the same to resume it, --force too to replace it, or another "
+            "folder"
         )
 
 
@@ -257,24 +258,32 @@ def _check_options(options: argparse.Namespace) -> None:
     """Check before any work which options the method does not have, and that there is a budget."""
     if not budget_of(options) and options.bits in ("auto", None):
         names = " ".join(f"--{name.replace('_', '-')}" for name in UNITS)
-        raise InfeasibleBudget(f"one of the arguments {names} --bits is required (see `hope encode --help`)")
+        raise InfeasibleBudget(
+            f"one of the arguments {names} --bits must be given, got none: see `hope encode --help`"
+        )
     if options.drop is not None and not options.evaluate:
-        raise UnknownMethod("--drop needs --evaluate FILE.py:FUNCTION: give it, or --fidelity 0.9")
+        raise UnknownMethod(
+            "--drop must have a score, got no --evaluate: add --evaluate FILE.py:FUNCTION, or give "
+            "--fidelity 0.9"
+        )
     for name, methods in OPTIONS.items():
         if getattr(options, name) is not None and options.method not in methods:
             raise UnknownMethod(
-                f"{options.method} has no option --{name}: omit it, or use --method {' or '.join(methods)}"
+                f"--{name} must be left out with --method {options.method}, which does not have it: omit "
+                f"it, or use --method {' or '.join(methods)}"
             )
     where = _runtime(options)
     if where and options.latency is None:
         name = next(iter(where)).replace("engine", "runtime")
-        raise UnknownMethod(f"--{name} needs --latency: omit it, or give --latency (0.6, 12ms)")
+        raise UnknownMethod(
+            f"--{name} must come with --latency, got another budget: omit it, or give --latency (0.6, 12ms)"
+        )
     if options.latency is not None:
         from hope.latency.runtime import Runtime, runtime_of
 
         runtime_of(Runtime(**{"engine": "torch", **where}))
     if options.uniform and options.streams:
-        raise UnknownMethod("--uniform and --streams exclude each other: omit one of them")
+        raise UnknownMethod("--uniform and --streams cannot be combined: omit one of them")
     if options.multiple_of is not None and options.multiple_of < 1:
         raise UnknownMethod(
             f"--multiple-of must be at least 1, got {options.multiple_of}: give 8, 16 or 32, or 1 for any "

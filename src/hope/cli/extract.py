@@ -92,7 +92,9 @@ def run(options: argparse.Namespace) -> None:
     for given in targets:
         check_apart(given, _sources(options, saved))
     if any(more) and not (options.input or saved.details.source.get("input")):
-        raise InvalidExample(f"{saved.folder} does not store its --input: give a shape like {models.INPUT}")
+        raise InvalidExample(
+            f"--input must be given, since {saved.folder} does not store it: give a shape like {models.INPUT}"
+        )
     model, example = _built(options, saved, wanted)
     small = load(options.folder, model, **budget).eval()
     if options.steps is not None:
@@ -125,7 +127,7 @@ def _wanted(options: argparse.Namespace, saved: Run, *, replayed: bool) -> argpa
         input=options.input or known.get("input", models.INPUT),
     )
     if not wanted.model:
-        raise UnknownModel(f"{saved.folder} does not store its MODEL: give {models.HELP}")
+        raise UnknownModel(f"MODEL must be given, since {saved.folder} does not store it: give {models.HELP}")
     if models.is_code(wanted.model) and not (options.model or options.trust_source):
         command = shlex.join(["hope", "extract", options.folder, wanted.model])
         raise UnknownModel(
@@ -176,7 +178,10 @@ def _save_pretrained(small: nn.Module, folder: str, model: str) -> None:
     from hope.rewrite.experts import stack_experts
 
     if not configured(small):
-        raise CannotExport(f"{type(small).__name__} is not a transformers model: give --out FILE instead")
+        raise CannotExport(
+            f"--save-pretrained must get a transformers model, got {type(small).__name__}: give --out FILE "
+            "instead"
+        )
     if not loadable(small):
         raise CannotExport(
             f"the configuration of {type(small).__name__} cannot express these widths, so from_pretrained "

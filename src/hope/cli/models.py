@@ -52,7 +52,7 @@ def build(options: argparse.Namespace) -> tuple[nn.Module, Tensor | dict[str, Te
     )  # a wrong shape is reported before anything loads
     pretrained = bool(getattr(options, "pretrained", False))
     if pretrained and options.weights:
-        raise UnknownModel("--pretrained and --weights exclude each other: omit one of them")
+        raise UnknownModel("--pretrained and --weights cannot be combined: omit one of them")
     model = make(options.model, pretrained=pretrained)
     if options.weights:
         from hope.cli.weights import load_weights
@@ -69,7 +69,9 @@ def build_plain(options: argparse.Namespace) -> tuple[nn.Module, Tensor]:
 
     model, inputs = build(options)
     if not isinstance(inputs, Tensor):
-        raise UnknownModel(f"MODEL must take one tensor, and {options.model} takes tokens")
+        raise UnknownModel(
+            f"MODEL must take one tensor, got {options.model}, which takes tokens: measure another"
+        )
     return model, inputs
 
 
@@ -106,9 +108,11 @@ def make(spec: str, *, pretrained: bool = False) -> nn.Module:
 
     source, _, name = spec.rpartition(":")
     if not source or not name:
-        raise UnknownModel(f"MODEL must be {HELP}, got {spec!r}")
+        raise UnknownModel(f"MODEL must be {HELP}, got {spec!r}: give one of these")
     if pretrained and source not in LIBRARIES:
-        raise UnknownModel(f"--pretrained is for {' and '.join(LIBRARIES)}: give --weights FILE for {spec}")
+        raise UnknownModel(
+            f"--pretrained must go with {' or '.join(LIBRARIES)}, got {spec}: give --weights FILE"
+        )
     missing, known = declare_missing_operators(), "torchvision" in sys.modules
     try:
         with torch.random.fork_rng(devices=[]):
@@ -126,7 +130,9 @@ def make(spec: str, *, pretrained: bool = False) -> nn.Module:
         _noted.add(NOTE)
         note(NOTE)
     if not isinstance(model, nn.Module):
-        raise UnknownModel(f"{spec} gives a {type(model).__name__}, not a torch.nn.Module")
+        raise UnknownModel(
+            f"{spec} must give a torch.nn.Module, got {type(model).__name__}: return the model"
+        )
     return model
 
 
@@ -155,7 +161,9 @@ def function(spec: str) -> Any:
     """The function that "file.py:name" names."""
     source, _, name = spec.rpartition(":")
     if not source or not name:
-        raise UnknownModel(f"--evaluate must be FILE.py:FUNCTION, got {spec!r}")
+        raise UnknownModel(
+            f"--evaluate must be FILE.py:FUNCTION, got {spec!r}: give a file and a function in it"
+        )
     return _named(_file(Path(source)), name, source)
 
 
@@ -222,7 +230,7 @@ def _file(path: Path) -> Any:
         raise UnknownModel(f"there is no file {path}: give {HELP}")
     spec = importlib.util.spec_from_file_location(path.stem, path)
     if spec is None or spec.loader is None:
-        raise UnknownModel(f"{path} is not a Python file")
+        raise UnknownModel(f"{path} must be a Python file, got another: give FILE.py")
     module = importlib.util.module_from_spec(spec)
     folder = str(path.resolve().parent)
     if folder not in sys.path:  # a file imports its neighbours, as it does when Python runs it
@@ -250,7 +258,7 @@ def _sizes(shape: str) -> list[int]:
     try:
         sizes = [int(size) for size in shape.lower().split("x")]
     except ValueError:
-        raise InvalidExample(f"--input {shape} is not a shape: write it like 1x3x224x224") from None
+        raise InvalidExample(f"--input must be a shape, got {shape}: write it like 1x3x224x224") from None
     if min(sizes) < 1:
-        raise InvalidExample(f"--input {shape} has a size below 1: write it like 1x3x224x224")
+        raise InvalidExample(f"--input must have sizes of at least 1, got {shape}: write it like 1x3x224x224")
     return sizes

@@ -60,7 +60,10 @@ def read(options: argparse.Namespace) -> tuple[list[Run], list[list[tuple[int, f
 def accuracies(runs: Sequence[Run], files: Sequence[str]) -> list[list[tuple[int, float]]]:
     """What was measured of each run."""
     if len(files) > len(runs):
-        raise InvalidAccuracies(f"there are {len(files)} files of accuracies for {len(runs)} runs")
+        raise InvalidAccuracies(
+            f"--accuracy must be given at most once for each of {len(runs)} runs, got {len(files)} files: "
+            "leave some out"
+        )
     return [read_accuracies(Path(file), len(run.trajectory)) for file, run in zip(files, runs, strict=False)]
 
 

@@ -52,7 +52,7 @@ def tokens(model: Any, sizes: list[int], shape: str) -> dict[str, Tensor]:
     import torch
 
     if len(sizes) != 2:
-        raise InvalidExample(f"--input must be texts x tokens, like {TOKENS}, got {shape}")
+        raise InvalidExample(f"--input must be texts x tokens, got {shape}: write it like {TOKENS}")
     words = int(model.config.vocab_size)
     ids = torch.randint(0, words, sizes, generator=torch.Generator().manual_seed(0))
     found = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
@@ -79,7 +79,8 @@ def windows(file: str, folder: str, example: Mapping[str, Tensor]) -> list[dict[
     count = min(WINDOWS, len(ids) // length)
     if count < 1:
         raise InvalidExample(
-            f"--calibration {file} has {len(ids)} tokens, one text of --input has {length}: give more text"
+            f"--calibration {file} must have at least {length} tokens, as one text of --input has, got "
+            f"{len(ids)}: give more text"
         )
     rows = ids[: count * length].reshape(count, length)
     parts = torch.split(rows, 8)

@@ -35,7 +35,7 @@ def load_weights(model: nn.Module, path: Path) -> None:
     if path.is_dir():
         raise CheckpointMismatch(f"{path} is a folder: give the checkpoint file in it")
     if not path.is_file():
-        raise CheckpointMismatch(f"there is no checkpoint {path}")
+        raise CheckpointMismatch(f"there is no checkpoint {path}: give another path")
     try:
         state = _unwrapped(_read(path), model, path)
         _check(state, model)
@@ -52,7 +52,7 @@ def _read(path: Path) -> Any:
     with path.open("rb") as file:
         head = file.read(64)
     if not head:
-        raise _Foreign("it is empty")
+        raise _Foreign(f"it is empty: {AGAIN}")
     for start, words in KINDS:
         if head.startswith(start):
             raise _Foreign(f"it is {words}")
@@ -119,10 +119,10 @@ def _unwrapped(state: Any, model: nn.Module, path: Path) -> dict[str, Any]:
     if isinstance(state, nn.Module):
         raise _Foreign("it holds a module: give its state dict")
     if not isinstance(state, Mapping):
-        raise _Foreign(f"it holds a {type(state).__name__}, not a state dict")
+        raise _Foreign(f"it holds a {type(state).__name__}: give a state dict, as .safetensors or .pt")
     if not _holds_tensors(state):
         some = ", ".join(map(str, list(state)[:SOME])) or "nothing"
-        raise _Foreign(f"it contains no weights, but {some}")
+        raise _Foreign(f"it contains no weights but {some}: give a state dict, as .safetensors or .pt")
     found = {str(name): value for name, value in state.items()}
     while prefix := next(
         (one for one in PREFIXES if _all_start(found, one) and not _any_start(own, one)), ""

@@ -70,8 +70,8 @@ def check_core(tuning: Tuning, other: Tuning, name: str) -> None:
     own, its = core_hash(tuning), core_hash(other)
     if own != its:
         raise CheckpointMismatch(
-            f"adapter {name!r} has the core {its[:12]}, but this tuning has {own[:12]}: prepare both from "
-            "one partition"
+            f"adapter {name!r} must have the core of this tuning, {own[:12]}, got {its[:12]}: prepare both "
+            "from one partition"
         )
 
 
@@ -79,7 +79,7 @@ def merged(tuning: Tuning, keep_source: bool) -> nn.Module:
     """A plain copy of the model without anything that freezes it."""
     if keep_source and tuning.shares_head:
         raise InvalidPartition(
-            "merge_and_unload gives up the masked path of a source task that shares this head: call "
+            "merge_and_unload cannot keep the masked path of a source task that shares this head: call "
             "merge_and_unload(keep_source=False), or keep the tuning for source()"
         )
     model = duplicate(tuning.model)

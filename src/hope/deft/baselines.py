@@ -93,7 +93,9 @@ def ewc(
     _check_strength(strength=strength)
     if importance is None:
         if batches is None:
-            raise InvalidPenalty("EWC needs source data (batches=) or its Fisher information (importance=)")
+            raise InvalidPenalty(
+                "EWC must have source data or its Fisher information, got none: pass batches= or importance="
+            )
         importance = fisher(model, batches, loss=loss)
     tuning = _tuning("ewc", model, at, head, lambda name, tensor: False)
     shapes = {n: p.shape for n, p in tuning.model.named_parameters() if not in_head(n, tuning.head)}
@@ -101,9 +103,9 @@ def ewc(
     wrong = [name for name in sorted(shapes.keys() | given.keys()) if not _fits(shapes, given, name)]
     if wrong:
         raise InvalidPenalty(
-            f"importance= does not match this {type(model).__name__} at {', '.join(wrong[:5])}: pass a "
-            "tensor for every parameter of the backbone, of the same shape, and nothing else, as from "
-            "hope.deft.fisher"
+            "importance must have a tensor for every parameter of the backbone of this "
+            f"{type(model).__name__}, of the same shape, and nothing else, got others at "
+            f"{', '.join(wrong[:5])}: compute it with hope.deft.fisher"
         )
     weights = {name: strength * weight for name, weight in given.items()}
     _penalise(tuning, weights, weights)
@@ -143,7 +145,7 @@ def l2_sp(
 def _check_strength(**given: float) -> None:
     for name, value in given.items():
         if not 0 <= value < math.inf:
-            raise InvalidPenalty(f"{name} must be finite and not negative, got {value}")
+            raise InvalidPenalty(f"{name} must be finite and at least 0, got {value}: give 0 or more")
 
 
 def _fits(shapes: Mapping[str, torch.Size], given: Mapping[str, Tensor], name: str) -> bool:
@@ -172,7 +174,9 @@ def _tuning(
     """
     name = at if isinstance(at, str) else at.head
     if not name or name not in dict(model.named_modules()):
-        raise InvalidHead(f"this {type(model).__name__} has no module {name!r} to use as the head")
+        raise InvalidHead(
+            f"head must be a module of this {type(model).__name__}, got {name!r}: see model.named_modules()"
+        )
     if not isinstance(at, str):
         check_weights(model, at.original)
     tuned = duplicate(model)

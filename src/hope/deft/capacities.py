@@ -57,7 +57,7 @@ class Energies:
         found = signal_energies(unit, reader, self.numbers)
         if isinstance(found, Reason):
             raise NotSeparable(
-                f"the signals of {unit.name} are unknown: {found}; pass a few inputs with "
+                f"the signals of {unit.name} must be known, got {found}: pass a few inputs with "
                 f"calibration=batches, or freeze the whole layer with core=[{unit.name!r}]"
             )
         per, channels = place.each, found.shape[1]
@@ -99,8 +99,9 @@ class Energies:
                 energy.index_add_(0, here[own], (bn.spread**2 + bn.shift**2)[own])
         if not known:
             raise NotSeparable(
-                f"the signal of the stream of {unit.name} is unknown: no BN writes into it; pass a few "
-                f"inputs with calibration=batches, or freeze the whole stream with core=[{unit.name!r}]"
+                f"the signal of the stream of {unit.name} must be known, got no BN that writes into it: "
+                "pass a few inputs with calibration=batches, or freeze the whole stream with "
+                f"core=[{unit.name!r}]"
             )
         return energy
 

@@ -60,11 +60,13 @@ class Request:
         given = {"grow": grow, "free": free, "fidelity": fidelity, "percentile": percentile}
         names = [name for name, value in given.items() if value is not None]
         if len(names) > 1:
-            raise InvalidPartition(f"give either {names[0]}= or {names[1]}=, not both")
+            raise InvalidPartition(f"{names[0]}= and {names[1]}= cannot be combined: give one of them")
         if by not in BY:
-            raise InvalidPartition(f"by must be one of {', '.join(BY)}, got {by!r}")
+            raise InvalidPartition(f"by must be one of {', '.join(BY)}, got {by!r}: give {BY[0]!r}")
         if merge is not None and merge not in MERGES:
-            raise InvalidPartition(f"merge must be True, 'sum', 'pair' or False, got {merge!r}")
+            raise InvalidPartition(
+                f"merge must be True, 'sum', 'pair' or False, got {merge!r}: leave it out for True"
+            )
         by_paper = percentile is not None or merge is not None or by != BY[0]
         if grow is not None:
             return cls._grown(grow, example, by_paper, sever)
@@ -72,9 +74,11 @@ class Request:
             sever = "mask" if by_paper or example is None else "refit"
         check_sever(sever)
         if free is not None and sever != "refit":
-            raise InvalidPartition(f"free= needs sever='refit', got {sever!r}: use percentile=")
+            raise InvalidPartition(f"free= must go with sever='refit', got {sever!r}: use percentile=")
         if by_paper and sever == "refit":
-            raise InvalidPartition("percentile=, by= and merge= need sever='mask' or 'absorb': use free=")
+            raise InvalidPartition(
+                "percentile=, by= and merge= must go with sever='mask' or 'absorb', got 'refit': use free="
+            )
         chooses = not names and example is not None and by == BY[0]
         if chooses:
             fidelity = FIDELITY
@@ -85,16 +89,18 @@ class Request:
             fidelity = _number("fidelity", fidelity, 0, 1, above=True)
         if example is None and (fidelity is not None or sever == "refit"):
             what = "sever='refit'" if fidelity is None else f"fidelity={fidelity!r}"
-            raise InvalidPartition(f"{what} needs an example input: pass example=")
+            raise InvalidPartition(f"{what} must have an example input, got none: pass example=")
         mode = None if sever == "refit" else MERGES[True if merge is None else merge]
         return cls(sever, by, mode, percentile, free or 0.0, fidelity, chooses)
 
     @classmethod
     def _grown(cls, grow: float, example: object, by_paper: bool, sever: str | None) -> Request:
         if by_paper or sever is not None:
-            raise InvalidPartition("grow= severs nothing: omit sever=, by= and merge=")
+            raise InvalidPartition(
+                "grow= cannot be combined with sever=, by= or merge=, since it severs nothing: omit them"
+            )
         if example is None:
-            raise InvalidPartition("grow= needs an example input: pass example=")
+            raise InvalidPartition("grow= must have an example input, got none: pass example=")
         return cls("grow", BY[0], None, free=_number("grow", grow, 0, 4, above=True))
 
 
@@ -102,14 +108,14 @@ def _number(name: str, value: object, least: float, most: float, *, above: bool 
     real = isinstance(value, Real) and not isinstance(value, bool)
     if not real or not least <= float(value) <= most or (above and value == least):  # type: ignore[arg-type]
         words = f"above {least:g} and at most" if above else f"between {least:g} and"
-        raise InvalidPartition(f"{name} must be {words} {most:g}, got {value!r}")
+        raise InvalidPartition(f"{name} must be {words} {most:g}, got {value!r}: give a number in that range")
     return float(value)  # type: ignore[arg-type]
 
 
 def check_sever(sever: str) -> str:
     """Check the way of severing."""
     if sever not in SEVER:
-        raise InvalidPartition(f"sever must be one of {', '.join(SEVER)}, got {sever!r}")
+        raise InvalidPartition(f"sever must be one of {', '.join(SEVER)}, got {sever!r}: give {SEVER[0]!r}")
     return sever
 
 
@@ -120,8 +126,8 @@ def check_same(anatomy: Anatomy, tensors: Mapping[str, Tensor]) -> None:
         here = tuple(tensors[name].shape) if name in tensors else "not there"
         if there != here:
             raise CheckpointMismatch(
-                f"anatomy= belongs to another model ({name} is {there} there and {here} in this one): "
-                "omit it, or call hope.inspect on this model"
+                f"the anatomy must be this model's, got {name} {there} in it and {here} in the model: omit "
+                "anatomy=, or call hope.inspect on this model"
             )
 
 
@@ -134,8 +140,8 @@ def check_patterns(anatomy: Anatomy, patterns: Sequence[str]) -> None:
         if not matches(names, [pattern]):
             some = ", ".join(dict.fromkeys(names[:5]))
             raise InvalidPartition(
-                f"core={pattern!r} matches no layer or stream of {anatomy.model} ({some}, …): "
-                "print(hope.inspect(...)) lists them"
+                f"core must be patterns of layers or streams of {anatomy.model} ({some}, …), got "
+                f"{pattern!r}: print(hope.inspect(...)) lists them"
             )
 
 
@@ -143,6 +149,6 @@ def check_weights(model: nn.Module, original: str) -> None:
     """Check by its fingerprint that this is the partitioned model."""
     if fingerprint(model) != original:
         raise CheckpointMismatch(
-            f"the partition was made for other weights than those of this {type(model).__name__}: "
-            "call hope.deft.partition on this model"
+            f"the partition must be of this {type(model).__name__}, got one of other weights: call "
+            "hope.deft.partition on this model"
         )

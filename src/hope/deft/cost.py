@@ -69,13 +69,15 @@ def accuracy_on(network: nn.Module, batches: Iterable[tuple[Tensor, Tensor]]) ->
                 answers = network(inputs)
             except (RuntimeError, ValueError) as error:
                 raise InvalidExample(
-                    f"the source task does not run on inputs of shape {tuple(inputs.shape)}: "
-                    f"{first_line(error)}; pass inputs of the source task's size"
+                    f"batches must be inputs of the source task's size, got {tuple(inputs.shape)}, on which "
+                    f"it does not run ({first_line(error)}): resize them"
                 ) from error
             right += int((answers.argmax(dim=1) == labels.to(inputs.device)).sum())
             total += len(labels)
     if total == 0:
-        raise InvalidExample("batches= has no labelled inputs: pass pairs of inputs and labels, or omit it")
+        raise InvalidExample(
+            "batches must be pairs of inputs and labels, got none: pass such pairs, or omit it"
+        )
     return right / total
 
 

@@ -62,5 +62,8 @@ def fisher(
         for module, training in modes:
             module.training = training
     if count == 0:
-        raise InvalidPenalty("there are no examples for the Fisher information: give batches of source data")
+        raise InvalidPenalty(
+            "batches must have at least one example for the Fisher information, got none: give batches of "
+            "source data"
+        )
     return {name: value / count for name, value in total.items()}

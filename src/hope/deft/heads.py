@@ -72,9 +72,11 @@ def new_head(old: nn.Module, head: int | nn.Module | None, name: str, source: nn
         shared = any(id(parameter) in own for parameter in head.parameters())
         return copy.deepcopy(head) if shared else head
     if isinstance(head, bool) or not isinstance(head, Integral):
-        raise InvalidHead(f"head must be a number of classes, a module or None, got {head!r}")
+        raise InvalidHead(
+            f"head must be a number of classes, a module or None, got {head!r}: give the number of classes"
+        )
     if head < 1:
-        raise InvalidHead(f"head must be a positive number of classes, got {head}")
+        raise InvalidHead(f"head must be at least 1 class, got {head}: give the number of classes")
     options = recipe(old)
     if options is None or options.get("groups", 1) != 1:
         raise InvalidHead(

@@ -106,10 +106,11 @@ def ready(
     sever = partition.sever if sever is None else check_sever(sever)
     if sever != partition.sever and (partition.fresh or sever == "refit"):
         raise InvalidPartition(
-            f"sever={sever!r} needs a partition of that kind: call hope.deft.partition(..., sever={sever!r})"
+            f"a partition must be made with sever={sever!r} for it, got one of another kind: call "
+            f"hope.deft.partition(..., sever={sever!r})"
         )
     if calibration is not None and sever != "absorb":
-        raise InvalidPartition('calibration is for sever="absorb" only: omit it')
+        raise InvalidPartition("calibration must be left out unless sever='absorb', got some: omit it")
     tuned = partition.consolidated(model)
     absorbed = absorb(tuned, partition, calibration) if sever == "absorb" else Absorbed({}, ())
     cut(tuned, partition)

@@ -114,7 +114,7 @@ def ranking(
     if not space.states:
         advice = waiting(anatomy, space.left_alone)
         raise InvalidPartition(
-            f"{anatomy.model} has no neuron that can be slack"
+            f"{anatomy.model} must have a neuron that can be slack, got none"
             + (f": {advice}: pass a few inputs, calibration=batches" if advice else "")
         )
     able = sum(state.neurons for state in space.states)

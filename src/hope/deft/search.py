@@ -99,7 +99,6 @@ def _kept(model: nn.Module, partition: Partition, calibration: Sequence[Any] | N
     found = kept_fidelity(model, partition, ready(model, partition, calibration=inputs))
     if found is None:
         raise InvalidPartition(
-            f"fidelity= needs outputs to compare, and {partition.anatomy.model} returns no tensor: "
-            "use percentile="
+            f"{partition.anatomy.model} must return a tensor for fidelity=, got none: use percentile="
         )
     return found

@@ -41,7 +41,9 @@ def find_head(anatomy: Anatomy, name: str | None) -> str:
         )
     if name is not None:
         if name not in modules:
-            raise NotSeparable(f"head must name a module with parameters, got {name!r}")
+            raise NotSeparable(
+                f"head must name a module with parameters, got {name!r}: see model.named_modules()"
+            )
         reader = _reader(anatomy, name)
         if reader:
             raise NotSeparable(
@@ -51,12 +53,12 @@ def find_head(anatomy: Anatomy, name: str | None) -> str:
         return name
     if not found:
         raise NotSeparable(
-            f"no layer of {anatomy.model} writes its outputs directly (a softmax after the head is one "
-            "reason): name the head with head="
+            f"a layer of {anatomy.model} must write its outputs directly, got none (a softmax after the "
+            "head is one reason): name the head with head="
         )
     if len(found) > 1:
         raise NotSeparable(
-            f"{len(found)} layers of {anatomy.model} write its outputs ({', '.join(found)}): "
+            f"one layer of {anatomy.model} must write its outputs, got {len(found)} ({', '.join(found)}): "
             "name the head with head="
         )
     return found[0]

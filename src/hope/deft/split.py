@@ -128,7 +128,9 @@ def partition(  # noqa: PLR0913
     asked = Request.of(example, free, fidelity, percentile, by, merge, sever, grow)
     paper = Paper(merge=asked.merge, reading=reading, kernel=kernel)
     if asked.sever in FRESH and paper != Paper(merge=None):
-        raise InvalidPartition("reading= and kernel= need sever='mask' or 'absorb': omit them")
+        raise InvalidPartition(
+            "reading= and kernel= must go with sever='mask' or 'absorb', got another: omit them"
+        )
     patterns = [core] if isinstance(core, str) else list(core)
     anatomy = _read(model, example, anatomy, progress, cuts=asked.sever in FRESH, streams=grow is not None)
     common: dict[str, Any] = {

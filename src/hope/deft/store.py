@@ -173,7 +173,7 @@ def load(folder: str | PathLike[str], model: nn.Module, *, head: nn.Module | Non
     record = read_adapter(folder)
     if fingerprint(model) != record.original:
         raise CheckpointMismatch(
-            f"{folder} was made from other weights than those of this {type(model).__name__}: "
+            f"this {type(model).__name__} must have the weights that {folder} was made from, got others: "
             "load the source checkpoint first"
         )
     try:
@@ -290,15 +290,18 @@ def _head(saved: Head, arrays: Mapping[str, Tensor], source: nn.Module, given: n
     old = source.get_submodule(saved.name)
     known = known_recipe(saved, old)
     if given is None and known is None:
-        raise InvalidHead(f"the saved head is a custom {saved.kind}: pass a module built like it with head=")
+        raise InvalidHead(
+            f"head must be given, since the saved head is a custom {saved.kind}: pass a module built like "
+            "it with head="
+        )
     if given is None:
         check_recipe(known or {}, _under(arrays, "head"))
     made = build(known or {}, old) if given is None else new_head(old, given, saved.name, source)
     wrong = head_differences(saved, known, made)
     if wrong:
         raise InvalidHead(
-            f"this head differs from the saved {saved.kind} ({'; '.join(wrong)}): pass a module built like "
-            "it with head="
+            f"head must be built like the saved {saved.kind}, got other parts ({'; '.join(wrong)}): pass "
+            "such a module with head="
         )
     return made
 

@@ -51,8 +51,8 @@ def find_targets(
     free = [unit for unit in units if unit.name not in locked]
     if not free:
         raise InvalidPartition(
-            f"{anatomy.model} has nothing to split into core and slack: print(hope.inspect(...)) lists the "
-            "reasons"
+            f"{anatomy.model} must have units that can be split into core and slack, got none: "
+            "print(hope.inspect(...)) lists the reasons"
         )
     asked = dict.fromkeys(sorted(locked), Cause.ASKED.at())
     return Targets(found, units, free, {**asked, **{one.name: one.reason for one in left}})

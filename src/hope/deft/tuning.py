@@ -210,7 +210,7 @@ class Tuning:
             ((2, 5), ('digits', 'default'))
         """
         if name in self.adapters:
-            raise InvalidPartition(f"there is an adapter {name!r} already: give another name")
+            raise InvalidPartition(f"an adapter must have a new name, got {name!r}: give another")
         check_core(self, other, name)
         self._adapters[name] = Adapter.of(other)
 
@@ -220,11 +220,13 @@ class Tuning:
         """
         if not isinstance(name, str):
             raise InvalidPartition(
-                f"adapters on one core train the same slack, so one is active at a time, got {name!r}: "
-                f"give one of {', '.join(self.adapters)}"
+                f"one adapter must be active at a time, got {name!r}, since all train the same slack: give "
+                f"one of {', '.join(self.adapters)}"
             )
         if name not in self.adapters:
-            raise InvalidPartition(f"there is no adapter {name!r}: give one of {', '.join(self.adapters)}")
+            raise InvalidPartition(
+                f"an adapter must be one of {', '.join(self.adapters)}, got {name!r}: give one of these"
+            )
         if name != self.active_adapter:
             self._adapters[self.active_adapter] = Adapter.of(self)
             self._adapters.pop(name).activate(self)

@@ -160,7 +160,9 @@ def heal(  # noqa: PLR0913
 def budget_of(minutes: float | None, steps: int | None) -> Duration:
     """The budget, given in minutes or in steps."""
     if (minutes is None) == (steps is None):
-        raise UnknownMethod("heal needs one of minutes= and steps=: give minutes=10, or steps=1000")
+        raise UnknownMethod(
+            "heal must have minutes= or steps=, got both or none: give minutes=10, or steps=1000"
+        )
     if minutes is not None:
         number = isinstance(minutes, (int, float)) and not isinstance(minutes, bool)
         if not number or not 0 < minutes < math.inf:

@@ -103,8 +103,8 @@ class Inputs:
         """
         if len(self) < 2 * LEAST:
             raise InvalidExample(
-                f"heal needs at least {2 * LEAST} inputs, of which it holds {LEAST} out, got {len(self)}: "
-                "give more"
+                f"heal must have at least {2 * LEAST} inputs, of which it holds {LEAST} out, got "
+                f"{len(self)}: give more"
             )
         count = min(MOST, max(LEAST, len(self) // HELD))
         order = torch.randperm(len(self), generator=torch.Generator().manual_seed(0))

@@ -87,7 +87,7 @@ def check_device(model: nn.Module) -> None:
     away = next((one.device for one in model.parameters() if one.device.type != "cpu"), None)
     if away is not None:
         raise UnsupportedModel(
-            f"latency needs a model on the CPU, got one on {away}: pass model.cpu(), or another budget"
+            f"the model must be on the CPU for latency, got {away}: pass model.cpu(), or another budget"
         )
 
 

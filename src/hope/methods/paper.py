@@ -75,8 +75,8 @@ class Paper(Method):
         )
         if self.merge == "sum" and self.reading == "literal kernel":
             raise UnknownMethod(
-                'reading="literal kernel" of paper is for merge="pair": sum merges use the exact '
-                "kernel; omit one of them"
+                "reading='literal kernel' of paper must go with merge='pair', got 'sum', which uses the "
+                "exact kernel: omit one of them"
             )
         check_calibration(self.calibration)
 

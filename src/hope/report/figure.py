@@ -35,7 +35,9 @@ def write_figure(
     """
     kind = target.suffix.lower().lstrip(".")
     if kind not in FORMATS:
-        raise CannotPlot(f"{target} has no ending that a figure can have: .{', .'.join(FORMATS)}")
+        raise CannotPlot(
+            f"{target} must end with one of .{', .'.join(FORMATS)}, got another ending: change it"
+        )
     check_matplotlib()
     import matplotlib
 

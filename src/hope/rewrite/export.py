@@ -271,11 +271,11 @@ def _check_onnx(captured: ExportedModel, model: nn.Module, place: Path) -> bool:
             got = session.run(None, dict(zip(names, arrays, strict=True)))
             compare([torch.as_tensor(one) for one in got], model, call, "onnxruntime")
     except CannotExport as error:
-        raise CannotExport(f"{place.name} is not written: {error}{UNCHECKED}") from error
+        raise CannotExport(f"{place.name} cannot be written: {error}{UNCHECKED}") from error
     except Exception as error:  # onnxruntime's own, of many kinds
         words = re.sub(r"^\[ONNXRuntimeError\] : \d+ : \w+ : ", "", first_line(error, 400))
         words = words.replace(str(place), place.name)
         raise CannotExport(
-            f"{place.name} is not written: onnxruntime cannot run it: {words}{UNCHECKED}"
+            f"{place.name} cannot be written: onnxruntime cannot run it: {words}{UNCHECKED}"
         ) from error
     return True

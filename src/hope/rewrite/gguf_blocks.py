@@ -62,12 +62,12 @@ def blocks_of(grid: Grid, kind: str) -> NDArray[np.uint8]:
     groups, most = scale.shape[1], (1 << (BITS[kind] - 1)) - 1
     if columns % BLOCK or (columns // BLOCK) % groups:
         raise CannotExport(
-            f"a block of {kind} has {BLOCK} inputs, got {columns} inputs in {groups} groups: round with "
-            f"group={BLOCK}"
+            f"a weight must have blocks of {BLOCK} inputs for {kind}, got {columns} in {groups} groups: "
+            f"round with group={BLOCK}"
         )
     wrong = whole[(whole > most) | (whole < -most - 1)]
     if len(wrong):
-        raise CannotExport(f"numbers of {kind} are from {-most - 1} to {most}, got {wrong[0]}: write Q8_0")
+        raise CannotExport(f"numbers of {kind} must be {-most - 1} to {most}, got {wrong[0]}: write Q8_0")
     half = _halves(scale).repeat_interleave(columns // BLOCK // groups, dim=1)
     numbers = whole.reshape(rows, columns // BLOCK, BLOCK).numpy()  # (rows, blocks, 32)
     if kind == "Q4_0":
@@ -120,5 +120,5 @@ def _halves(scale: Tensor) -> Tensor:
     """Scales in half precision."""
     largest = float(scale.abs().max()) if scale.numel() else 0.0
     if largest > LARGEST:
-        raise CannotExport(f"a scale must be below {LARGEST:.0f}, got {largest:.3g}")
+        raise CannotExport(f"a scale must be below {LARGEST:.0f}, got {largest:.3g}: write F16")
     return scale.to(torch.float16)

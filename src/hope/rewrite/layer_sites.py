@@ -125,7 +125,8 @@ def kept_rows(
         rows = given[module]
         if len(rows) != len(new) or not bool(((rows >= 0) & (rows < len(old))).all()):
             raise InvalidAction(
-                f"kept[{module!r}] must be {len(new)} of {len(old)} outputs, got {rows.tolist()[:8]}"
+                f"kept[{module!r}] must be {len(new)} of {len(old)} outputs, got {rows.tolist()[:8]}: give "
+                "the positions that were kept"
             )
         return rows
     if len(old) == len(new):

@@ -153,7 +153,10 @@ def compare(got: Sequence[Tensor], model: nn.Module, call: Call, engine: str) ->
     want = [tensor.cpu() for tensor in tensors_in(model(*call[0], **call[1]))]
     shapes, wanted = ([tuple(tensor.shape) for tensor in some] for some in (got, want))
     if shapes != wanted:
-        raise CannotExport(f"answers of {engine} must have the shapes {wanted}, got {shapes}")
+        raise CannotExport(
+            f"answers of {engine} must have the shapes {wanted}, got {shapes}: export with check=False, or "
+            "another format"
+        )
     for a, b in zip(got, want, strict=True):
         if b.is_floating_point() and b.numel():
             tolerance = TOLERANCE.get(b.dtype, COARSE)
@@ -162,5 +165,6 @@ def compare(got: Sequence[Tensor], model: nn.Module, call: Call, engine: str) ->
             if not torch.allclose(a, b, rtol=tolerance, atol=tolerance * largest, equal_nan=True):
                 raise CannotExport(
                     f"answers of {engine} must be the model's, got a difference of "
-                    f"{float((a - b).abs().max()):.3g} (the largest answer is {largest:.3g})"
+                    f"{float((a - b).abs().max()):.3g} (the largest answer is {largest:.3g}): export with "
+                    "check=False, or another format"
                 )

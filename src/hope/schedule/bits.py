@@ -55,12 +55,18 @@ class BitOptions:
 
     def __post_init__(self) -> None:
         if self.group not in (0, *GROUPS) or isinstance(self.group, bool):
-            raise UnknownMethod(f"group must be one of {', '.join(map(str, GROUPS))}, got {self.group!r}")
+            raise UnknownMethod(
+                f"group must be one of {', '.join(map(str, GROUPS))}, got {self.group!r}: leave it out for "
+                "one scale per output"
+            )
         if self.rounding not in ROUNDINGS:
-            raise UnknownMethod(f"round must be one of {', '.join(ROUNDINGS)}, got {self.rounding!r}")
+            raise UnknownMethod(
+                f"round must be one of {', '.join(ROUNDINGS)}, got {self.rounding!r}: leave it out for "
+                "feedback"
+            )
         if not self.counts and (self.group or self.rounding != "feedback"):
             name = f"group={self.group}" if self.group else f"round={self.rounding!r}"
-            raise UnknownMethod(f"{name} needs weights that are rounded: give bits=8 or bits=4")
+            raise UnknownMethod(f"{name} must go with rounded weights, got none: give bits=8 or bits=4")
 
     def to_dict(self) -> dict[str, Any]:
         """What differs from the defaults, as plain data."""
@@ -105,12 +111,17 @@ def bits_for(budget: Budget | None, bits: object, usual: bool = True, engine: st
     counts = check_bits(bits)
     if counts and timed and engine not in KERNELS:
         raise UnknownMethod(
-            f"runtime {engine} has no integer kernels: use runtime='onnxruntime', or leave bits out"
+            f"runtime must be 'onnxruntime' for bits, got {engine}, which has no integer kernels: give it, "
+            "or omit bits"
         )
     if counts and timed and counts != KERNELS[engine]:
-        raise UnknownMethod(f"integer kernels of {engine} have 8 bits, got bits={bits}: give bits=8")
-    if counts and not saves:
-        raise UnknownMethod(f"bits do not save {budget.unit}: give size=, or leave bits out")  # type: ignore[union-attr]
+        raise UnknownMethod(
+            f"bits must be 8 with {engine}, whose integer kernels have no others, got {bits}: give bits=8"
+        )
+    if counts and budget is not None and not saves:
+        raise UnknownMethod(
+            f"bits must go with size=, got {budget.unit}, which they do not save: give size=, or omit bits"
+        )
     return counts
 
 

@@ -106,8 +106,8 @@ class Trajectory:
                 found = kind.counts(self.anatomy, self.steps)
             if found is None:
                 raise InfeasibleBudget(
-                    f"this run does not know its {resource}: encode again with {resource}=, "
-                    "or take another budget"
+                    f"{resource} must be the budget that a run was encoded with, got a run that does not "
+                    f"know its {resource}: encode again with {resource}=, or take another budget"
                 )
             self._counted[resource] = found
         return self._counted[resource]
@@ -143,7 +143,8 @@ class Trajectory:
         if unit == "steps":
             if not 0 <= value <= len(self):
                 raise InfeasibleBudget(
-                    f"this run {self.reach('steps')}, not {value:g}: encode again with {budget}"
+                    f"steps must be those of this run, got {value:g}, and it {self.reach('steps')}: encode "
+                    f"again with {budget}"
                 )
             return max((stop for stop in self.stops if stop <= value), default=int(value))
         found = self.counts(unit)
@@ -152,8 +153,8 @@ class Trajectory:
         met = ends[found[ends] <= target]
         if not len(met):
             raise InfeasibleBudget(
-                f"this run {self.reach(unit)}, not {str(budget).partition('=')[2]}: "
-                "encode again with that budget"
+                f"{budget.unit} must be one that this run reaches, got {str(budget).partition('=')[2]}, and "
+                f"it {self.reach(unit)}: encode again with that budget"
             )
         return int(met[0])
 

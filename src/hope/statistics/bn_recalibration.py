@@ -83,7 +83,9 @@ def _recalibrated(
                 return
             bns, (inputs, counted, mean, variance) = waiting[position], statistics(execution.value(position))
             if not bool((mean.isfinite() & variance.isfinite()).all()):
-                raise InvalidExample(f"the inputs of {bns[0]} must be finite, got NaN or infinite ones")
+                raise InvalidExample(
+                    f"the inputs of {bns[0]} must be finite, got NaN or infinite ones: leave such inputs out"
+                )
             for bn in bns:
                 known = [tensors[f"{bn}.{name}"] for name in (MEAN, VARIANCE)]
                 part = counted / (counted + 1)

@@ -56,7 +56,10 @@ def read_arrays(folder: Path, arrays: Arrays) -> dict[str, Tensor]:
             )
         return load_file(path)
     except (SafetensorError, LookupError, MemoryError, RuntimeError, ValueError) as error:
-        raise DamagedFolder(f"{path} is not a safetensors file: {first_line(error)}") from error
+        raise DamagedFolder(
+            f"{path} is not a safetensors file ({first_line(error)}): copy the folder again, or save the "
+            "run again"
+        ) from error
     except OSError as error:  # it is missing, or another save has just removed it
         if path.is_file():
             raise DamagedFolder(f"{path} cannot be read: {error.strerror or first_line(error)}") from error
@@ -113,7 +116,9 @@ def fit_dtypes(model: nn.Module, weights: Mapping[str, Tensor]) -> None:
     for name, value in [*model.named_parameters(), *model.named_buffers()]:
         if name in weights and value.dtype != weights[name].dtype:
             if not (value.is_floating_point() and weights[name].is_floating_point()):
-                raise DamagedFolder(f"{name} must be of type {value.dtype}, got {weights[name].dtype}")
+                raise DamagedFolder(
+                    f"{name} must be of type {value.dtype}, got {weights[name].dtype}: save the run again"
+                )
             value.data = value.data.to(weights[name].dtype)
 
 
@@ -126,7 +131,7 @@ def check_architecture(anatomy: Anatomy, model: nn.Module, folder: Path) -> None
         if shapes.get(name) != shape:
             found = f"has shape {shapes[name]}" if name in shapes else "is missing"
             raise CheckpointMismatch(
-                f"{folder} was saved from a {anatomy.model} where {name} has shape {shape}; "
-                f"in this {type(model).__name__} it {found}: "
-                "build the architecture that was compressed, uncut"
+                f"{name} must have shape {shape}, as in the {anatomy.model} that {folder} was saved from, "
+                f"but in this {type(model).__name__} it {found}: build the architecture that was "
+                "compressed, uncut"
             )

@@ -109,7 +109,9 @@ _ENVELOPE = ("format", "version", "schema", "sha256")
 def _read(path: Path, form: Format[Any]) -> Plain:
     """The JSON object of a file, if it is of this kind, unaltered and not newer than this package."""
     if not path.is_file():
-        raise DamagedFolder(f"{path.parent} is not a saved {form.what}: it has no {path.name}")
+        raise DamagedFolder(
+            f"{path.parent} is not a saved {form.what}, it has no {path.name}: give another folder"
+        )
     try:
         plan = parsed(path.read_bytes())
     except ValueError as error:
@@ -117,7 +119,7 @@ def _read(path: Path, form: Format[Any]) -> Plain:
             f"{path} is truncated or not JSON: copy the folder again, or save the {form.what} again"
         ) from error
     if plan.get("format") != form.name:
-        raise DamagedFolder(f"{path} was not written by this package")
+        raise DamagedFolder(f"{path} was not written by this package: give the folder of a {form.what}")
     version = plan.get("version")
     if version not in (form.version - 1, form.version):
         raise DamagedFolder(

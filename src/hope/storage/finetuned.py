@@ -59,8 +59,8 @@ def _check_shapes(
         if name not in left and found.get(name) != wanted.get(name):
             have, want = (f"{some[name]}" if name in some else "not there" for some in (found, wanted))
             raise CheckpointMismatch(
-                f"this {kind} is not the run's small network: {name} is {have} and was {want}; "
-                "save what was trained at the run's own budget, or name its budget (params=…)"
+                f"this {kind} must be the run's small network, got {name} {have} instead of {want}: save "
+                "what was trained at the run's own budget, or name its budget (params=…)"
             )
 
 

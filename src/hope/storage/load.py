@@ -90,7 +90,8 @@ def _load(run: Run, model: nn.Module, budget: Budget | None, calibration: Iterab
         check_finite(small.state_dict(), [name for name, _ in small.named_parameters()], DamagedFolder)
     except SENSELESS as error:
         raise CheckpointMismatch(
-            f"{run.folder} does not match this {type(model).__name__}: {first_line(error)}"
+            f"{run.folder} must be of this {type(model).__name__}, got another network "
+            f"({first_line(error)}): build the architecture that was compressed"
         ) from error
     return small
 
@@ -101,8 +102,9 @@ def _is_trained_at(run: Run, budget: Budget) -> bool:
         return False
     if run.trajectory.steps_at(budget) != run.steps:
         raise InfeasibleBudget(
-            f"{run.folder} has trained weights, which are at {run.trajectory.size(run.steps).parameters:,} "
-            f"parameters only: give no budget, or take {budget} of the run that was trained"
+            f"the budget must be that of the trained weights in {run.folder}, "
+            f"{run.trajectory.size(run.steps).parameters:,} parameters, got {budget}: give none, or take it "
+            "of the run that was trained"
         )
     return True
 
@@ -110,8 +112,8 @@ def _is_trained_at(run: Run, budget: Budget) -> bool:
 def _replay(run: Run, model: nn.Module, budget: Budget, calibration: Iterable[Any] | None) -> nn.Module:
     if fingerprint(model) != run.record.original:
         raise CheckpointMismatch(
-            f"{run.folder} was made from other weights than those of this {type(model).__name__}: "
-            f"load the original checkpoint to get {budget}, or give no budget for the saved one"
+            f"this {type(model).__name__} must have the weights that {run.folder} was made from, got "
+            f"others: load the original checkpoint to get {budget}, or give no budget for the saved one"
         )
     steps = run.trajectory.steps[: run.trajectory.steps_at(budget)]
     inputs = run.inputs() if calibration is None else list(unlabelled(model, calibration))

@@ -137,7 +137,8 @@ def _check_unwritten(model: nn.Module, given: list[Tensor], before: list[Tensor]
         if not bool(((now == was) | (was != was)).all()):
             now.copy_(was)
             raise UnsupportedModel(
-                f"{type(model).__name__} writes into its input: let its forward copy it first (x = x.clone())"
+                f"{type(model).__name__} must not write into its input, got one that it changes: let its "
+                "forward copy it first (x = x.clone())"
             )
 
 

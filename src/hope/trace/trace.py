@@ -88,7 +88,9 @@ class Trace:
         """
         there = self._matched(program, self.captured(model, batch))
         if any(name not in there for name in wanted):
-            raise InvalidExample("it must trace the graph of the example, got a different one")
+            raise InvalidExample(
+                "it must trace the graph of the example, got a different one: give inputs like the example"
+            )
         names = {there[name]: name for name in wanted}
 
         def after(position: int) -> None:
