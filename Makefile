@@ -66,7 +66,7 @@ $(VENV)/.done: pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --upgrade pip setuptools wheel -c constraints.txt
 	$(BIN)/python -m pip install --quiet -c constraints.txt torch==2.13.0
-	$(BIN)/python -m pip install --quiet -c constraints.txt --no-build-isolation -e '.[dev,demo,images,report,browser,torchvision,timm,transformers,onnx,peers]'
+	$(BIN)/python -m pip install --quiet -c constraints.txt --no-build-isolation -e '.[dev,demo,images,report,browser,torchvision,timm,transformers,onnx,gguf,peers]'
 	$(BIN)/python -c 'from hope._util.operators import declare_missing_operators as declare; declare(); import torchvision, transformers'
 	touch $@
 

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from hope.rewrite.apply import cut
     from hope.rewrite.experts import stack_experts, unstack_experts
     from hope.rewrite.export import export_onnx, export_program
+    from hope.rewrite.gguf_file import export_gguf
     from hope.rewrite.recalibrate import recalibrate_bn
     from hope.rewrite.refit import refit
     from hope.statistics.dreams import dream
@@ -66,6 +67,7 @@ __all__ = [
     "deft",
     "dream",
     "encode",
+    "export_gguf",
     "export_onnx",
     "export_program",
     "fidelity",
@@ -109,6 +111,7 @@ _PLACES = {  # where names are defined: each is imported on first use, and torch
     "hope.rewrite.apply": ("cut",),
     "hope.rewrite.experts": ("stack_experts", "unstack_experts"),
     "hope.rewrite.export": ("export_onnx", "export_program"),
+    "hope.rewrite.gguf_file": ("export_gguf",),
     "hope.rewrite.recalibrate": ("recalibrate_bn",),
     "hope.rewrite.refit": ("refit",),
 }

@@ -30,6 +30,7 @@ from hope.report.accuracies import points_of
 from hope.report.encoding_table import left_alone_table, size_table
 from hope.report.figure import check_matplotlib, draw
 from hope.report.page import write_page
+from hope.report.serving import serving_table
 from hope.rewrite.export import Exported, Integers, export_onnx, export_program
 from hope.rewrite.packed_onnx import Grid
 from hope.rewrite.refit import compressed
@@ -300,11 +301,10 @@ class Encoding:
         """The run as if it had been saved in a folder and read again."""
         self._intact()
         found, timing = self.measurements, self.run.record.timing
-        fidelities = sorted(found.fidelities.items())
-        details = replace(self.run.details, source=source or {}, fidelities=fidelities).rounded()
+        details = replace(self.run.details, source=source or {}, fidelities=sorted(found.fidelities.items()))
         if timing is not None:
             timing = replace(timing, measured=tuple(sorted(found.times.items())))
-        return replace(self.run, folder=Path(folder)).changed(details=details, timing=timing)
+        return replace(self.run, folder=Path(folder)).changed(details=details.rounded(), timing=timing)
 
     def export_onnx(self, path: str | PathLike[str], *, check: bool = True) -> Exported:
         """Write the compressed model as ONNX, rounded weights as integers (see `hope.export_onnx`)."""
@@ -348,5 +348,5 @@ class Encoding:
         if self.evaluate is not None:
             lines.append(f"score {self.score:.4g}; of the original {self.score_after(0):.4g}")
         lines += [str(self.healed or ""), *self.notes, growth_note(self.growth)]
-        table = size_table(title, self.trajectory.size(0), self.size)
-        return [table, *filter(None, lines), *left_alone_table(self.left_alone)]
+        head = [size_table(title, self.trajectory.size(0), self.size), *filter(None, lines)]
+        return [*head, *serving_table(self.model), *left_alone_table(self.left_alone)]

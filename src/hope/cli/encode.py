@@ -10,10 +10,10 @@ from hope._util.files import check_folder
 from hope._util.locks import locked
 from hope._util.names import current_method
 from hope._util.notes import note
-from hope.cli import healing, models
+from hope.cli import gguf_option, healing, models
 from hope.cli.budget_options import add_bits, add_budgets, budget_of
 from hope.cli.compare import differing, started_otherwise
-from hope.cli.output_paths import path
+from hope.cli.output_paths import path, saved
 from hope.cli.text import windows
 from hope.errors import (
     CannotWrite,
@@ -21,7 +21,7 @@ from hope.errors import (
     UnknownMethod,
 )
 from hope.schedule.budget import run_budget
-from hope.schedule.resources import UNITS, Bytes
+from hope.schedule.resources import UNITS
 
 if TYPE_CHECKING:
     from hope.evaluate.estimate import Estimate
@@ -56,6 +56,7 @@ def register(commands: Any) -> None:
     parser.add_argument("--out", metavar="FOLDER", type=path, required=True, help="where to save the run")
     _add_options(parser)
     healing.add_argument(parser)
+    gguf_option.add_arguments(parser)
     parser.add_argument("--force", action="store_true", help="replace an existing run in the folder")
     parser.add_argument(
         "--resume",
@@ -152,6 +153,7 @@ def _run(options: argparse.Namespace, out: Path, budget: dict[str, Any]) -> None
         from hope.api import encode_resumable
 
         model, example = models.build(options)
+    gguf_option.check(options, model)
     if models.random_weights(options):
         note(f"{options.model} has random weights: give --weights FILE or --pretrained for trained ones")
     score = models.function(options.evaluate) if options.evaluate else None
@@ -188,31 +190,13 @@ def _run(options: argparse.Namespace, out: Path, budget: dict[str, Any]) -> None
         remove_checkpoint(partial)
         summary = str(encoding)
     print(summary)
-    print(_saved(out, options.out))
+    print(saved(out, options.out))
     _report(options, model, example, given)
 
 
 def _print_estimate(estimate: Estimate) -> None:
     if sum(estimate.seconds.values()) >= LONG:
         note(f"this takes {estimate}")
-
-
-KINDS = {"inputs": "synthetic inputs", "moments": "input statistics", "weights": "weights"}  # files of a run
-
-
-def _saved(out: Path, name: str) -> str:
-    """How large the folder is, and what is large in it."""
-    sizes = {file.name: file.stat().st_size for file in out.iterdir() if file.is_file()}
-    large = [
-        f"{KINDS[key]} {Bytes().format(size)}"
-        for file, size in sorted(sizes.items())
-        if (key := file.partition("-")[0]) in KINDS
-    ]
-    parts = f": {', '.join(large)}" if large else ""
-    return (
-        f"saved in {name} ({Bytes().format(sum(sizes.values()))}{parts}); "
-        "for another budget of the same run: hope extract --help"
-    )
 
 
 def _check_free(out: Path, options: argparse.Namespace) -> None:
@@ -248,6 +232,7 @@ def _report(options: argparse.Namespace, model: Any, example: Any, given: dict[s
     folders = [Path(options.out)]
     if options.heal is not None:
         folders.append(healing.heal_run(folders[0], model, example, given["method"], options.heal))
+    gguf_option.write_run(options, model, folders[-1])
     if options.report is not None:
         from hope.cli.report import PAGE, write
 

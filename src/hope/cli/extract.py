@@ -8,7 +8,7 @@ import warnings
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hope.cli import models
+from hope.cli import gguf_option, models
 from hope.cli.budget_options import add_budgets, budget_of
 from hope.cli.encode import PARTIAL
 from hope.cli.output_paths import check_apart, path
@@ -71,6 +71,7 @@ def register(commands: Any) -> None:
         type=path,
         help="write a transformers model for from_pretrained",
     )
+    gguf_option.add_arguments(parser)
     parser.add_argument(
         "--no-check", action="store_true", help="do not run the ONNX or .pt2 file to compare its outputs"
     )
@@ -80,7 +81,7 @@ def register(commands: Any) -> None:
 def run(options: argparse.Namespace) -> None:
     """Load, write, and print what was written."""
     more = [getattr(options, kind) for kind in KINDS]
-    targets = [one for one in (options.out, options.save_pretrained, *more) if one]
+    targets = [one for one in (options.out, options.save_pretrained, options.gguf, *more) if one]
     for given in targets:
         if not Path(given).parent.is_dir():
             raise CannotWrite(f"{given} cannot be written: there is no folder {Path(given).parent}: make it")
@@ -96,6 +97,7 @@ def run(options: argparse.Namespace) -> None:
             f"--input must be given, since {saved.folder} does not store it: give a shape like {models.INPUT}"
         )
     model, example = _built(options, saved, wanted)
+    gguf_option.check(options, model)
     small = load(options.folder, model, **budget).eval()
     if options.steps is not None:
         taken = saved.trajectory.steps_to("steps", options.steps)
@@ -106,8 +108,9 @@ def run(options: argparse.Namespace) -> None:
     print(f"{after:,} of {before:,} parameters ({after / before:.1%})")
     if options.save_pretrained:
         _save_pretrained(small, options.save_pretrained, wanted.model)
-    if options.out or not (options.save_pretrained or any(more)):
+    if options.out or not (options.save_pretrained or options.gguf or any(more)):
         _write_weights(small, Path(options.out or saved.folder / SMALL))
+    gguf_option.write(options, small, saved, saved.steps_for(budget))
     _write_more(small, example, options, saved, saved.steps_for(budget))
 
 
