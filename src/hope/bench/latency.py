@@ -30,7 +30,7 @@ TOLERANCE = 1e-3  # between the engines, in units of the largest answer
 
 
 def runner(engine: str, model: nn.Module, inputs: Tensor, folder: Path) -> Runner:
-    """The network in an engine, after a look at whether it gives torch's answers."""
+    """The network in an engine, once its answers are known to be torch's."""
     runtime = runtime_of(Runtime(engine, batch=len(inputs), threads=torch.get_num_threads()))
     run = Stopwatch(runtime).runner(model, inputs, folder)
     if engine == "torch":

@@ -119,7 +119,7 @@ class BatchedMatmul(AttentionProduct):
     """A product of matrices: of a signal and a parameter, or of two signals, batch by batch."""
 
     def channels(self, flow: Tracer, operation: Operation) -> Value | None:
-        """Between two signals, those of one batch come and go together; what is summed over is held fast."""
+        """Between two signals, those of one batch come and go together; what is summed over is kept."""
         first, second = (flow.value(one) for one in list(operation.arguments.values())[:2])
         if first is None or second is None or first.static or second.static:
             return super().channels(flow, operation)

@@ -21,7 +21,7 @@ class Split(Operator):
     """A dimension in several parts."""
 
     def channels(self, flow: Tracer, operation: Operation) -> Any:
-        """Channels that are split by position are held fast, except where every part loses the same ones."""
+        """Channels that are split by position are kept, except where every part loses the same ones."""
         x = flow.value(operation.first)
         if x is None or not operation.several:
             return None

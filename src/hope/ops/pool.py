@@ -24,7 +24,7 @@ class Pool(MomentPreserving):
         self.kind, self.spatial = kind, spatial
 
     def channels(self, flow: Tracer, operation: Operation) -> Any:
-        """Channels along a pooled dimension are held fast."""
+        """Channels along a pooled dimension are kept."""
         x = flow.value(operation.first)
         if x is None:
             return None
@@ -43,7 +43,7 @@ class Reduction(MomentPreserving):
     """A mean, sum, extreme or norm over some dimensions."""
 
     def channels(self, flow: Tracer, operation: Operation) -> Any:
-        """Channels along a reduced dimension are held fast."""
+        """Channels along a reduced dimension are kept."""
         x, over = flow.value(operation.first), operation.arguments.get("dim")
         if x is None or "dim" not in operation.arguments or isinstance(over, Ref):
             two = len(flow.values(operation.arguments)) == 2  # the larger of two values, place by place
@@ -80,7 +80,7 @@ class Resize(Operator):
     """Interpolation in space."""
 
     def channels(self, flow: Tracer, operation: Operation) -> Value | None:
-        """Channels along a resized dimension are held fast."""
+        """Channels along a resized dimension are kept."""
         x = flow.value(operation.first)
         if x is None:
             return None

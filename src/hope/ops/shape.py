@@ -178,7 +178,7 @@ class Reordered(Operator):
     """The same places in another order."""
 
     def channels(self, flow: Tracer, operation: Operation) -> Value | None:
-        """Channels along a reordered dimension are held fast."""
+        """Channels along a reordered dimension are kept."""
         x, over = flow.value(operation.first), operation.arguments.get("dims")
         if x is None or not over:
             return None

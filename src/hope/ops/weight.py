@@ -115,7 +115,7 @@ class Weighted(Operator):
 
 
 def _through(flow: Tracer, operation: Operation, x: Value, channel: int) -> tuple[Ids, ...]:
-    """Labels over the batch pass; those over places that the weight covers are held fast."""
+    """Labels over the batch pass; those over places that the weight covers are kept."""
     others = [label for label in x.labels if dims(label) != (channel,)]
     through = tuple(label for label in others if all(d < channel for d in dims(label)))
     why = Cause.MIXED.at(str(operation))
@@ -303,7 +303,7 @@ class Embedding(Weighted):
     modules = (nn.Embedding,)
 
     def channels(self, flow: Tracer, operation: Operation) -> Value | None:
-        """New channels in the last dimension; the rows are held fast."""
+        """New channels in the last dimension; the rows are kept."""
         weight, shape = flow.value(operation.arguments["weight"]), operation.output
         if weight is None or weight.tensor is None or shape[-1] == 1:
             return None

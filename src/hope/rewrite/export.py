@@ -1,6 +1,6 @@
 """A network as a file that other programs run: ONNX, and torch's own `.pt2`.
 
-Both come from one `torch.export` whose batch may vary, looked at with two batches of other sizes than it was
+Both come from one `torch.export` whose batch may vary, checked on two batches of other sizes than it was
 made with: what is written gives the model's answers, or nothing is written.
 """
 
@@ -54,8 +54,8 @@ class Exported:
 
     def __str__(self) -> str:
         takes = "it takes batches of any size" if self.batch is None else f"it takes batches of {self.batch}"
-        looked = "its answers were checked" if self.checked else "its answers were not checked"
-        return f"{self.path}: {self.note or takes}; {looked}"
+        checked = "its answers were checked" if self.checked else "its answers were not checked"
+        return f"{self.path}: {self.note or takes}; {checked}"
 
 
 def export_onnx(

@@ -14,7 +14,7 @@ from hope.statistics.measured import PLACES
 from hope.trace.program import Operation
 
 ROWS = 32  # samples per unknown that are used; more add no information
-LEAST = 1 << 14  # samples that are looked at anyway
+LEAST = 1 << 14  # samples that are used anyway
 PATCHES = 1 << 24  # numbers that are laid out at a time
 FLOOR = 1e-6  # least λ
 
@@ -26,7 +26,7 @@ class NormalEquations:
         operation: that uses the weight.
         weight: as it is.
         total: how many places there will be in all batches.
-        seed: of the places that are looked at, where there are more than enough.
+        seed: of the places that are drawn, where there are more than enough.
     """
 
     def __init__(self, operation: Operation, weight: Tensor, total: int, seed: int = 0) -> None:

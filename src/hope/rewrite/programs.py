@@ -1,6 +1,6 @@
 """A network as one exported program, for batches of any size where the model allows it.
 
-Looked at with two batches of other sizes than it was made with, so that what is written gives the model's
+Checked on two batches of other sizes than it was made with, so that what is written gives the model's
 answers.
 """
 
@@ -31,7 +31,7 @@ class ExportedModel:
 
     Attributes:
         program: what `torch.export` gave.
-        calls: inputs to look at it with.
+        calls: inputs to check it on.
         outputs: names for what it gives.
         shapes: what may vary, in the form of `torch.export`; None if nothing does.
         batch: the batch size that it takes; None if any.
@@ -117,7 +117,7 @@ def _with_batch(call: Call, batch: int, size: int) -> Call:
 
 
 def _filled(call: Call) -> Call:
-    """Inputs to look at a network with: where the example is one number all over, noise."""
+    """Inputs to check a network on: where the example is one number all over, noise."""
     generator = torch.Generator().manual_seed(0)
 
     def fill(leaf: Any) -> Any:

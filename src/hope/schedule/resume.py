@@ -27,7 +27,7 @@ class EvictionProgress:
     """How far the search for evictions has come, if it is not finished.
 
     Attributes:
-        levels: how many sizes it has looked at; None while the steps themselves are not complete.
+        levels: how many sizes it has evaluated; None while the steps themselves are not complete.
         evicted: (position in the steps, number of the block) of what it has decided for.
     """
 

@@ -17,8 +17,8 @@ from hope.schedule.trajectory import Trajectory
 from hope.schedule.width_constraints import Group, Groups
 from hope.structure.anatomy import Anatomy
 
-CHUNK = 256  # steps between two looks at the budget, at least
-PART = 16  # of the steps that are there, in a long run: a look counts all of them
+CHUNK = 256  # steps between two checks of the budget, at least
+PART = 16  # of the steps that are there, in a long run: a check counts all of them
 
 
 @dataclass(frozen=True)

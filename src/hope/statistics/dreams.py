@@ -153,7 +153,7 @@ def dreamed(
 
 
 def enough(values: Sequence[Any], kind: str) -> int:
-    """How many inputs are made up: as many as have so many places together.
+    """How many inputs are synthesised: as many as have so many places together.
 
     >>> [enough([torch.zeros(1, 3, side, side)], "patterns") for side in (8, 112, 1000)]
     [256, 128, 32]

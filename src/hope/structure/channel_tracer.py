@@ -26,7 +26,7 @@ class ChannelTracer:
     """The channels of one or more programs of the same model (evaluation, and training if it differs).
 
     Args:
-        streams: whether channels of streams may go: then a norm over channels is followed, not held fast.
+        streams: whether channels of streams may be removed: they are then traced through norms over channels.
     """
 
     def __init__(self, shapes: Mapping[str, Shape], *, streams: bool = False) -> None:
