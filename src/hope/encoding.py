@@ -14,11 +14,10 @@ from torch import nn
 from hope._util.calls import Example
 from hope._util.disk_cache import DiskCache, fit_file
 from hope._util.numbers import plural
-from hope._util.progress import EVALUATE, FIDELITY, SEARCH, bar
+from hope._util.progress import EVALUATE, FIDELITY
 from hope._util.tables import html, text
 from hope.errors import InfeasibleBudget, InvalidAction, UnknownMethod
-from hope.evaluate.along import Along, growth, growth_note, kept, score, spaced
-from hope.evaluate.fidelity import EVALUATIONS, longest_above
+from hope.evaluate.along import Along, growth, growth_note, kept, longest, score, spaced
 from hope.evaluate.measurements import Measurements
 from hope.healing.heal import Healed, HealOptions, Settings, distilled
 from hope.latency.runtime import Runtime
@@ -47,8 +46,6 @@ from hope.structure.sizes import Size
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
-
-ROUNDED = 1e-9  # a difference of scores that is none
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -243,12 +240,9 @@ class Encoding:
     def truncated(self, budget: Budget, multiple_of: int = 1, *, progress: bool | None = False) -> Encoding:
         """The same run, stopped where a budget is met; `InfeasibleBudget` says what it reaches instead."""
         if budget.kind.searched:
-            with bar(SEARCH, EVALUATIONS, progress) as show:
-                least, after = budget.value, self.fidelity_after
-                if budget.unit == "drop":
-                    least, after = self.score_after(0) - budget.value - ROUNDED, self.score_after
-                longest = longest_above(least, len(self.trajectory), after, show)
-                return replace(self, run=self.run.changed(steps=self.trajectory.steps_to("steps", longest)))
+            after = self.fidelity_after, self.score_after
+            steps = longest(budget, len(self.trajectory), *after, progress)
+            return replace(self, run=self.run.changed(steps=self.trajectory.steps_to("steps", steps)))
         try:
             return replace(self, run=self.run.changed(steps=self.trajectory.steps_at(budget)))
         except InfeasibleBudget as error:

@@ -38,7 +38,8 @@ from hope.methods.calibration import has_data
 from hope.methods.method import NetworkStatistics
 from hope.rewrite.apply import outcome
 from hope.rewrite.config import configured, groups_of
-from hope.schedule.bits import BitOptions, bits_for, readers, roundings, with_readers
+from hope.schedule.bit_options import BitOptions, bits_for
+from hope.schedule.bits import readers, roundings, with_readers
 from hope.schedule.budget import Budget
 from hope.schedule.cost_model import CostModel
 from hope.schedule.resume import Resume, RunCheckpoint

@@ -28,7 +28,8 @@ from hope.geometry.rounding import (
     with_feedback,
 )
 from hope.report.page import write_page
-from hope.schedule.bits import BitOptions, interleaved, lost_by, readers, roundings
+from hope.schedule.bit_options import BitOptions
+from hope.schedule.bits import interleaved, lost_by, readers, roundings
 from hope.storage.arrays import read_arrays, state
 from hope.storage.run import read_run
 from tests.support import randomise

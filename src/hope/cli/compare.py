@@ -96,7 +96,7 @@ def started_otherwise(
 
 def _wanted(budget: dict[str, Any], given: dict[str, Any]) -> dict[str, Any]:
     """What is asked for, as runs note it."""
-    from hope.schedule.bits import bits_for
+    from hope.schedule.bit_options import bits_for
 
     asked = run_budget(given.get("bits"), budget)
     engine = getattr(given.get("runtime"), "engine", "")

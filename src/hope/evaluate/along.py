@@ -10,11 +10,14 @@ from torch import nn
 
 from hope._util.disk_cache import DiskCache, cached_number, using
 from hope._util.numbers import plural
-from hope._util.progress import bar, busy
+from hope._util.progress import SEARCH, bar, busy
 from hope.actions import Action
 from hope.actions.registered import digest_of_steps
 from hope.errors import InvalidExample
+from hope.evaluate.fidelity import EVALUATIONS, longest_above
+from hope.schedule.budget import Budget
 
+ROUNDED = 1e-9  # a difference of scores that is none
 GROWTH = 4.0  # times the original's largest entry: larger weights are reported
 
 
@@ -66,6 +69,26 @@ def spaced(total: int, steps: int, points: int) -> list[int]:
     [0, 25, 33, 50, 75, 100]
     """
     return sorted({round(total * k / points) for k in range(points + 1)} | {steps})
+
+
+def longest(
+    budget: Budget,
+    total: int,
+    fidelity: Callable[[int], float],
+    score: Callable[[int], float],
+    progress: bool | None,
+) -> int:
+    """How many steps the longest run has that meets a budget in fidelity or in the user's score.
+
+    Args:
+        total: all steps of the run.
+        fidelity, score: the number of steps -> the number after them.
+    """
+    with bar(SEARCH, EVALUATIONS, progress) as show:
+        least, after = budget.value, fidelity
+        if budget.unit == "drop":
+            least, after = score(0) - budget.value - ROUNDED, score
+        return longest_above(least, total, after, show)
 
 
 def score(evaluate: Callable[[nn.Module], object], model: nn.Module) -> float:

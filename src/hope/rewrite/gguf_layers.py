@@ -199,7 +199,7 @@ def check_family(model: nn.Module) -> None:
     if kind not in FAMILIES or not hasattr(model, "lm_head"):
         what = f"{type(model).__name__} ({kind})" if kind else type(model).__name__
         raise CannotExport(
-            f"GGUF is written for causal language models of {', '.join(FAMILIES)}, got {what}: {ANOTHER_WAY}"
+            f"the model must be a causal language model of {', '.join(FAMILIES)}, got {what}: {ANOTHER_WAY}"
         )
     if getattr(config, "hidden_act", "") not in ("silu", "swish"):
         raise CannotExport(f"MLPs in GGUF must have silu, got {config.hidden_act}: {ANOTHER_WAY}")
@@ -237,7 +237,9 @@ def _layers(inner: nn.Module) -> list[FileLayer]:
     found: list[FileLayer] = []
     for name, module in inner.get_submodule("layers").named_children():
         if not all(hasattr(module, part) for part in ("self_attn", "mlp", *NORMS)):
-            raise CannotExport(f"layer {name} must have an attention and an MLP, got {type(module).__name__}")
+            raise CannotExport(
+                f"layer {name} must have an attention and an MLP, got {type(module).__name__}: {ANOTHER_WAY}"
+            )
         attention, mlp = module.get_submodule("self_attn"), module.get_submodule("mlp")
         before, after = _constant(attention), _constant(mlp)
         if found:

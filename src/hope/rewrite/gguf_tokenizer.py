@@ -91,7 +91,8 @@ def _copy(writer: Any, file: Path) -> None:
         fields = GGUFReader(file).fields
     except Exception as error:  # whatever the reader says of other files
         raise CannotExport(
-            f"{file} must be a GGUF file, or a folder with {FILE}, got something else ({first_line(error)})"
+            f"{file} must be a GGUF file, or a folder with {FILE}, got something else: give the "
+            f"original's GGUF file ({first_line(error)})"
         ) from error
     for name, one in fields.items():
         if name.startswith("tokenizer."):
