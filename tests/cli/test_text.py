@@ -93,7 +93,7 @@ def test_a_model_of_two_texts_is_calibrated_on_one(folder: Path, tmp_path: Path)
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("a cat", "tokens, one text of --input has 8: give more text"),
+        ("a cat", "must have at least 8 tokens, as one text of --input has, got 4: give more text"),
         (None, "cannot be read by the tokenizer"),
     ],
 )
@@ -110,7 +110,7 @@ def test_texts_that_cannot_be_used(
 
 def test_a_shape_that_is_none_of_texts(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["inspect", f"hf:{folder}", "--input", "1x3x8x8"]) == 2
-    assert "--input must be texts x tokens, like 1x128, got 1x3x8x8" in capsys.readouterr().err
+    assert "--input must be texts x tokens, got 1x3x8x8: write it like 1x128" in capsys.readouterr().err
 
 
 def test_code_in_the_folder_of_a_model_is_never_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

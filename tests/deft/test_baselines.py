@@ -105,7 +105,7 @@ def test_a_baseline_moves_what_it_should_and_nothing_else(name: str, tmp_path: P
 
 
 def test_a_head_that_is_not_there_is_refused() -> None:
-    with pytest.raises(hope.deft.InvalidHead, match="no module 'fc'"):
+    with pytest.raises(hope.deft.InvalidHead, match="head must be a module of this Sequential, got 'fc'"):
         baselines.full(made(chain()), "fc")
     with pytest.raises(hope.deft.InvalidPenalty, match="batches="):
         baselines.ewc(made(chain()), "12")

@@ -136,7 +136,7 @@ def test_missing_or_incomplete_images_are_told(data: Path, tmp_path: Path) -> No
     with pytest.raises(MissingData, match=r"there is no .*cifar100-30c\.npz"):
         datasets.cifar100(tmp_path)
     np.savez(tmp_path / "cifar100-30c.npz", x_train=np.zeros(1))
-    with pytest.raises(MissingData, match="has no y_train, x_test, y_test"):
+    with pytest.raises(MissingData, match="got none called y_train, x_test, y_test"):
         datasets.cifar100(tmp_path)
     _, labels, _, _ = datasets.cifar100(data)
     assert labels.unique().tolist() == [0, 1, 2]

@@ -146,7 +146,7 @@ def test_the_start_of_fine_tuning_differs_by_task_and_not_by_method(
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        ({"coarse_train": None}, "has no coarse_train"),
+        ({"coarse_train": None}, "got none called coarse_train"),
         ({"x_test": np.zeros((120, 32, 32))}, "x_test in .* uint8 NxHxWx3 is needed"),
         ({"coarse_train": np.zeros(120, dtype=np.uint8)}, "1 superclasses"),
         ({"coarse_test": np.zeros(3, dtype=np.uint8)}, "one whole number per image"),

@@ -87,7 +87,7 @@ def test_weights_that_fit_no_block_are_refused() -> None:
     whole, one = torch.ones(2, 48, dtype=torch.int8), torch.ones(2, 1)
     with pytest.raises(CannotExport, match="blocks of 32 inputs for Q8_0, got 48 in 1 groups"):
         blocks_of(Grid(whole, one), "Q8_0")
-    with pytest.raises(CannotExport, match="got 64 inputs in 4 groups: round with group=32"):
+    with pytest.raises(CannotExport, match="got 64 in 4 groups: round with group=32"):
         blocks_of(Grid(torch.ones(2, 64, dtype=torch.int8), torch.ones(2, 4)), "Q4_0")
     with pytest.raises(CannotExport, match="numbers of Q4_0 must be -8 to 7, got 9: write Q8_0"):
         blocks_of(Grid(torch.full((2, 32), 9, dtype=torch.int8), one), "Q4_0")
