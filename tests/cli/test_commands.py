@@ -310,9 +310,8 @@ def test_resume_does_not_replace_a_run_of_other_options(
     ):
         assert main([*given, *more]) == 2
         err = capsys.readouterr().err
-        assert (
-            f"{plan.parent} must have a run of the same options, got a run of other options ({differs}" in err
-        )
+        refused = f"{plan.parent} must have a run of the same options, got a run of other options"
+        assert f"{refused} ({differs}" in err
         assert "give the same to resume it, --force too to replace it" in err
     plan.write_bytes(before[:-20])
     assert main([*given, "--density", "0.5"]) == 2  # what cannot be read may be another's
@@ -339,10 +338,7 @@ def test_resume_does_not_replace_an_interrupted_run_of_other_options(
     ):
         assert main([*given, "--density", "0.5", *more]) == 2
         err = capsys.readouterr().err
-        assert (
-            f"{partial.parent} must have a run of the same options, got an interrupted run of other options ("
-            in err
-        )
+        assert f"{partial.parent} must have a run of the same options, got an interrupted run of" in err
         assert differs in err
         assert partial.read_bytes() == before
     assert main([*given, "--macs", "0.5"]) == 2

@@ -43,8 +43,6 @@ def test_writing_takes_no_copy_of_all_tensors(tmp_path: Path) -> None:
 
 
 def test_a_type_that_no_file_has_is_refused_by_name(tmp_path: Path) -> None:
-    with pytest.raises(
-        hope.CannotWrite, match=r"a\.b must have a type that safetensors stores, got torch.complex128"
-    ):
+    with pytest.raises(hope.CannotWrite, match=r"a\.b must have a type .*, got torch\.complex128"):
         write_tensor_file(tmp_path / "x", {"a.b": torch.zeros(1, dtype=torch.complex128)})
     assert not list(tmp_path.iterdir())
