@@ -142,7 +142,7 @@ def test_a_registered_unit_that_cannot_be_met_is_refused_in_its_own_words() -> N
 
 
 @pytest.mark.parametrize("method", ["absorb", "paper", "l1-in"])
-def test_a_measured_unit_ranks_the_steps_and_is_a_budget_of_its_own_runs(method: str) -> None:
+def test_a_measured_unit_ranks_the_steps_and_is_a_budget_of_its_own_runs(method: str, tmp_path: Path) -> None:
     net = build()
     encoding = hope.encode(net, EXAMPLE, energy=0.5, method=method)  # type: ignore[call-arg]
     macs = encoding.trajectory.sizes[:, 2]
@@ -151,6 +151,10 @@ def test_a_measured_unit_ranks_the_steps_and_is_a_budget_of_its_own_runs(method:
     assert encoding.run.details.settings["ranked"] == "energy"
     small = encoding.at(energy=3 * int(macs[1]))  # type: ignore[call-arg]
     assert all(map(torch.equal, small.parameters(), encoding.at(steps=1).parameters()))
+    folder = encoding.save(tmp_path / "run")
+    assert read_run(folder).trajectory.counts("energy").tolist() == (3 * macs).tolist()
+    loaded = hope.load(folder, net, energy=3 * int(macs[1]))  # type: ignore[call-arg]
+    assert all(map(torch.equal, loaded.parameters(), small.parameters()))
     other = hope.encode(net, EXAMPLE, params=0.5, method=method)
     with pytest.raises(hope.InfeasibleBudget, match="does not know its energy: encode again with energy="):
         other.at(energy=0.5)  # type: ignore[call-arg]
