@@ -86,7 +86,7 @@ def longest(
     """
     with bar(SEARCH, EVALUATIONS, progress) as show:
         least, after = budget.value, fidelity
-        if budget.unit == "drop":
+        if budget.kind.scored:
             least, after = score(0) - budget.value - ROUNDED, score
         return longest_above(least, total, after, show)
 

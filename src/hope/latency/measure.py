@@ -28,7 +28,7 @@ ODD = (1.0, 0.5, 0.25)  # shares of the widths at which networks with uneven wid
 
 def runtime_for(budget: Budget, given: Runtime | str | None, example: Example | None) -> Runtime | None:
     """The resolved runtime of a latency budget; None for other budgets."""
-    if budget.unit == "latency":
+    if budget.kind.timed:
         return resolve_runtime(runtime_of(given), example)
     if given is not None:
         raise UnknownMethod(
