@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from hope._util.memo import Memo
 from hope._util.numbers import plural
 from hope.actions import Action, kinds
 from hope.errors import InfeasibleBudget
@@ -42,7 +43,7 @@ class Trajectory:
     anatomy: Anatomy
     stops: tuple[int, ...] = ()
     predicted: Mapping[str, Counts] = field(default_factory=dict)
-    _counted: dict[str, Counts] = field(default_factory=dict, init=False)
+    _counted: Memo[str, Counts] = field(default_factory=Memo, init=False)
 
     @classmethod
     def of(
@@ -102,17 +103,18 @@ class Trajectory:
         Raises:
             InfeasibleBudget: it is not known of this run.
         """
-        if resource not in self._counted:
-            found, kind = self.predicted.get(resource), Budget(resource, 1).resource
-            if found is None and kind is not None:
-                found = kind.counts(self.anatomy, self.steps)
-            if found is None:
-                raise InfeasibleBudget(
-                    f"{resource} must be the budget that a run was encoded with, got a run that does not "
-                    f"know its {resource}: encode again with {resource}=, or take another budget"
-                )
-            self._counted[resource] = found
-        return self._counted[resource]
+        return self._counted.of(resource, lambda: self._counts(resource))
+
+    def _counts(self, resource: str) -> Counts:
+        found, kind = self.predicted.get(resource), Budget(resource, 1).resource
+        if found is None and kind is not None:
+            found = kind.counts(self.anatomy, self.steps)
+        if found is None:
+            raise InfeasibleBudget(
+                f"{resource} must be the budget that a run was encoded with, got a run that does not "
+                f"know its {resource}: encode again with {resource}=, or take another budget"
+            )
+        return found
 
     def mix(self, steps: int | None = None) -> dict[str, int]:
         """How many actions of each kind there are among the first steps.
