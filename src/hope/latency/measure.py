@@ -18,7 +18,7 @@ from hope.latency.runtime import Runtime, block_of, check_device, runtime_of
 from hope.latency.stopwatch import Stopwatch
 from hope.latency.surface import ALIGNED, FRACTIONS, LatencyCurve
 from hope.latency.timed_operators import movable, read_layout
-from hope.rewrite.apply import operate
+from hope.rewrite.apply import reshape
 from hope.rewrite.rounded import as_integers
 from hope.schedule.budget import Budget
 from hope.structure.anatomy import Anatomy
@@ -123,7 +123,7 @@ def narrow(
         for name, count in removed.items()
         if count
     ]
-    operate(small, anatomy, [*steps, *map(Evict, evicted)], arithmetic=False)
+    reshape(small, anatomy, [*steps, *map(Evict, evicted)])
     return small.eval()
 
 
