@@ -26,7 +26,7 @@ spot spots standings survivor survivors taker takeover takers tell telling tells
 untold vessel vessels voice voices ways weave weaver weigh weighed weighs woven
 """
 # how often the package has them all the same: in formats of files, and in names of Python and torch
-KEPT = {"clock": 1, "deciding": 2, "eye": 4, "goes": 1, "intakes": 1, "silence": 1, "told": 1}
+KEPT = {"clock": 1, "deciding": 2, "eye": 4, "goes": 1, "intakes": 1, "silence": 1}
 PHRASES = (
     "closing the loop", "close the loop", "loop is closed", "what it was told", "held fast", "made up",
     "looked at", "looks at", "look at", "takes over", "took over", "take over"

@@ -58,7 +58,8 @@ class Encoding:
         original: the network before compression.
         notes: messages for the user.
         inputs: the inputs of the refit, if there is one.
-        measurements: fidelities and times, each measured when it is first asked for.
+        measurements: fidelities and times, each measured when it is first asked for: a memo, the only part
+            that changes.
         cache: of a run that can be resumed.
         shares_weights: whether the original was too large to copy.
         evaluate: the user's own score of a network.

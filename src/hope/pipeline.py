@@ -120,7 +120,7 @@ def _check_evaluate(budget: Budget | None, evaluate: object) -> None:
             f"evaluate must be a function of a model, got {type(evaluate).__name__}: def evaluate(model): "
             "return accuracy"
         )
-    if evaluate is None and budget is not None and budget.unit == "drop":
+    if evaluate is None and budget is not None and budget.kind.scored:
         raise UnknownMethod(
             "drop must have a score, got no evaluate=: pass a function of a model that returns its score, "
             "or fidelity=0.9"
@@ -265,7 +265,7 @@ def cost_model(
         how: dict[str, Any] = {"integers": bool(options.bits.counts), "inputs": inputs if real else ()}
         return latency_model(model, example, anatomy, options.runtime, progress=options.progress, **how)
     resource = budget.resource
-    if resource is None or not (resource.measured or (resource.ranks and options.method.by_budget)):
+    if resource is None or not budget.ranks(options.method.by_budget):
         return None
     return resource.cost_model(model, example, anatomy)
 
@@ -324,7 +324,7 @@ def finished(encoding: Encoding, budget: Budget, multiple_of: int, progress: boo
     notes, model = [*encoding.notes], encoding.original
     if (
         encoding.run.details.settings.get("uniform")
-        and budget.unit == "steps"
+        and budget.kind.counts_steps
         and encoding.steps != budget.value
     ):
         notes.append(f"{budget} is no stop of this run, whose layers go together: {encoding.steps} are taken")

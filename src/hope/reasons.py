@@ -119,7 +119,6 @@ class Cause(Enum):
     OUTPUTS_LAST = "outputs_last", "its outputs are not in the first dimension (a transposed layer)", \
         "outputs not in the first dimension"
     ASKED = "asked", "requested with core=", "requested"
-    EARLIER = "told", "{detail}", "written by an earlier version"
     # fmt: on
 
     def at(self, place: str = "", detail: str = "") -> Reason:

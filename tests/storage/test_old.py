@@ -61,6 +61,12 @@ def test_runs_that_know_no_times_know_their_bytes() -> None:
         hope.load(folder, net, latency=0.5)
 
 
+def test_a_run_that_was_stored_with_times_knows_its_latency() -> None:
+    run = read_run(OLD / "run-v3-latency")
+    assert run.trajectory.counts("latency").tolist() == list(run.record.times)
+    assert run.trajectory.steps_to("latency", 0.6) == run.steps
+
+
 def test_a_run_by_the_former_name_of_a_method_has_the_present_one() -> None:
     run = read_run(OLD / "run-v3-hope")
     assert run.method == run.details.settings["method"]["name"] == "paper"

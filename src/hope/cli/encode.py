@@ -11,7 +11,7 @@ from hope._util.locks import locked
 from hope._util.names import current_method
 from hope._util.notes import note
 from hope.cli import gguf_option, healing, models
-from hope.cli.budget_options import add_bits, add_budgets, budget_of
+from hope.cli.budget_options import add_bits, add_budgets, budget_of, unit_given
 from hope.cli.compare import differing, started_otherwise
 from hope.cli.output_paths import path, saved
 from hope.cli.text import windows
@@ -246,7 +246,8 @@ def _check_options(options: argparse.Namespace) -> None:
         raise InfeasibleBudget(
             f"one of the arguments {names} --bits must be given, got none: see `hope encode --help`"
         )
-    if options.drop is not None and not options.evaluate:
+    unit = unit_given(options)
+    if unit is not None and unit.scored and not options.evaluate:
         raise UnknownMethod(
             "--drop must have a score, got no --evaluate: add --evaluate FILE.py:FUNCTION, or give "
             "--fidelity 0.9"
@@ -257,13 +258,13 @@ def _check_options(options: argparse.Namespace) -> None:
                 f"--{name} must be left out with --method {options.method}, which does not have it: omit "
                 f"it, or use --method {' or '.join(methods)}"
             )
-    where = _runtime(options)
-    if where and options.latency is None:
+    where, timed = _runtime(options), unit is not None and unit.timed
+    if where and not timed:
         name = next(iter(where)).replace("engine", "runtime")
         raise UnknownMethod(
             f"--{name} must come with --latency, got another budget: omit it, or give --latency (0.6, 12ms)"
         )
-    if options.latency is not None:
+    if timed:
         from hope.latency.runtime import Runtime, runtime_of
 
         runtime_of(Runtime(**{"engine": "torch", **where}))
@@ -311,8 +312,8 @@ def _given(options: argparse.Namespace, model: Any, example: Any) -> dict[str, A
     """The other options of the run, as keywords."""
     from hope.rewrite.experts import widths_of
 
-    multiple_of = options.multiple_of
-    if multiple_of is None and options.latency is None:
+    multiple_of, unit = options.multiple_of, unit_given(options)
+    if multiple_of is None and not (unit is not None and unit.timed):
         multiple_of = widths_of(model) if options.uniform else 1
         if multiple_of > 1:
             note(
@@ -330,7 +331,7 @@ def _given(options: argparse.Namespace, model: Any, example: Any) -> dict[str, A
         "group": options.group,
         "round": options.round,
     }
-    if options.latency is not None:
+    if unit is not None and unit.timed:
         from hope.latency.runtime import Runtime
 
         given["runtime"] = Runtime(**{"engine": "torch", **_runtime(options)})

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from functools import partial
 from typing import Any
 
 import torch
@@ -17,6 +18,7 @@ from hope.deft.severing import Absorbed, absorb
 from hope.deft.tuning import Tuning
 from hope.errors import InvalidPartition
 from hope.methods.method import listed
+from hope.storage.adapter import Cost
 
 
 def prepare(
@@ -85,11 +87,11 @@ def prepare(
         True
     """
     check_weights(model, partition.original)
-    tuning = ready(
-        model, partition, head=head, freeze_statistics=freeze_statistics, sever=sever, calibration=calibration
-    )
-    tuning.cost = cost_of(model, partition, tuning, batches)
-    report_cost(tuning.cost, partition)
+    how: dict[str, Any] = {"freeze_statistics": freeze_statistics, "sever": sever, "calibration": calibration}
+    cost = partial(cost_of, model, partition, batches=batches)
+    tuning = ready(model, partition, head=head, cost=cost, **how)
+    if tuning.cost is not None:
+        report_cost(tuning.cost, partition)
     return tuning
 
 
@@ -101,8 +103,9 @@ def ready(
     freeze_statistics: bool = False,
     sever: str | None = None,
     calibration: Iterable[Any] | None = None,
+    cost: Callable[[Tuning], Cost] | None = None,
 ) -> Tuning:
-    """The same without measuring the cost."""
+    """The same without measuring the cost, unless `cost` does."""
     sever = partition.sever if sever is None else check_sever(sever)
     if sever != partition.sever and (partition.fresh or sever == "refit"):
         raise InvalidPartition(
@@ -129,6 +132,7 @@ def ready(
         shares_head=head is None,
         absorbed_head=absorbed.head,
         notes=(*absorbed.notes, *_notes(partition)),
+        cost=cost,
     )
 
 

@@ -11,6 +11,7 @@ from torch import nn
 
 from hope._util.calls import Example, duplicate, unlabelled
 from hope._util.finite import check_finite
+from hope._util.memo import Memo
 from hope.actions import Action
 from hope.deft import search
 from hope.deft.bounds import Bounds, CoreSlackSplit, find_bounds
@@ -147,10 +148,10 @@ def partition(  # noqa: PLR0913
         return _by_paper(model, anatomy, targets, asked, paper, batches, common, progress)
     targets = find_targets(anatomy, head, patterns, lambda unit: unit.kind == "layer" and unit.fixed is None)
     order = ranking(model, example, anatomy, targets, calibration, progress)
-    fidelities = list[Fidelity]()
+    known = Memo[str, Fidelity | None]()
 
     def make(free: float) -> Partition:
-        return _refitted(order.core(free), targets, {**common, "_fidelities": fidelities})
+        return _refitted(order.core(free), targets, {**common, "known": known})
 
     if asked.fidelity is None:
         return make(asked.free)
@@ -217,7 +218,7 @@ def _grown(
         bounds=Bounds((), proven=True),
         left_alone=targets.left_alone,
         growth=found,
-        _fidelities=[fidelity],
+        known=Memo({"fidelity": fidelity}),
         **common,
     )
 
@@ -237,7 +238,7 @@ def _by_paper(
     known = _energies(model, anatomy, batches, literal, progress)
     states = [unit_state(unit, known, merges=asked.merge is not None) for unit in targets.free]
     paths = [walk(state) for state in states]
-    fidelities = list[Fidelity]()
+    memo = Memo[str, Fidelity | None]()
 
     def make(percentile: float, merge: str | None) -> Partition:
         path = None if merge is None else replace(paper, merge=merge).path
@@ -271,7 +272,7 @@ def _by_paper(
             bounds=find_bounds(split, tau, merge != "pair" or not merges),
             left_alone=targets.left_alone,
             clamp=paper.rewrite.clamp,
-            _fidelities=fidelities,
+            known=memo,
             **common,
         )
 

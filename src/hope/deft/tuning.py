@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from os import PathLike
 from pathlib import Path
@@ -74,7 +74,7 @@ class Tuning:
         penalty: Penalty | None = None,
         absorbed_head: Mapping[str, Tensor] | None = None,
         notes: Sequence[str] = (),
-        cost: Cost | None = None,
+        cost: Cost | Callable[[Tuning], Cost] | None = None,
         growth: Growth | None = None,
         shares_head: bool = False,
     ) -> None:
@@ -85,7 +85,8 @@ class Tuning:
             frozen: parameter or buffer -> mask; the head's are ignored.
             masks_source: whether `source()` masks the head by default.
             rewritten: where the model already differs from the source checkpoint.
-            absorbed_head, notes, cost, growth, shares_head: as attributes.
+            cost: as attribute, or what measures it.
+            absorbed_head, notes, growth, shares_head: as attributes.
         """
         self.model, self.method, self.head, self.original = model, method, head, original
         self.source_head = model.get_submodule(head).requires_grad_(False)
@@ -96,7 +97,6 @@ class Tuning:
         self._penalty = penalty
         self.absorbed_head = dict(absorbed_head or {})
         self.notes = tuple(notes)
-        self.cost = cost
         self.growth, self.shares_head = growth, shares_head
         self.active_adapter = "default"
         self._adapters: dict[str, Adapter] = {}
@@ -119,6 +119,7 @@ class Tuning:
         self.holds_statistics = freeze_statistics
         if freeze_statistics:
             hold(model, frozen, head)
+        self.cost: Cost | None = cost(self) if callable(cost) else cost
 
     def penalty(self) -> Tensor:
         """The method's penalty on the loss: 0 for DEFT, full, head-only and BN-tuning."""

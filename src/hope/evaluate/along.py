@@ -9,6 +9,7 @@ from math import isfinite, nan
 from torch import nn
 
 from hope._util.disk_cache import DiskCache, cached_number, using
+from hope._util.memo import Memo
 from hope._util.numbers import plural
 from hope._util.progress import SEARCH, bar, busy
 from hope.actions import Action
@@ -28,7 +29,7 @@ class Along:
     Attributes:
         phase: what is shown while it is computed.
         compute: the number of steps -> the number.
-        known: what was computed.
+        known: what was computed; it outlives this.
 
     >>> along = Along("counting", lambda steps: 1 - steps / 16)
     >>> along.points(range(0, 10, 4)), along.known[8]
@@ -37,14 +38,16 @@ class Along:
 
     phase: str
     compute: Callable[[int], float]
-    known: dict[int, float] = field(default_factory=dict)
+    known: Memo[int, float] = field(default_factory=Memo)
 
     def after(self, steps: int) -> float:
         """The number after so many steps."""
-        if steps not in self.known:
+
+        def compute() -> float:
             with busy(self.phase):
-                self.known[steps] = self.compute(steps)
-        return self.known[steps]
+                return self.compute(steps)
+
+        return self.known.of(steps, compute)
 
     def points(self, steps: Sequence[int], progress: bool | None = None) -> list[tuple[int, float]]:
         """(steps, number) after each of these steps."""
@@ -86,7 +89,7 @@ def longest(
     """
     with bar(SEARCH, EVALUATIONS, progress) as show:
         least, after = budget.value, fidelity
-        if budget.unit == "drop":
+        if budget.kind.scored:
             least, after = score(0) - budget.value - ROUNDED, score
         return longest_above(least, total, after, show)
 

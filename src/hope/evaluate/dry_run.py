@@ -28,7 +28,7 @@ from hope._util.calls import Example, as_call, mode
 from hope.actions import Action, Evict, Prune, evict
 from hope.errors import UnsupportedModel, first_line
 from hope.reasons import Cause
-from hope.rewrite.apply import operate
+from hope.rewrite.apply import reshape
 from hope.structure.analyse import UnitCandidate
 from hope.structure.anatomy import Anatomy
 from hope.structure.units import Skipped, Unit
@@ -141,9 +141,7 @@ class DryRun:
         """Why the model does not run after these actions; None if it does."""
         for training in (False, True):
             try:
-                shapes = self._run(
-                    lambda skeleton: operate(skeleton, anatomy, actions, arithmetic=False), training
-                )
+                shapes = self._run(lambda skeleton: reshape(skeleton, anatomy, actions), training)
             except Exception as error:
                 if self.original(training) is not None:
                     return _reason(error)

@@ -22,6 +22,7 @@ from hope.evaluate.fidelity import EVALUATIONS, images_for
 from hope.methods import Absorb, Method
 from hope.methods.absorb import MOST
 from hope.rewrite.normal_equations import LEAST, ROWS
+from hope.schedule.budget import unit_of
 from hope.statistics.dreams import PASSES, STEPS, enough, smaller
 from hope.statistics.measured import KINDS
 from hope.structure.anatomy import Anatomy
@@ -80,7 +81,7 @@ def estimate(
     absorbs = isinstance(method, Absorb)
     moments = sum(places * count * inputs**2 for places, inputs, _, _ in weights)
     seconds = {progress.MEASURE: (made + 5) * passes + product * moments}
-    if unit == "latency":
+    if unit_of(unit).timed:
         seconds[progress.TIME] = MEASURED
     if bits:
         seconds[progress.ROUND] = product * sum(wide**2 * (wide + out) for _, _, wide, out in weights)
@@ -97,7 +98,7 @@ def estimate(
             for places, _, wide, out in weights
         )
         refit = 4 * few * forward + product / 2 * sum(fitted)
-    if unit in ("fidelity", "drop"):
+    if unit_of(unit).searched:
         seconds[progress.SEARCH] = EVALUATIONS / 2 * (refit + probe)
     if evaluations:
         seconds |= {progress.REFIT: refit, progress.FIDELITY: evaluations * probe + (evaluations - 1) * refit}

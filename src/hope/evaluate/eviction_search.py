@@ -24,7 +24,7 @@ from hope._util.progress import BLOCKS, RANK, bar
 from hope.actions import Action, Evict
 from hope.actions.evict import bias_left, remove_branch
 from hope.actions.registered import digest_of_steps
-from hope.rewrite.apply import operate
+from hope.rewrite.apply import finish, operate
 from hope.schedule.resume import EvictionProgress, Resume, RunCheckpoint
 from hope.schedule.search_space import SearchSpace, waiting
 from hope.structure.sizes import Counts
@@ -120,13 +120,9 @@ def with_evictions(
 def network(model: nn.Module, space: SearchSpace, steps: Sequence[Action]) -> nn.Module:
     """The network after these steps."""
     small = duplicate(model)
-    operate(
-        small,
-        space.anatomy,
-        steps,
-        input_statistics=space.statistics.input_statistics,
-        rewrite=space.method.rewrite,
-    )
+    known, rewrite = space.statistics.input_statistics, space.method.rewrite
+    operate(small, space.anatomy, steps, input_statistics=known, rewrite=rewrite)
+    finish(small, space.anatomy, steps, input_statistics=known, rewrite=rewrite)
     return small
 
 

@@ -9,6 +9,7 @@ from functools import cached_property
 from torch import nn
 
 from hope._util.calls import Example
+from hope._util.memo import Memo
 from hope.evaluate.fidelity import Fidelity, images_for
 from hope.latency.runtime import Runtime
 from hope.latency.stopwatch import Stopwatch
@@ -17,7 +18,8 @@ from hope.structure.anatomy import Anatomy
 
 
 class Measurements:
-    """Fidelities and times of the networks of one run, by number of steps.
+    """Fidelities and times of the networks of one run, by number of steps: the memo of a run, which grows as
+    they are asked for, and no part of its value.
 
     Attributes:
         fidelities: steps -> predicted fidelity, as far as measured.
@@ -36,8 +38,8 @@ class Measurements:
         self._original, self._example, self._anatomy = original, example, anatomy
         self._inputs, self._progress = inputs, progress
         self._count = images_for(anatomy.size().macs)
-        self.fidelities: dict[int, float] = {}
-        self.scores: dict[int, float] = {}
+        self.fidelities: Memo[int, float] = Memo()
+        self.scores: Memo[int, float] = Memo()
         self.times: dict[int, int] = {}
 
     @cached_property
@@ -58,7 +60,7 @@ class Measurements:
     def renewed(self) -> Measurements:
         """For other weights of the same sizes: the same times, no fidelity and no score yet."""
         found = copy(self)
-        found.fidelities, found.scores = {}, {}
+        found.fidelities, found.scores = Memo(), Memo()
         return found
 
     def time(

@@ -28,7 +28,7 @@ from hope.actions import Action, Rewrite
 from hope.actions.absorption import LEAST
 from hope.errors import InvalidExample
 from hope.methods.calibration import synthetic_batches
-from hope.rewrite.apply import finish, kept_places, outcome, smaller_copy
+from hope.rewrite.apply import cut, finish, kept_places, on_grid, outcome, unfitted
 from hope.rewrite.layer_sites import STATISTICS, LayerSite, every_row, gain, given_rows, layer_sites, taken
 from hope.rewrite.normal_equations import NormalEquations
 from hope.rewrite.refit_checkpoint import Fitted
@@ -261,11 +261,9 @@ def compressed(  # noqa: PLR0913
         fixed: patterns of modules that are not fitted.
         checkpoint: as `refit_layers` takes it.
     """
-    fits = bool(steps and inputs) and rewrite is not None and rewrite.refit
-    small = smaller_copy(
-        model, anatomy, steps, input_statistics=input_statistics, rewrite=rewrite, finished=not fits
-    )
-    if rewrite is not None and fits:
+    cuts: dict[str, Any] = {"input_statistics": input_statistics, "rewrite": rewrite}
+    small, ready = unfitted(model, anatomy, steps, **cuts), set[str]()
+    if steps and inputs and rewrite is not None and rewrite.refit:
         kept = kept_places(anatomy, outcome(anatomy, steps)).items()
         rows = {tensor: left for (tensor, dim), left in kept if dim == 0}
         how: dict[str, Any] = {"synthetic": rewrite.synthetic, "checkpoint": checkpoint, "progress": progress}
@@ -275,8 +273,9 @@ def compressed(  # noqa: PLR0913
         lost = not_finite(small.state_dict(), [name for name, _ in small.named_parameters()])
         if lost is not None:
             note(f"{lost} would be NaN or infinite after the refit, so no weight is refitted")
-            return smaller_copy(model, anatomy, steps, input_statistics=input_statistics, rewrite=rewrite)
-        finish(small, anatomy, steps, input_statistics=input_statistics, rewrite=rewrite)
+            return cut(model, anatomy, steps, **cuts)
+        ready = on_grid(small, steps)
+    finish(small, anatomy, steps, **cuts, ready=ready)
     return small
 
 

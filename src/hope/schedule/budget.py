@@ -66,6 +66,11 @@ class Budget:
         """Whether it limits what only a cost model knows (see `Resource`)."""
         return self.resource is not None and self.resource.measured
 
+    def ranks(self, by_budget: bool) -> bool:
+        """Whether its cost model ranks the steps, of a method that ranks by budgets or not."""
+        resource = self.resource
+        return resource is not None and (resource.measured or (resource.ranks and by_budget))
+
     def allowed(self, original: int) -> float:
         """What a budget of a resource comes to: fractions of the original up to 1 (a float), absolute counts
         (an int, or above 1).

@@ -163,11 +163,12 @@ class SearchSpace:
             counts = Trajectory.of(self.anatomy, floor, cost=self.cost).counts(budget.unit)
             budget.check(int(counts[-1]), int(counts[0]), advice)
         most = self.longest + len(self.branches) + sum(len(one.steps) for one in self.roundings)
-        if budget.unit == "steps" and budget.value > most:
+        if budget.kind.counts_steps and budget.value > most:
             way = advice or "take fewer steps"
             raise InfeasibleBudget(f"steps must be at most {most}, got {budget.value:g}: {way}")
         nothing = not self.states and not self.branches and not self.roundings
-        if nothing and (budget.kind.searched or (budget.unit == "density" and not self.anatomy.layers)):
+        no_cost = budget.resource is not None and not budget.is_cost
+        if nothing and (budget.kind.searched or (no_cost and not self.anatomy.layers)):
             raise InfeasibleBudget(
                 f"{self.method.name} must have something to remove, got nothing" + (advice and f": {advice}")
             )

@@ -19,7 +19,7 @@ from hope.errors import (
     InvalidAction,
     first_line,
 )
-from hope.rewrite.apply import operate
+from hope.rewrite.apply import reshape
 from hope.rewrite.config import rewrite
 from hope.rewrite.refit import compressed
 from hope.schedule.budget import Budget, ReplayBudget, lists_budgets, optional_budget
@@ -80,7 +80,7 @@ def _load(run: Run, model: nn.Module, budget: Budget | None, calibration: Iterab
     stored = weights = read_arrays(run.folder, run.record.weights)
     small = duplicate(model)
     try:
-        done = operate(small, run.anatomy, run.trajectory.steps[: run.steps], arithmetic=False)
+        done = reshape(small, run.anatomy, run.trajectory.steps[: run.steps])
         rewrite(small, done.config_fields(small, run.anatomy))
         there = small.state_dict()
         weights = with_copies(unpacked_weights(weights, run.grids, small), run.anatomy.aliases)

@@ -118,17 +118,23 @@ class RunRecord(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     trained: bool = False
     # made-up inputs that weights were fitted on, so that other budgets can be had back
     inputs: Arrays | None = None
-    # predicted nanoseconds before the first and after each step, if it was made for a latency
-    times: tuple[int, ...] = ()
-    timing: Timing | None = None  # where they hold, and what was measured
+    times: tuple[int, ...] = ()  # as `predicted` of a latency was stored
+    timing: Timing | None = None  # where predicted times hold, and what was measured
+    # resource -> how much before the first and after each step, by the cost model that the run was made with
+    predicted: dict[str, tuple[int, ...]] = {}
 
     def __post_init__(self) -> None:
-        if self.times and len(self.times) != len(self.trajectory) + 1:
-            raise ValueError("there is not a time for each step")
+        for resource, counts in self.predictions().items():
+            if len(counts) != len(self.trajectory) + 1:
+                raise ValueError(f"{resource} must have a number for each step")
         if not isinstance(self.method.get("name"), str):
             raise ValueError("the method has no name")
         if not all(0 <= count <= len(self.trajectory) for count in (self.steps, *self.stops)):
             raise ValueError(f"a number of steps must be between 0 and {len(self.trajectory)}")
+
+    def predictions(self) -> dict[str, tuple[int, ...]]:
+        """`predicted`, also of a run that was stored with `times`."""
+        return {**({"latency": self.times} if self.times else {}), **self.predicted}
 
 
 class _Shapes(msgspec.Struct):

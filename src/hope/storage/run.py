@@ -118,7 +118,7 @@ class Run:
         **record: Any,
     ) -> Run:
         """A run that is not saved, with more fields of its record."""
-        anatomy, times = trajectory.anatomy, trajectory.times
+        anatomy, predicted = trajectory.anatomy, trajectory.predicted
         made = RunRecord(
             original=original,
             weights=UNSAVED,
@@ -126,7 +126,7 @@ class Run:
             trajectory=cast("Any", trajectory.steps),
             anatomy=StoredAnatomy.of(anatomy),
             stops=trajectory.stops,
-            times=() if times is None else tuple(map(int, times)),
+            predicted={name: tuple(map(int, counts)) for name, counts in predicted.items()},
             **{"steps": len(trajectory), **record},
         )
         return cls(made, anatomy, trajectory, held=held)
@@ -234,7 +234,8 @@ def read_run(folder: str | os.PathLike[str], model: nn.Module | None = None) -> 
     record = read_record(folder / PLAN, run_format(), before)
     anatomy = record.anatomy.read()
     try:
-        predicted = {"latency": np.array(record.times, dtype=np.int64)} if record.times else {}
+        predictions = record.predictions().items()
+        predicted = {name: np.array(counts, dtype=np.int64) for name, counts in predictions}
         trajectory = Trajectory(record.trajectory, anatomy, record.stops, predicted)
         _ = trajectory.sizes, trajectory.counts("size")  # its steps fit its anatomy
     except SENSELESS as error:
