@@ -39,6 +39,7 @@ class Measurements:
         self.fidelities: dict[int, float] = {}
         self.scores: dict[int, float] = {}
         self.times: dict[int, int] = {}
+        self._by_output: dict[int, dict[str, float]] = {}
 
     @cached_property
     def on_probes(self) -> Fidelity:
@@ -58,8 +59,18 @@ class Measurements:
     def renewed(self) -> Measurements:
         """For other weights of the same sizes: the same times, no fidelity and no score yet."""
         found = copy(self)
-        found.fidelities, found.scores = {}, {}
+        found.fidelities, found.scores, found._by_output = {}, {}, {}
         return found
+
+    def by_output(self, steps: int, network: Callable[[], nn.Module]) -> dict[str, float]:
+        """Output -> its fidelity without data, of the network after so many steps; computed once."""
+        if steps not in self._by_output:
+            self._by_output[steps] = self.on_probes.by_output(network())
+        return self._by_output[steps]
+
+    def least(self, steps: int, network: Callable[[], nn.Module]) -> float:
+        """The fidelity of the worst output."""
+        return min(self.by_output(steps, network).values())
 
     def time(
         self,
