@@ -43,7 +43,7 @@ class Fidelity:
     Args:
         example: an input it runs on; probes have its shape.
         program: the original's order of operations, for the scale of its input.
-        progress: show progress; None shows it on a terminal.
+        progress: show progress; None shows it on a terminal or in a notebook.
         inputs: batches to use instead of probes, the first `count` inputs of them.
     """
 
