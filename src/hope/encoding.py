@@ -250,7 +250,7 @@ class Encoding:
         try:
             return replace(self, run=self.run.changed(steps=self.trajectory.steps_at(budget)))
         except InfeasibleBudget as error:
-            advice = calibration(self.anatomy, self.left_alone, self.method)
+            advice = calibration(self.anatomy, self.left_alone)
             uniform = bool(self.run.details.settings.get("uniform"))
             raise unreachable(budget, self.trajectory, advice, multiple_of, uniform) from error
 
@@ -345,6 +345,6 @@ class Encoding:
             lines.append(in_words(self.fidelity, self.fidelity_by_output))
         if self.evaluate is not None:
             lines.append(f"score {self.score:.4g}; of the original {self.score_after(0):.4g}")
-        lines += [str(self.healed or ""), *self.notes, growth_note(self.growth)]
+        lines += [str(self.healed or ""), *self.notes, growth_note(self.growth, has_data(self.method))]
         head = [size_table(title, self.trajectory.size(0), self.size), *filter(None, lines)]
         return [*head, *serving_table(self.model), *left_alone_table(self.left_alone)]
