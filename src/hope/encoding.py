@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack
@@ -18,6 +18,7 @@ from hope._util.progress import EVALUATE, FIDELITY
 from hope._util.tables import html, text
 from hope.errors import InfeasibleBudget, InvalidAction, UnknownMethod
 from hope.evaluate.along import Along, growth, growth_note, kept, longest, score, spaced
+from hope.evaluate.fidelity import in_words
 from hope.evaluate.measurements import Measurements
 from hope.healing.heal import Healed, HealOptions, Settings, distilled
 from hope.latency.runtime import Runtime
@@ -156,6 +157,11 @@ class Encoding:
         """The predicted fidelity of the compressed model (see `hope.fidelity`)."""
         return self.fidelity_after(self.steps)
 
+    @property
+    def fidelity_by_output(self) -> dict[str, float]:
+        """Output -> its predicted fidelity (see `hope.fidelity_by_output`); `fidelity` is the least."""
+        return self.measurements.by_output(self.steps, partial(self._network, self.steps))
+
     def fidelity_after(self, steps: int) -> float:
         """The predicted fidelity of the network after so many steps; computed once."""
         return self._fidelities.after(steps)
@@ -192,13 +198,11 @@ class Encoding:
 
     @cached_property
     def _fidelities(self) -> Along:
-        found = self.measurements
-
         def compute(steps: int) -> float:
-            done = self.trajectory.steps[:steps]
-            return kept(self.cache, done, lambda: found.on_probes(self._network(steps)))
+            least = partial(self.measurements.least, steps, partial(self._network, steps))
+            return kept(self.cache, self.trajectory.steps[:steps], least)
 
-        return Along(FIDELITY, compute, found.fidelities)
+        return Along(FIDELITY, compute, self.measurements.fidelities)
 
     @cached_property
     def _scores(self) -> Along:
@@ -247,7 +251,7 @@ class Encoding:
         try:
             return replace(self, run=self.run.changed(steps=self.trajectory.steps_at(budget)))
         except InfeasibleBudget as error:
-            advice = calibration(self.anatomy, self.left_alone, self.method)
+            advice = calibration(self.anatomy, self.left_alone)
             uniform = bool(self.run.details.settings.get("uniform"))
             raise unreachable(budget, self.trajectory, advice, multiple_of, uniform) from error
 
@@ -339,9 +343,9 @@ class Encoding:
         title = f"{self.anatomy.model} by {self.method.name}: {plural(self.steps, 'step')} ({mix})"
         lines = [str(self.latency or "")]
         if self.example is not None:
-            lines.append(f"fidelity {self.fidelity:.3f} (predicted; 1 is the original)")
+            lines.append(in_words(self.fidelity, self.fidelity_by_output))
         if self.evaluate is not None:
             lines.append(f"score {self.score:.4g}; of the original {self.score_after(0):.4g}")
-        lines += [str(self.healed or ""), *self.notes, growth_note(self.growth)]
+        lines += [str(self.healed or ""), *self.notes, growth_note(self.growth, has_data(self.method))]
         head = [size_table(title, self.trajectory.size(0), self.size), *filter(None, lines)]
         return [*head, *serving_table(self.model), *left_alone_table(self.left_alone)]

@@ -24,6 +24,7 @@ from hope._util.progress import MEASURE, TIME, busy
 from hope.actions import Action
 from hope.encoding import Encoding
 from hope.errors import UnknownMethod
+from hope.evaluate.along import least_score, score
 from hope.evaluate.estimate import Estimate, estimate
 from hope.evaluate.eviction_search import ordered, with_evictions
 from hope.evaluate.measurements import Measurements
@@ -185,6 +186,9 @@ def _compress(
     large = size_of(model) > allowed() / PART
     original = share_weights(model) if large else duplicate(model)
     measurements = Measurements(original, example, anatomy, statistics.inputs, options.progress)
+    if budget.kind.scored and options.evaluate is not None:  # it is refused before the run
+        measurements.scores[0] = score(options.evaluate, duplicate(original))
+        least_score(budget, measurements.scores[0])
     settings = settings_of(options, space)
     file = run_checkpoint(cache.path if cache is not None else None, identity, settings, space)
     found, notes = schedule(original, space, budget, options, measurements, file)

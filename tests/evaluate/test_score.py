@@ -69,6 +69,23 @@ def test_a_run_is_as_long_as_the_drop_allows(model: nn.Module, drop: float) -> N
     assert f"score {encoding.score:.4g}; of the original 1" in str(encoding)
 
 
+def test_a_score_below_zero_may_drop_by_any_amount(model: nn.Module) -> None:
+    score = Score(model)
+    encoding = hope.encode(
+        model, EXAMPLE, method="paper", drop=1.5, evaluate=lambda small: float(score(small)) - 2
+    )
+    assert encoding.score_after(0) == -1.0
+    assert encoding.steps > 0
+
+
+def test_a_score_may_compute_gradients(model: nn.Module) -> None:
+    def steep(small: nn.Module) -> float:
+        x = EXAMPLE.clone().requires_grad_()
+        return -float(torch.autograd.grad(small(x).sum(), x)[0].abs().mean())
+
+    assert hope.encode(model, EXAMPLE, method="paper", density=0.5, evaluate=steep).score < 0
+
+
 def test_scores_along_a_run_are_computed_once_and_drawn(model: nn.Module, tmp_path: Path) -> None:
     score = Score(model)
     encoding = hope.encode(model, EXAMPLE, method="paper", density=0.5, evaluate=score)
@@ -89,6 +106,13 @@ def test_scores_that_are_none_are_refused(model: nn.Module) -> None:
         hope.encode(model, EXAMPLE, method="paper", drop=0.1, evaluate=lambda _: None)  # type: ignore[arg-type, return-value]
     with pytest.raises(InfeasibleBudget, match="drop must be a number from 0, got -1"):
         hope.encode(model, EXAMPLE, drop=-1.0, evaluate=Score(model))
+    for drop in (1.0, 1.5):
+        score = Score(model)
+        with pytest.raises(
+            InfeasibleBudget, match=f"drop must be less than the score of the original, 1, got {drop:g}"
+        ):
+            hope.encode(model, EXAMPLE, method="paper", drop=drop, evaluate=score)
+        assert score.calls == 1  # before the run
     with pytest.raises(UnknownMethod, match="a score must have a function"):
         _ = hope.encode(model, EXAMPLE, method="paper", density=0.5).score
 

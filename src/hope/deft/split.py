@@ -103,7 +103,7 @@ def partition(  # noqa: PLR0913
         calibration: a few unlabelled batches to measure statistics on, instead of reading them from BNs (see
             `hope.Paper`), and to refit on (see `hope.Absorb`). Required without BN.
         reading, kernel: of the paper's equations (see `hope.Paper`), for "mask" and "absorb".
-        progress: show progress; by default on a terminal only.
+        progress: show progress; by default on a terminal or in a notebook.
 
     Raises:
         InvalidPartition: an argument is invalid, or the weights are not finite.

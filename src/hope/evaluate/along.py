@@ -14,7 +14,7 @@ from hope._util.numbers import plural
 from hope._util.progress import SEARCH, bar, busy
 from hope.actions import Action
 from hope.actions.registered import digest_of_steps
-from hope.errors import InvalidExample
+from hope.errors import InfeasibleBudget, InvalidExample
 from hope.evaluate.fidelity import EVALUATIONS, longest_above
 from hope.schedule.budget import Budget
 
@@ -88,10 +88,23 @@ def longest(
         fidelity, score: the number of steps -> the number after them.
     """
     with bar(SEARCH, EVALUATIONS, progress) as show:
-        least, after = budget.value, fidelity
         if budget.kind.scored:
-            least, after = score(0) - budget.value - ROUNDED, score
-        return longest_above(least, total, after, show)
+            return longest_above(least_score(budget, score(0)), total, score, show)
+        return longest_above(budget.value, total, fidelity, show)
+
+
+def least_score(budget: Budget, original: float) -> float:
+    """The score that is left of the original's after a drop.
+
+    Raises:
+        InfeasibleBudget: every score from 0 is.
+    """
+    if 0 < original <= budget.value:
+        raise InfeasibleBudget(
+            f"drop must be less than the score of the original, {original:.4g}, got {budget.value:g}: give "
+            f"drop={original / 100:.2g} to lose a hundredth of it"
+        )
+    return original - budget.value - ROUNDED
 
 
 def score(evaluate: Callable[[nn.Module], object], model: nn.Module) -> float:
@@ -116,14 +129,18 @@ def growth(before: nn.Module, after: nn.Module, names: Iterable[str]) -> dict[st
     }
 
 
-def growth_note(found: dict[str, float]) -> str:
-    """What to do about weights that grew; "" if none did."""
+def growth_note(found: dict[str, float], calibrated: bool) -> str:
+    """What to do about weights that grew; "" if none did.
+
+    >>> growth_note({"head.weight": 5.0}, calibrated=True).partition(": ")[2]
+    '5.0 times; measure the accuracy, and use a larger budget if it is too low'
+    """
     grown = {name: times for name, times in found.items() if times > GROWTH}
     if not grown:
         return ""
     worst = max(grown, key=lambda name: grown[name])
     return (
         f"{plural(len(grown), 'weight')} grew by more than {GROWTH:g} times, most {worst}: "
-        f"{grown[worst]:.1f} times; measure the accuracy, and use a larger budget or calibration=batches "
-        "if it is too low"
+        f"{grown[worst]:.1f} times; measure the accuracy, and use a larger budget"
+        f"{'' if calibrated else ' or calibration=batches'} if it is too low"
     )

@@ -21,6 +21,7 @@ import msgspec
 import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
@@ -118,7 +119,9 @@ class DryRun:
 
     def _run(self, change: Callable[[nn.Module], object], training: bool) -> Any:
         """Shapes of all outputs of a changed copy."""
-        fake = FakeTensorMode(allow_non_fake_inputs=True)
+        # as in export, a number that is read out of a tensor is a symbol
+        symbols = ShapeEnv(allow_dynamic_output_shape_ops=False)
+        fake = FakeTensorMode(allow_non_fake_inputs=True, shape_env=symbols, static_shapes=True)
         tensors = [*self.model.parameters(), *self.model.buffers()]
         memo: dict[int, Any] = {id(tensor): fake.from_tensor(tensor) for tensor in tensors}
         try:
@@ -133,9 +136,8 @@ class DryRun:
             with mode(skeleton, training), _Numbers() as numbers:
                 out = skeleton(*args, **kwargs)
             self._numbers = numbers.seen
-        return pytree.tree_map(
-            lambda leaf: tuple(leaf.shape) if isinstance(leaf, Tensor) else None, pytree.tree_leaves(out)
-        )
+        shapes = [leaf.shape if isinstance(leaf, Tensor) else () for leaf in pytree.tree_leaves(out)]
+        return [tuple(size if isinstance(size, int) else None for size in shape) for shape in shapes]
 
     def failure(self, anatomy: Anatomy, actions: Sequence[Action]) -> str | None:
         """Why the model does not run after these actions; None if it does."""

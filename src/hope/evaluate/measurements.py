@@ -41,6 +41,7 @@ class Measurements:
         self.fidelities: Memo[int, float] = Memo()
         self.scores: Memo[int, float] = Memo()
         self.times: dict[int, int] = {}
+        self._by_output: Memo[int, dict[str, float]] = Memo()
 
     @cached_property
     def on_probes(self) -> Fidelity:
@@ -60,8 +61,16 @@ class Measurements:
     def renewed(self) -> Measurements:
         """For other weights of the same sizes: the same times, no fidelity and no score yet."""
         found = copy(self)
-        found.fidelities, found.scores = Memo(), Memo()
+        found.fidelities, found.scores, found._by_output = Memo(), Memo(), Memo()
         return found
+
+    def by_output(self, steps: int, network: Callable[[], nn.Module]) -> dict[str, float]:
+        """Output -> its fidelity without data, of the network after so many steps; computed once."""
+        return self._by_output.of(steps, lambda: self.on_probes.by_output(network()))
+
+    def least(self, steps: int, network: Callable[[], nn.Module]) -> float:
+        """The fidelity of the worst output."""
+        return min(self.by_output(steps, network).values())
 
     def time(
         self,

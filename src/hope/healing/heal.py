@@ -138,8 +138,8 @@ def heal(  # noqa: PLR0913
             are not changed either.
         checkpoint: a file for the state of an interrupted call. The same call resumes it, and with `steps`
             and one thread gives the same result to the bit. It is deleted at the end.
-        progress: show a progress bar; by default on a terminal only. Ctrl-C ends the call with the best
-            network so far.
+        progress: show a progress bar; by default on a terminal or in a notebook. Ctrl-C ends the call
+            with the best network so far.
 
     Raises:
         InvalidExample: the inputs are too few or of different shapes, or the outputs of the two networks are.

@@ -305,7 +305,7 @@ def refit(
         exclude: patterns (`*`, `?`) of modules that are not changed.
         checkpoint: a file for the state of an interrupted refit, which resumes with the same networks and
             inputs. It is deleted when the refit is finished.
-        progress: show a progress bar; by default on a terminal only.
+        progress: show a progress bar; by default on a terminal or in a notebook.
 
     Returns:
         A refitted copy of `small`. BNs after refitted weights have the original's statistics.

@@ -157,7 +157,7 @@ class SearchSpace:
 
     def check(self, budget: Budget, multiple_of: int = 1) -> None:
         """Say before the work starts whether a budget can be met."""
-        advice = calibration(self.anatomy, self.left_alone, self.method) or self._held()
+        advice = calibration(self.anatomy, self.left_alone) or self._held()
         if budget.resource is not None:
             floor = [*self._floor(), *(one.steps[-1] for one in self.roundings)]
             counts = Trajectory.of(self.anatomy, floor, cost=self.cost).counts(budget.unit)
@@ -288,11 +288,10 @@ def _check_same(now: Mapping[str, str], then: Mapping[str, str]) -> None:
         )
 
 
-def calibration(anatomy: Anatomy, left_alone: Mapping[str, Reason], method: Method) -> str:
+def calibration(anatomy: Anatomy, left_alone: Mapping[str, Reason]) -> str:
     """What to type where neurons stay because no BN stores their statistics; "" if there are none."""
     words = waiting(anatomy, left_alone)
-    way = f"method=hope.{type(method).__name__}(calibration=batches) or --calibration inputs.npy"
-    return words and f"{words}: give a few inputs, {way}"
+    return words and f"{words}: give a few inputs, calibration=batches or --calibration inputs.npy"
 
 
 def waiting(anatomy: Anatomy, left_alone: Mapping[str, Reason]) -> str:

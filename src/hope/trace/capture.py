@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import copy
 import logging
+import os
 import traceback
 import warnings
 from collections import OrderedDict
@@ -27,7 +28,7 @@ from torch.nn.parameter import is_lazy
 from torch.utils import _pytree as pytree
 
 from hope._util.calls import Example, as_call, by_name, evaluation, mode, runs
-from hope._util.frozen_bn import as_batch_norm
+from hope._util.frozen_bn import as_batch_norm, is_bn
 from hope._util.progress import READ, busy
 from hope._util.tokens import check_tokens
 from hope.errors import InvalidExample, UnsupportedModel, first_line
@@ -208,7 +209,8 @@ def _explain(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], er
 
 def _line(error: Exception) -> str:
     """The line of code outside torch where tracing stopped."""
-    ours = (str(Path(torch.__file__).parent), str(Path(__file__).parents[1]), "<")
+    folders = Path(torch.__file__).parent, Path(__file__).parents[1]
+    ours = (*(f"{folder}{os.sep}" for folder in folders), "<")
     frames = [one for one in traceback.extract_tb(error.__traceback__) if not one.filename.startswith(ours)]
     if not frames or not frames[-1].line:
         return ""
@@ -217,7 +219,8 @@ def _line(error: Exception) -> str:
 
 def _part(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[str, str] | None:
     """The largest module inside that is run once and can be captured on what it receives, and the shapes of
-    that; None if none of the first few can, or has layers enough to be compressed.
+    that; None if none of the first few can, or has layers enough to be compressed. Modules with batch norm
+    come first: they are compressed without data.
     """
     sizes = {name: sum(p.numel() for p in one.parameters()) for name, one in model.named_modules()}
     large = [
@@ -239,7 +242,8 @@ def _part(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tu
         for handle in handles:
             handle.remove()
     once = [name for name in large if len(calls[name]) == 1]
-    for name in sorted(once, key=lambda name: (-sizes[name], name))[:TRIED]:
+    plain = {name: not any(map(is_bn, model.get_submodule(name).modules())) for name in once}
+    for name in sorted(once, key=lambda name: (plain[name], -sizes[name], name))[:TRIED]:
         given, named = calls[name][0]
         one = model.get_submodule(name)
         with suppress(Exception), mode(one, training=False), unchanged(one):
