@@ -385,7 +385,7 @@ def test_a_uniform_run_exports_once_and_builds_one_model_per_configuration(
     exported, built = [], list[Any]()
     export, build = torch.export.export, config._built.__wrapped__
     monkeypatch.setattr(torch.export, "export", lambda *a, **k: [exported.append(a[0]), export(*a, **k)][1])
-    counted = lru_cache(config.TRIALS)(lambda recipe: [built.append(recipe), build(recipe)][1])
+    counted = lru_cache(config.BUILDS)(lambda recipe: [built.append(recipe), build(recipe)][1])
     monkeypatch.setattr(config, "_built", counted)
     model = CASES["llama"].build(num_hidden_layers=2)
     encode(model, params=0.9, method=hope.Absorb(calibration=[tokens(seed=1)]))

@@ -47,7 +47,7 @@ def everything_is_worth_it(monkeypatch: pytest.MonkeyPatch) -> None:
 WORK: dict[str, tuple[Any, str]] = {
     "recalibration": (bn_recalibration, "_recalibrated"),
     "moments": (measured, "_gather"),
-    "probes": (fidelity, "made_inputs"),
+    "probes": (fidelity, "synthetic_inputs"),
     "fidelity": (fidelity.Fidelity, "by_output"),
     "solutions": (NormalEquations, "solve"),
     "refit": (refit.LayerwiseRefit, "run"),

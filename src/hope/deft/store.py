@@ -39,7 +39,7 @@ from hope.deft.tuning import Tuning
 from hope.errors import CheckpointMismatch, DamagedFolder, InvalidHead
 from hope.storage.adapter import ADAPTER, PLAN, AdapterRecord, Head, read_adapter, write_adapter
 from hope.storage.arrays import fingerprint, read_arrays
-from hope.storage.codec import SENSELESS, not_as_it_should
+from hope.storage.codec import SENSELESS, damaged
 
 __all__ = ["PLAN", "load", "save"]
 
@@ -195,7 +195,7 @@ def load(folder: str | PathLike[str], model: nn.Module, *, head: nn.Module | Non
     except InvalidHead:
         raise
     except SENSELESS as error:
-        raise not_as_it_should(folder / PLAN, ADAPTER, error) from error
+        raise damaged(folder / PLAN, ADAPTER, error) from error
 
 
 def _check_masks(record: AdapterRecord, arrays: Mapping[str, Tensor], model: nn.Module) -> None:

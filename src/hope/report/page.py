@@ -21,7 +21,7 @@ from hope._version import __version__
 from hope.actions import kinds
 from hope.methods.scores import SCORES
 from hope.report.steps import evictions, numbers, short, steps_data
-from hope.storage.codec import SENSELESS, not_as_it_should
+from hope.storage.codec import SENSELESS, damaged
 from hope.storage.record import PLAN, RUN
 from hope.storage.run import BY_HAND, Run
 
@@ -78,7 +78,7 @@ def _checked(
         json.dumps(data, allow_nan=False)
         return data
     except SENSELESS as error:
-        raise not_as_it_should(run.folder / PLAN, RUN, error) from error
+        raise damaged(run.folder / PLAN, RUN, error) from error
 
 
 def render(data: Mapping[str, Any]) -> str:

@@ -168,12 +168,12 @@ class Run {
     if (this.baseline) return [released, `score ${figure(this.costs[t])}${alone ? "" : `, the next one's ${figure(this.costs[t + 1])}`}`];
     const found = [`J ${figure(this.costs[t])}`, released];
     if (here === null) return found;
-    let beside = "";
+    let compared = "";
     if (!alone && next !== null && here > 0 && isFinite(next)) {
       const times = next / here;
-      beside = ", the next one's " + (times < 0.9999 ? "less, but only after this one" : times < 1.0001 ? "the same" : times < 1.1 ? `${small(times - 1)} more` : `${figure(+times.toPrecision(2))} times as much`);
+      compared = ", the next one's " + (times < 0.9999 ? "less, but only after this one" : times < 1.0001 ? "the same" : times < 1.1 ? `${small(times - 1)} more` : `${figure(+times.toPrecision(2))} times as much`);
     }
-    return [...found, `J/ΔP ${figure(here)}${beside}`];
+    return [...found, `J/ΔP ${figure(here)}${compared}`];
   }
   order() { // what the figures mean, and what is removed first
     const waits = !this.stops.length ? "" : this.uniform ? " Corresponding layers lose neurons together, so their sums are compared." : " A layer's neurons wait until its width is a multiple, so the order is not exactly this one.";

@@ -25,7 +25,7 @@ from hope.structure.anatomy import Anatomy
 from hope.trace.labels import Shape
 
 WIDTHS = ("intermediate_size", "n_inner", "ffn_dim", "d_ff", "hidden_dim", "ffn_hidden_size", "d_inner")
-TRIALS = 64  # models that are built at most
+BUILDS = 64  # models that are built at most
 
 Fields: TypeAlias = (
     "dict[tuple[str, str], int]"  # (a configuration within the model's, or "", field) -> value
@@ -58,7 +58,7 @@ def fields_after(model: nn.Module, anatomy: Anatomy, removed: Mapping[str, int])
     if changes is None or not configured(model) or not all(part.even for part in parts):
         return None
     shapes = _shapes(anatomy, removed)
-    for fields in islice(_settings(model.config, changes), TRIALS) if changes else [{}]:
+    for fields in islice(_settings(model.config, changes), BUILDS) if changes else [{}]:
         if _builds(model, fields, shapes):
             return fields
     return None
@@ -203,7 +203,7 @@ class _Recipe:
     config: Any = dataclasses.field(compare=False)
 
 
-@lru_cache(maxsize=TRIALS)
+@lru_cache(maxsize=BUILDS)
 def _built(recipe: _Recipe) -> Mapping[str, Shape] | None:
     """The shapes of a model that is built without data, once; None if its class refuses the numbers."""
     try:

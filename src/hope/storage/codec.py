@@ -86,7 +86,7 @@ def read_record(path: Path, form: Format[T], before: Callable[[Plain], None] = l
         body = {key: value for key, value in plan.items() if key not in _ENVELOPE}
         return decode(body, form.record)
     except SENSELESS as error:
-        raise not_as_it_should(path, form, error) from error
+        raise damaged(path, form, error) from error
 
 
 def stored_files(path: Path, form: Format[Any]) -> set[str]:
@@ -140,7 +140,7 @@ def migrated(plan: Plain, form: Format[Any]) -> Plain:
     return {**form.migrate(plan), "version": form.version}
 
 
-def not_as_it_should(path: Path, form: Format[Any], error: Exception) -> DamagedFolder:
+def damaged(path: Path, form: Format[Any], error: Exception) -> DamagedFolder:
     """The error for a complete file with invalid content."""
     kind = "" if isinstance(error, msgspec.ValidationError) else f"{type(error).__name__}: "
     said = f"{kind}{first_line(error)}"

@@ -116,7 +116,7 @@ class RunRecord(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     details: Details = msgspec.field(default_factory=Details)  # for reports
     # whether the weights were trained on since; then there is no other budget than this one
     trained: bool = False
-    # made-up inputs that weights were fitted on, so that other budgets can be had back
+    # synthetic inputs that weights were fitted on, so that other budgets can be had back
     inputs: Arrays | None = None
     # predicted nanoseconds before the first and after each step, if it was made for a latency
     times: tuple[int, ...] = ()
@@ -142,8 +142,8 @@ class AnatomyShapes(msgspec.Struct):
     anatomy: _Shapes
 
 
-class _PlacesSizes(msgspec.Struct):
-    """`Places` with packed owners."""
+class _IndexMapSizes(msgspec.Struct):
+    """An `IndexMap` with packed owners."""
 
     tensor: str
     dim: int
@@ -153,7 +153,7 @@ class _PlacesSizes(msgspec.Struct):
 class _UnitSizes(msgspec.Struct):
     name: str
     neurons: int
-    places: tuple[_PlacesSizes, ...]
+    places: tuple[_IndexMapSizes, ...]
 
 
 class _AnatomySizes(msgspec.Struct):
@@ -165,7 +165,7 @@ class _RunSizes(msgspec.Struct):
     anatomy: _AnatomySizes
 
 
-def check_places(plan: Plain) -> None:
+def check_index_maps(plan: Plain) -> None:
     """Refuse owners of other sizes than their tensors, or too many, before arrays are made of them."""
     anatomy, total = msgspec.convert(plan, _RunSizes).anatomy, 0
     for unit in anatomy.units:
@@ -187,7 +187,7 @@ def check_places(plan: Plain) -> None:
         raise ValueError(f"units must have at most {MOST:,} places, got {total:,}")
 
 
-RUN = Format("hope-run", "run", RunRecord, 3, run_to_3, check_places)
+RUN = Format("hope-run", "run", RunRecord, 3, run_to_3, check_index_maps)
 
 
 def run_format() -> Format[RunRecord]:
