@@ -451,7 +451,7 @@ def test_the_example_may_have_a_mask_and_the_texts_none_or_the_reverse() -> None
 
 def test_a_second_text_is_asked_for() -> None:
     t5 = transformers.T5ForConditionalGeneration(transformers.T5Config(**T5, decoder_start_token_id=0)).eval()
-    with pytest.raises(hope.InvalidExample, match="reads two texts: give both by name, decoder_input_ids"):
+    with pytest.raises(hope.InvalidExample, match="two texts, got one: give both by name, decoder_input_ids"):
         hope.inspect(t5, tokens())
 
 

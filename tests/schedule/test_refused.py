@@ -200,7 +200,7 @@ def test_networks_without_a_bn_are_told_what_to_type() -> None:
         hope.capacities(net, EXAMPLE)
     assert hope.capacities(net, EXAMPLE, calibration=batches)["0"].shape == (8,)
     assert hope.capacities(nn.Linear(3, 2), EXAMPLE) == {}  # nothing that calibration would help
-    with pytest.raises(hope.InfeasibleBudget, match=r"the rest is listed"):
+    with pytest.raises(hope.InfeasibleBudget, match=r"lists the reasons"):
         hope.encode(net, EXAMPLE, density=0.5, method="bn-scale")
 
 

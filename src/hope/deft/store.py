@@ -185,7 +185,7 @@ def load(folder: str | PathLike[str], model: nn.Module, *, head: nn.Module | Non
     try:
         for name, array in arrays.items():
             if not bool(array.isfinite().all()):
-                raise ValueError(f"{name} has entries that are NaN or infinite")
+                raise ValueError(f"{name} must be finite, got NaN or infinite entries")
         places = {key.partition("/"): old for key, old in _under(arrays, "grown").items()}
         grown = Growth({(key[2], int(key[0])): old for key, old in places.items()}) if places else None
         base = duplicate(model) if grown is None else grown.widen(model)

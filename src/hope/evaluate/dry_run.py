@@ -24,7 +24,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
-from hope._util.calls import Example, as_call, mode
+from hope._util.calls import Example, as_call, mode, no_copy
 from hope.actions import Action, Evict, Prune, evict
 from hope.errors import UnsupportedModel, first_line
 from hope.reasons import Cause
@@ -124,9 +124,7 @@ class DryRun:
         try:
             skeleton = copy.deepcopy(self.model, memo)
         except Exception as error:
-            raise UnsupportedModel(
-                f"{type(self.model).__name__} cannot be copied: {first_line(error)}"
-            ) from error
+            raise no_copy(self.model, error) from error
         with fake, _quiet(), torch.no_grad():
             change(skeleton)
             args, kwargs = pytree.tree_map_only(Tensor, fake.from_tensor, self.call)

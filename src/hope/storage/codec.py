@@ -155,7 +155,7 @@ def _encode(value: Any) -> Any:
         return pack(value)
     if isinstance(value, np.generic):
         return value.item()
-    raise TypeError(f"a {type(value).__name__} cannot be saved")
+    raise TypeError(f"stored values must be arrays or numbers, got a {type(value).__name__}")
 
 
 def _decode(kind: Any, data: Any) -> Any:
@@ -219,7 +219,7 @@ def _checked(packed: Any) -> Any:
         return [msgspec.convert(packed[0], list[int])]
     numbers = msgspec.convert(packed, tuple[int, int, int, int, int, int])
     if not _inside(*numbers):
-        raise ValueError(f"{reprlib.repr(packed)} leads out of the tensor")
+        raise ValueError(f"owners must be inside the tensor, got {reprlib.repr(packed)}")
     return numbers
 
 

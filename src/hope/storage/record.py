@@ -124,11 +124,14 @@ class RunRecord(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
 
     def __post_init__(self) -> None:
         if self.times and len(self.times) != len(self.trajectory) + 1:
-            raise ValueError("there is not a time for each step")
+            raise ValueError(
+                f"times must be {len(self.trajectory) + 1}, one more than steps, got {len(self.times)}"
+            )
         if not isinstance(self.method.get("name"), str):
-            raise ValueError("the method has no name")
-        if not all(0 <= count <= len(self.trajectory) for count in (self.steps, *self.stops)):
-            raise ValueError(f"a number of steps must be between 0 and {len(self.trajectory)}")
+            raise ValueError(f"the method must have a name, got {self.method.get('name')!r}")
+        for count in (self.steps, *self.stops):
+            if not 0 <= count <= len(self.trajectory):
+                raise ValueError(f"a number of steps must be 0 to {len(self.trajectory)}, got {count}")
 
 
 class _Shapes(msgspec.Struct):
@@ -174,15 +177,15 @@ def check_index_maps(plan: Plain) -> None:
             (size, neurons), shape = extent(place.owner), anatomy.shapes[place.tensor]
             if not 0 <= place.dim < len(shape) or size != shape[place.dim]:
                 raise ValueError(
-                    f"{place.tensor} has shape {shape}, dimension {place.dim} is recorded as {size}"
+                    f"{place.tensor} must have owners for dimension {place.dim} of {shape}, got {size}"
                 )
             if neurons > unit.neurons:
                 raise ValueError(
-                    f"{place.tensor} has {neurons} neurons of {unit.name}, which has {unit.neurons}"
+                    f"{place.tensor} must have at most {unit.neurons} neurons of {unit.name}, got {neurons}"
                 )
             total, widest = total + size, max(widest, size)
         if unit.neurons > widest:
-            raise ValueError(f"{unit.name} has {unit.neurons} neurons in at most {widest} places")
+            raise ValueError(f"{unit.name} must have at most {widest} neurons, got {unit.neurons}")
     if total > MOST:
         raise ValueError(f"units must have at most {MOST:,} places, got {total:,}")
 
