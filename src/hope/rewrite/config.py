@@ -18,7 +18,7 @@ import torch
 from torch import nn
 
 from hope._util.calls import configs
-from hope.ops.attention import CONFIG_HEADS, SHARED_HEADS
+from hope.ops.attention import CONFIG_HEADS, HEAD_WIDTH, SHARED_HEADS, head_width
 from hope.rewrite.experts import open_named, opened_in
 from hope.schedule.width_constraints import Group, alike
 from hope.structure.anatomy import Anatomy
@@ -166,11 +166,11 @@ def _heads(config: Any, path: str, field: str, changes: set[Change]) -> list[Fie
     heads = getattr(config, field)
     shared = next((name for name in SHARED_HEADS if _whole(config, name)), None)
     groups = getattr(config, shared) if shared else heads
-    width = getattr(config, "head_dim", None) or getattr(config, "hidden_size", 0) // heads
+    width = head_width(config, heads)
     found = []
     for old, each, left in sorted(changes):
         if old == groups and width and each % width == 0:
-            fields = {(path, field): heads // groups * left, (path, "head_dim"): width}
+            fields = {(path, field): heads // groups * left, (path, HEAD_WIDTH): width}
             found.append(fields | ({(path, shared): left} if shared else {}))
     return found
 
