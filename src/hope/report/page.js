@@ -58,7 +58,7 @@ function whole() { // the network in one line: with evicted layers
   const parts = [];
   if (shares.length) parts.push(`Layers keep ${percent(mean(shares))} of their ${run.baseline ? "scores" : "capacity"} on average.`);
   if (removed) parts.push(`${plural(removed, "layer")} of ${count(all.length)} ${removed === 1 ? "is" : "are"} removed with evicted blocks.`);
-  if (run.method === "absorb" && run.left.length) parts.push(`With the compensation they keep ${percent(mean(all.map((number) => run.capacity(number, step))))} of their signal.`);
+  if (run.relative && run.left.length) parts.push(`With the compensation they keep ${percent(mean(all.map((number) => run.capacity(number, step))))} of their signal.`);
   $("whole").textContent = parts.join(" ");
   $("kept-note").textContent = shares.length ? `${what}: the share ${own} that its kept neurons had in the original, without what they compensate for.` : "";
 }

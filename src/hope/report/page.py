@@ -19,6 +19,7 @@ import numpy as np
 from hope._util.files import write_file
 from hope._version import __version__
 from hope.actions import kinds
+from hope.methods import Method, method_from_dict
 from hope.methods.scores import SCORES
 from hope.report.steps import evictions, numbers, short, steps_data
 from hope.storage.codec import SENSELESS, damaged
@@ -190,6 +191,7 @@ def _times(run: Run) -> dict[str, Any]:
 
 def _about(run: Run, source: Mapping[str, str]) -> dict[str, Any]:
     """The run's model, method and sizes, and what it keeps."""
+    kind = method_from_dict(run.record.method) or Method  # by hand, or of somebody else
     return {
         "title": model_name(run, source),
         "model": run.anatomy.model,
@@ -198,6 +200,9 @@ def _about(run: Run, source: Mapping[str, str]) -> dict[str, Any]:
         "byHand": run.method == BY_HAND,
         "baseline": run.method in SCORES,
         "criterion": CRITERIA.get(run.method),
+        "price": kind.price,
+        "relative": kind.relative,
+        "searched": kind.evictions == "searched",
         "stops": list(run.trajectory.stops),
         "uniform": bool(run.details.settings.get("uniform")),
         "saved": run.steps,
