@@ -171,12 +171,12 @@ class Absorb(Method):
         return bool(self.sensitivity)
 
     def expects_sensitivity(self, anatomy: Anatomy, *, inputs: bool) -> bool:
-        """By default only without BN and with inputs."""
+        """Whether sensitivities will be needed: by default only without BN and with inputs."""
         return inputs and not anatomy.eps if self.sensitivity is None else self.sensitivity
 
     @property
     def may_refit(self) -> bool:
-        """Unless it is off."""
+        """Whether the refit is not off."""
         return self.refit is not False
 
     def resolve(self, known: NetworkStatistics) -> Absorb:

@@ -174,7 +174,7 @@ class Method(ABC):
         return False
 
     def expects_sensitivity(self, anatomy: Anatomy, *, inputs: bool) -> bool:
-        """The same of the method once it is resolved.
+        """Whether the method will need sensitivities once it is resolved.
 
         Args:
             inputs: whether statistics are measured on inputs.
