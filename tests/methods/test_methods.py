@@ -80,9 +80,9 @@ def test_no_other_package_asks_which_method_it_is() -> None:
 
 @pytest.mark.parametrize("method", ALL, ids=lambda method: method.name)
 def test_what_a_method_tells_is_plain_data(method: Method) -> None:
-    told = method.to_dict()
-    assert json.loads(json.dumps(told)) == told
-    assert told["name"] == method.name
+    reported = method.to_dict()
+    assert json.loads(json.dumps(reported)) == reported
+    assert reported["name"] == method.name
 
 
 def test_different_options_are_told_differently() -> None:

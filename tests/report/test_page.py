@@ -233,7 +233,7 @@ def test_the_page_asks_for_nothing_outside_itself(folder: Path) -> None:
     assert "default-src 'none'" in page
 
 
-def test_several_runs_are_told_apart(folder: Path, absorbed: Path) -> None:
+def test_several_runs_are_distinguished(folder: Path, absorbed: Path) -> None:
     data = page_data([read_run(folder), read_run(absorbed), read_run(folder)], accuracies=[[], [(3, 0.5)]])
     assert [run["name"] for run in data["runs"]] == ["paper (1)", "absorb", "paper (3)"]
     assert [run["accuracy"] for run in data["runs"]] == [[], [[3, 0.5]], []]

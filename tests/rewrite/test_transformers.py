@@ -230,7 +230,7 @@ def test_several_widths_leave_the_configuration_alone_and_say_so() -> None:
 
 
 @pytest.mark.parametrize("name", ["llama", "mistral", "qwen2"])
-def test_fewer_heads_are_told(name: str, tmp_path: Path) -> None:
+def test_fewer_heads_are_reported(name: str, tmp_path: Path) -> None:
     model = CASES[name].build()
     if not any(unit.name.endswith("q_proj") for unit in hope.inspect(model, tokens()).layers):
         pytest.skip("heads are no neurons yet")

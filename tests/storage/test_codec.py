@@ -206,8 +206,8 @@ def test_an_altered_byte_is_noticed(tmp_path: Path, name: str) -> None:
 
 @pytest.mark.parametrize("form", FORMS, ids=lambda form: form.name)
 def test_a_format_changes_only_with_its_version(form: Format[Any]) -> None:
-    told = json.loads((SCHEMAS / f"{form.schema}.json").read_text())
-    assert told == json_schema(form), (
+    reported = json.loads((SCHEMAS / f"{form.schema}.json").read_text())
+    assert reported == json_schema(form), (
         f"{form.name} has changed: add a migration, which makes it version {form.version + 1}, and record "
         "folders and schema of that version (python -m tests.storage.record); if all that is new is a cause, "
         "a kind of action or an optional field, recording the schema again is enough"
