@@ -8,6 +8,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import Enum
 
+LISTED = "print(hope.inspect(...)) lists the reasons"  # what to do where a message has no better advice
+
 
 class Cause(Enum):
     """Why a layer, a block or a parameter is not pruned.

@@ -327,8 +327,8 @@ def test_resume_does_not_replace_an_interrupted_run_of_other_options(
     partial = tmp_path / "run" / "partial.json"
     model = make(f"{file}:build").eval()
     method = Absorb(sensitivity=False).to_dict()
-    told = {"original": fingerprint(model), "method": method, "evict": True, "exclude": []}
-    RunCheckpoint(partial, told).write([], now=True)
+    reported = {"original": fingerprint(model), "method": method, "evict": True, "exclude": []}
+    RunCheckpoint(partial, reported).write([], now=True)
     before = partial.read_bytes()
     given = ["encode", f"{file}:build", "--input", "1x3x8x8", "--out", str(partial.parent), "--resume"]
     for more, differs in (
@@ -396,7 +396,7 @@ def test_image_files_without_pillow_are_told_by_what_brings_it(
     assert 'images = ["pillow' in (ROOT / "pyproject.toml").read_text()
 
 
-def test_a_missing_folder_is_told_before_anything_is_loaded(
+def test_a_missing_folder_is_reported_before_anything_is_loaded(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     for given in (["--out", "nowhere/x"], ["--out", str(tmp_path / "x"), "--onnx", "nowhere/y"]):

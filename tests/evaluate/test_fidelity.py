@@ -13,12 +13,12 @@ from hope._util.calls import as_call
 from hope.actions import Action, Evict
 from hope.errors import InfeasibleBudget, InvalidExample
 from hope.evaluate import eviction_search
-from hope.evaluate.eviction_search import LEVELS, TRIED, _EvictionSearch, _EvictionTrials, decide
+from hope.evaluate.eviction_search import LEVELS, TRIED, _EvictionLosses, _EvictionSearch, decide
 from hope.evaluate.eviction_search import network as _network
 from hope.evaluate.fidelity import Fidelity, float_outputs
 from hope.schedule.search_space import SearchSpace
 from hope.statistics.bn_inputs import bn_distance, observing
-from hope.statistics.dreams import SIDE, made_inputs, smaller
+from hope.statistics.dreams import SIDE, smaller, synthetic_inputs
 from hope.statistics.patterns import coloured_noise
 from tests.evaluate.test_absorb_networks import EXAMPLE, network
 
@@ -38,7 +38,7 @@ def test_probes_come_closer_to_what_the_bns_remember() -> None:
     program = hope.inspect(net, EXAMPLE).program
 
     def far(steps: int) -> float:
-        (x,), _ = made_inputs(net, EXAMPLE, program, count=16, steps=steps)
+        (x,), _ = synthetic_inputs(net, EXAMPLE, program, count=16, steps=steps)
         with torch.no_grad(), observing(net) as heard:
             net(x)
         return float(torch.stack([bn_distance(bn, z) for bn, z in heard]).mean())
@@ -244,7 +244,7 @@ def test_a_block_taken_out_of_a_copy_is_one_that_was_evicted_with_the_rest() -> 
     net = network(5)
     plan = SearchSpace.of(net, EXAMPLE, hope.inspect(net, EXAMPLE), hope.Absorb())
     fidelity = Fidelity(net, EXAMPLE, plan.anatomy.program)
-    looks, steps = _EvictionTrials(net, plan, fidelity), list(plan.steps())[:6]
+    looks, steps = _EvictionLosses(net, plan, fidelity), list(plan.steps())[:6]
     for branch in plan.branches:
         evict = Evict(branch.name, branch.bias, cost=0.0, release=branch.release)
         want = 1 - fidelity(_network(net, plan, [*steps, evict]))
@@ -264,7 +264,7 @@ def test_the_network_at_a_level_is_made_once(monkeypatch: pytest.MonkeyPatch) ->
 
     monkeypatch.setattr(eviction_search, "network", counted)
     sequence = list(plan.steps())
-    looks = _EvictionTrials(net, plan, Fidelity(net, EXAMPLE, plan.anatomy.program))
+    looks = _EvictionLosses(net, plan, Fidelity(net, EXAMPLE, plan.anatomy.program))
     before = [tensor.clone() for tensor in net.state_dict().values()]
     search = _EvictionSearch(plan, sequence, looks)
     reached = search.reach(0.8)

@@ -203,7 +203,7 @@ def test_measured_bns_say_what_their_own_statistics_say() -> None:
     )  # fmt: skip
     batches = [torch.randn(32, 3, 12, 12) for _ in range(4)]
     net = hope.recalibrate_bn(randomise(net).eval(), batches)
-    told, heard = (hope.capacities(net, batches[0][:1], calibration=some) for some in (None, batches))
-    assert told.keys() == heard.keys() == {"0", "3"}
-    for name in told:
-        assert heard[name] == pytest.approx(told[name], rel=2e-3)
+    reported, heard = (hope.capacities(net, batches[0][:1], calibration=some) for some in (None, batches))
+    assert reported.keys() == heard.keys() == {"0", "3"}
+    for name in reported:
+        assert heard[name] == pytest.approx(reported[name], rel=2e-3)

@@ -41,14 +41,14 @@ def test_adapters_of_version_1(kind: str) -> None:
 
 @pytest.mark.parametrize("name", ["run-v2-absorb", "run-v2-hope", "run-v2-trained", "adapter-v2-mask"])
 def test_folders_of_version_2(name: str) -> None:
-    for told, found in outputs(OLD / name, EXPECTED_2["x"]).items():
-        torch.testing.assert_close(found, EXPECTED_2[told], rtol=1e-6, atol=1e-6)
+    for reported, found in outputs(OLD / name, EXPECTED_2["x"]).items():
+        torch.testing.assert_close(found, EXPECTED_2[reported], rtol=1e-6, atol=1e-6)
 
 
 @pytest.mark.parametrize("name", ["run-v3-hope", "run-v3-latency", "run-v3-trained"])
 def test_folders_of_version_3(name: str) -> None:
-    for told, found in outputs(OLD / name, EXPECTED_3["x"]).items():
-        torch.testing.assert_close(found, EXPECTED_3[told], rtol=1e-6, atol=1e-6)
+    for reported, found in outputs(OLD / name, EXPECTED_3["x"]).items():
+        torch.testing.assert_close(found, EXPECTED_3[reported], rtol=1e-6, atol=1e-6)
 
 
 def test_runs_that_know_no_times_know_their_bytes() -> None:

@@ -91,7 +91,7 @@ def check_recipe(known: Mapping[str, Any], stored: Mapping[str, Tensor]) -> None
     """Refuse to build a head whose shapes differ from the stored ones."""
     want, have = shapes_of(known), {name: tuple(value.shape) for name, value in stored.items()}
     if want != have:
-        raise ValueError(f"the head's recipe gives {want}, but stored is {have}")
+        raise ValueError(f"tensors of the head must have the shapes {want} of its recipe, got {have}")
 
 
 def known_recipe(saved: Head, old: nn.Module) -> dict[str, Any] | None:

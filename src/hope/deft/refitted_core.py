@@ -25,6 +25,7 @@ from hope.errors import InvalidPartition
 from hope.evaluate.fidelity import Fidelity, images_for
 from hope.evaluate.sensitivity import with_sensitivities
 from hope.methods.absorb import Absorb
+from hope.reasons import LISTED
 from hope.rewrite.apply import kept_places, outcome
 from hope.rewrite.refit import compressed
 from hope.schedule.search_space import SearchSpace, search_space, waiting
@@ -112,11 +113,9 @@ def ranking(
     allowed = {unit.name for unit in targets.free}
     space = replace(space, states=tuple(state for state in space.states if state.name in allowed))
     if not space.states:
-        advice = waiting(anatomy, space.left_alone)
-        raise InvalidPartition(
-            f"{anatomy.model} must have a neuron that can be slack, got none"
-            + (f": {advice}: pass a few inputs, calibration=batches" if advice else "")
-        )
+        waits = waiting(anatomy, space.left_alone)
+        way = f"{waits}; pass a few inputs, calibration=batches" if waits else LISTED
+        raise InvalidPartition(f"{anatomy.model} must have a neuron that can be slack, got none: {way}")
     able = sum(state.neurons for state in space.states)
     with busy("ranking neurons", progress):
         return Ranking(model, space, tuple(space.steps()), able, progress)

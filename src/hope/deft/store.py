@@ -39,7 +39,7 @@ from hope.deft.tuning import Tuning
 from hope.errors import CheckpointMismatch, DamagedFolder, InvalidHead
 from hope.storage.adapter import ADAPTER, PLAN, AdapterRecord, Head, read_adapter, write_adapter
 from hope.storage.arrays import fingerprint, read_arrays
-from hope.storage.codec import SENSELESS, not_as_it_should
+from hope.storage.codec import SENSELESS, damaged
 
 __all__ = ["PLAN", "load", "save"]
 
@@ -185,7 +185,7 @@ def load(folder: str | PathLike[str], model: nn.Module, *, head: nn.Module | Non
     try:
         for name, array in arrays.items():
             if not bool(array.isfinite().all()):
-                raise ValueError(f"{name} has entries that are NaN or infinite")
+                raise ValueError(f"{name} must be finite, got NaN or infinite entries")
         places = {key.partition("/"): old for key, old in _under(arrays, "grown").items()}
         grown = Growth({(key[2], int(key[0])): old for key, old in places.items()}) if places else None
         base = duplicate(model) if grown is None else grown.widen(model)
@@ -195,7 +195,7 @@ def load(folder: str | PathLike[str], model: nn.Module, *, head: nn.Module | Non
     except InvalidHead:
         raise
     except SENSELESS as error:
-        raise not_as_it_should(folder / PLAN, ADAPTER, error) from error
+        raise damaged(folder / PLAN, ADAPTER, error) from error
 
 
 def _check_masks(record: AdapterRecord, arrays: Mapping[str, Tensor], model: nn.Module) -> None:

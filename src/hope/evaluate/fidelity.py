@@ -17,7 +17,7 @@ from hope._util.batching import Batching, batching_of, flatten, unflatten
 from hope._util.calls import Example, evaluation
 from hope._util.disk_cache import cached
 from hope.errors import InvalidExample
-from hope.statistics.dreams import made_inputs
+from hope.statistics.dreams import synthetic_inputs
 from hope.statistics.token_weights import mask_of
 from hope.trace.program import Program
 from hope.trace.trace import Trace
@@ -61,7 +61,9 @@ class Fidelity:
         call: tuple[tuple[Any, ...], dict[str, Any]]
         if not inputs:
             how: dict[str, Any] = {"count": count, "trace": trace, "progress": progress}
-            call = cached(f"probes-{count}", lambda: unflatten(*made_inputs(model, example, program, **how)))
+            call = cached(
+                f"probes-{count}", lambda: unflatten(*synthetic_inputs(model, example, program, **how))
+            )
         else:
             call = _joined(inputs, count, batching_of(model, inputs[0]))
         self._args, self._kwargs = call

@@ -21,6 +21,8 @@ from hope.trace.labels import dims
 from hope.trace.program import Operation, Program, Ref, Shape, module_of
 from hope.trace.values import Link, Value
 
+LLAMA_NORMS = ("input_layernorm", "post_attention_layernorm")  # before the attention and before the MLP
+
 
 @dataclass(frozen=True)
 class Bn:

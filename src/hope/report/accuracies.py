@@ -19,7 +19,9 @@ def read_accuracies(path: Path, total: int) -> list[tuple[int, float]]:
     try:
         data = json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
-        raise InvalidAccuracies(f"{path} cannot be read: {error.strerror}") from error
+        raise InvalidAccuracies(
+            f"{path} cannot be read: {error.strerror}: give a file like {EXAMPLE}"
+        ) from error
     except (ValueError, RecursionError) as error:
         raise InvalidAccuracies(
             f"{path} is not JSON ({first_line(error)}): write it like {EXAMPLE}"

@@ -10,14 +10,14 @@ function ticks(low, high, most, least = 0) {
   for (let at = Math.ceil(low / size - 1e-9) * size; at <= high + size * 1e-9; at += size) found.push(Math.abs(at) < size * 1e-9 ? 0 : at);
   return found;
 }
-const shares = (marks) => { // percentages with as many digits as it takes to tell them apart
+const shares = (marks) => { // percentages with as many digits as it takes to distinguish them
   const digits = [0, 1, 2, 3].find((n) => new Set(marks.map((at) => (100 * at).toFixed(n))).size === marks.length) ?? 4;
   return marks.map((at) => (100 * at).toFixed(digits) + "%");
 };
 class Chart { // lines over the run; the cursor follows the slider, the pointer moves it
   constructor(svg) {
     this.svg = svg; this.tip = svg.parentNode.querySelector(".tip");
-    let held = null; // a finger moves the step when it taps or goes sideways; upwards and downwards it scrolls
+    let held = null; // a finger moves the step when it taps or moves sideways; upwards and downwards it scrolls
     svg.addEventListener("pointerdown", (event) => {
       if (event.button) return;
       svg.setPointerCapture(event.pointerId);
@@ -129,7 +129,7 @@ function curves() {
     axis, top: 1, format: percent, series: plotted,
     words: (k) => Object.entries(UNITS).map(([name, word]) => `${percent(run.share(name, k))} of the ${word}`).join("\n"),
   });
-  pace(axis, ordered.filter((one) => one.times.length));
+  latencyLine(axis, ordered.filter((one) => one.times.length));
   legend($("legend-size"), several
     ? RUNS.map(looks).map((one) => [`${one.of.name}, ${UNITS[unit]} kept`, one.tint, one.dash])
     : plotted.map((one) => [`${UNITS[one.name]} kept`, one.tint, one.dash]), line);
@@ -143,7 +143,7 @@ function curves() {
   $("scale-note").textContent = nothing + (alike.length < RUNS.length ? "Only runs of the same method on the same model are drawn here: J of others is on another scale." : "");
 }
 
-function pace(axis, known) { // predicted latency along the run, and what was measured
+function latencyLine(axis, known) { // predicted latency along the run, and what was measured
   $("panel-time").hidden = !known.length;
   if (!known.length) return;
   $("runtimes").textContent = "predicted, in ms; circles are measured: " + [...new Set(known.map((one) => one.runtime))].join("; ");
@@ -223,7 +223,7 @@ function mapCursor() {
   $("map-layer").style.top = layer * picture.each + "px";
   $("map-layer").style.height = picture.each + "px";
 }
-function mapSpot(event) {
+function mapCell(event) {
   const box = $("map").getBoundingClientRect();
   const row = Math.max(0, Math.min(run.layers.length - 1, Math.floor((event.clientY - box.top) / picture.each)));
   const k = Math.floor(((event.clientX - box.left) / box.width) * (run.steps + 1));
@@ -231,7 +231,7 @@ function mapSpot(event) {
 }
 $("map").addEventListener("pointermove", (event) => {
   if (!run.layers.length) return;
-  const [row, k, box] = mapSpot(event), tip = $("map").parentNode.querySelector(".tip");
+  const [row, k, box] = mapCell(event), tip = $("map").parentNode.querySelector(".tip");
   tip.textContent = `${run.layers[row].name}\nstep ${count(k)}: ${count(run.width(row, k))} of ${count(run.layers[row].neurons)} neurons`;
   tip.hidden = false;
   tip.style.left = Math.max(0, Math.min(box.width - tip.offsetWidth, event.clientX - box.left + 14)) + "px";
@@ -240,6 +240,6 @@ $("map").addEventListener("pointermove", (event) => {
 $("map").addEventListener("pointerleave", () => { $("map").parentNode.querySelector(".tip").hidden = true; });
 $("map").addEventListener("click", (event) => {
   if (!run.layers.length) return;
-  const [row, k] = mapSpot(event);
+  const [row, k] = mapCell(event);
   choose(row); go(k);
 });

@@ -9,6 +9,7 @@ from difflib import get_close_matches
 from typing import Any, TypedDict, TypeVar
 
 from hope.errors import InfeasibleBudget, UnknownBudget
+from hope.reasons import LISTED
 from hope.schedule.resources import UNITS, BudgetUnit, Resource
 
 Function = TypeVar("Function", bound=Callable[..., Any])
@@ -90,10 +91,10 @@ class Budget:
                 f"{self.kind.format(self.value)}: give less, or a share ({self.unit}=0.6)"
             )
         if least > self.allowed(original):
+            way = advice or LISTED
             raise InfeasibleBudget(
                 f"{self} cannot be met: the smallest reachable is {self.unit}={least / max(original, 1):.4f} "
-                f"({self.kind.format(least)} of {self.kind.format(original)}); "
-                f"{advice or 'the rest is listed in print(hope.inspect(...))'}"
+                f"({self.kind.format(least)} of {self.kind.format(original)}); {way}"
             )
 
     def __str__(self) -> str:

@@ -13,7 +13,7 @@ from hope._util.calls import Example
 from hope.actions import Action, Evict, Prune
 from hope.errors import InfeasibleBudget, UnknownMethod
 from hope.methods.method import Branch, Method, NetworkStatistics, State
-from hope.reasons import Cause, Reason
+from hope.reasons import LISTED, Cause, Reason
 from hope.schedule.bits import Rounding
 from hope.schedule.budget import Budget
 from hope.schedule.cost_model import CostModel
@@ -169,9 +169,8 @@ class SearchSpace:
         nothing = not self.states and not self.branches and not self.roundings
         no_cost = budget.resource is not None and not budget.is_cost
         if nothing and (budget.kind.searched or (no_cost and not self.anatomy.layers)):
-            raise InfeasibleBudget(
-                f"{self.method.name} must have something to remove, got nothing" + (advice and f": {advice}")
-            )
+            way = advice or LISTED
+            raise InfeasibleBudget(f"{self.method.name} must have something to remove, got nothing: {way}")
         width = self._widest
         if self.branches or not self.states or self.roundings or multiple_of < width:
             return

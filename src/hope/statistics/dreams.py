@@ -40,7 +40,7 @@ RATE = 0.1  # of the input's deviation, per step
 SIDE = 128  # of images: larger ones are halved where the network takes it; moments lose nothing by it
 
 
-def made_inputs(  # noqa: PLR0913
+def synthetic_inputs(  # noqa: PLR0913
     model: nn.Module,
     example: Example | None,
     program: Program,
@@ -145,7 +145,9 @@ def dreamed(
     else:
         program = trace.captured(model, example, progress=progress).program
         how: dict[str, Any] = {"steps": steps, "seed": seed, "near": NEAR, "leaves": True}
-        made, form = made_inputs(model, example, program, count=count, trace=trace, progress=progress, **how)
+        made, form = synthetic_inputs(
+            model, example, program, count=count, trace=trace, progress=progress, **how
+        )
     parts = (slice(start, start + 32) for start in range(0, count, 32))
     return [
         as_example([v[some] if isinstance(v, Tensor) and v.ndim else v for v in made], form) for some in parts

@@ -24,7 +24,7 @@ from hope.rewrite.config import rewrite
 from hope.rewrite.refit import compressed
 from hope.schedule.budget import Budget, ReplayBudget, lists_budgets, optional_budget
 from hope.storage.arrays import fingerprint, fit_dtypes, read_arrays
-from hope.storage.codec import SENSELESS, not_as_it_should
+from hope.storage.codec import SENSELESS, damaged
 from hope.storage.packed import unpacked_weights, with_copies
 from hope.storage.record import PLAN, RUN
 from hope.storage.run import Run, read_run
@@ -135,4 +135,4 @@ def _replay(run: Run, model: nn.Module, budget: Budget, calibration: Iterable[An
     except SENSELESS as error:
         if isinstance(error, HopeError) and not isinstance(error, InvalidAction):
             raise
-        raise not_as_it_should(run.folder / PLAN, RUN, error) from error
+        raise damaged(run.folder / PLAN, RUN, error) from error

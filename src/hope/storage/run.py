@@ -38,7 +38,7 @@ from hope.storage.arrays import (
     state,
     write_arrays,
 )
-from hope.storage.codec import SENSELESS, Plain, not_as_it_should, read_record, stored_files, write_record
+from hope.storage.codec import SENSELESS, Plain, damaged, read_record, stored_files, write_record
 from hope.storage.moments import read_moments, write_moments
 from hope.storage.packed import packed_weights, without_copies
 from hope.storage.record import (
@@ -239,7 +239,7 @@ def read_run(folder: str | os.PathLike[str], model: nn.Module | None = None) -> 
         trajectory = Trajectory(record.trajectory, anatomy, record.stops, predicted)
         _ = trajectory.sizes, trajectory.counts("size")  # its steps fit its anatomy
     except SENSELESS as error:
-        raise not_as_it_should(folder / PLAN, RUN, error) from error
+        raise damaged(folder / PLAN, RUN, error) from error
     details = replace(record.details, settings=current_settings(record.details.settings))
     method = current_settings({"method": record.method})["method"]
     return Run(record, anatomy, trajectory, folder).changed(method=method, details=details)

@@ -75,8 +75,9 @@ def check_readable(model: nn.Module) -> None:
         )
     for name, tensor in [*model.named_parameters(), *model.named_buffers()]:
         wrong = _unreadable(name, tensor)
-        if wrong:
-            raise UnsupportedModel(f"{name} must be {wrong}")
+        if wrong is not None:
+            what, way = wrong
+            raise UnsupportedModel(f"{name} must be {what}: {way}")
     for name, module in model.named_modules():
         kind = type(module).__name__
         if "quantized" in type(module).__module__.split(".") or kind in QUANTISED:
@@ -90,18 +91,18 @@ def check_readable(model: nn.Module) -> None:
             )
 
 
-def _unreadable(name: str, tensor: Tensor) -> str:
-    """What a parameter or buffer must be instead; "" if it can be read."""
+def _unreadable(name: str, tensor: Tensor) -> tuple[str, str] | None:
+    """What a parameter or buffer must be instead, and what to do; None if it can be read."""
     if is_lazy(tensor):
-        return "initialised, got a lazy module: run the model once on an example first"
+        return "initialised, got a lazy module", "run the model once on an example first"
     if tensor.is_meta:
-        return "given data, got the meta device: load the weights (to_empty, load_state_dict)"
+        return "given data, got the meta device", "load the weights (to_empty, load_state_dict)"
     if tensor.layout is not torch.strided:
-        return f"dense, got a sparse tensor ({tensor.layout}): call .to_dense() on it first"
+        return f"dense, got a sparse tensor ({tensor.layout})", "call .to_dense() on it first"
     packed = isinstance(tensor, nn.Parameter) and tensor.ndim > 1 and tensor.itemsize == 1  # int8, float8
     if tensor.is_quantized or packed or name.rpartition(".")[2] == "qweight":
-        return f"floating point, got {tensor.dtype}: {FLOAT}"
-    return ""
+        return f"floating point, got {tensor.dtype}", FLOAT
+    return None
 
 
 def capture(
@@ -182,12 +183,14 @@ def _explain(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], er
     """Whether the example or the model failed: the model is run to find out."""
     name = type(model).__name__
     if any(module.training for module in model.modules()):
-        return UnsupportedModel(f"{name} cannot be captured in training mode: {first_line(error)}")
+        return UnsupportedModel(
+            f"{name} cannot be captured in training mode ({first_line(error)}): call model.eval()"
+        )
     config, given = getattr(model, "config", None), {**by_name(model, args), **kwargs}
     second = any(key.startswith("decoder") or key == "labels" for key in given)
     if getattr(config, "is_encoder_decoder", False) and not second:
         return InvalidExample(
-            f"{name} reads two texts: give both by name, decoder_input_ids besides "
+            f"{name} must get two texts, got one: give both by name, decoder_input_ids besides "
             f"{getattr(model, 'main_input_name', 'input_ids')}"
         )
     failure = _failure(model, args, kwargs)
