@@ -32,7 +32,7 @@ def complete(
         method: with the calibration batches of the run.
     """
     from hope._util.calls import unlabelled
-    from hope._util.progress import FIDELITY, run_of
+    from hope._util.progress import EVALUATE, FIDELITY, run_of
     from hope.api import inspect
     from hope.encoding import Encoding
     from hope.evaluate.along import spaced
@@ -48,7 +48,7 @@ def complete(
     lacks = not set(spaced(len(run.trajectory), run.steps, POINTS)) <= known.keys()
     if run.record.trained or not (lacks or evaluate):
         return
-    with run_of((FIDELITY,)):
+    with run_of((FIDELITY, EVALUATE) if evaluate else (FIDELITY,)):
         measured = Measurements(model, example, inspect(model, example))
         measured.fidelities |= known
         made_by = method_from_dict(run.record.method) or method
