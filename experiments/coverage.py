@@ -261,8 +261,8 @@ def sentence() -> str:
     free, more, never = (f"{mean(shares(record)[k] for record in seen):.0%}" for k in range(len(NEEDS)))
     return (
         f"Average over {len(seen)} networks of three libraries: {free} of neurons are prunable one by one "
-        f"without data,\n{more} only with calibration, and {never} are not prunable, or only as part of a "
-        "whole branch: [coverage](docs/coverage.md)."
+        f"without data,\n{more} only with calibration. The other {never} cannot be removed one by one; some "
+        "of them go with a whole branch: [coverage](docs/coverage.md)."
     )
 
 

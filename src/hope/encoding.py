@@ -26,7 +26,7 @@ from hope.latency.timing import Latency
 from hope.methods.calibration import has_data
 from hope.methods.method import Method
 from hope.reasons import Reason
-from hope.report.accuracies import points_of
+from hope.report.accuracies import checked_points
 from hope.report.encoding_table import left_alone_table, size_table
 from hope.report.figure import check_matplotlib, draw
 from hope.report.page import write_page
@@ -256,7 +256,7 @@ class Encoding:
             raise unreachable(budget, self.trajectory, advice, multiple_of, uniform) from error
 
     def save(self, folder: str | PathLike[str], *, source: Mapping[str, str] | None = None) -> Path:
-        """Save the run: the trajectory, the compressed weights, and fidelities computed so far, for reports.
+        """Save the run: the trajectory, the compressed weights, fidelities and scores computed so far.
 
         Args:
             source: "model", "weights" and "input" on the command line, for `hope report` to repeat.
@@ -285,22 +285,23 @@ class Encoding:
             self.fidelities()
         if self.evaluate is not None and accuracy is None:
             self.scores()
-        points = points_of(accuracy, self.measurements.scores, len(self.trajectory))
+        points = checked_points(accuracy or {}, len(self.trajectory), "accuracy")
         return write_page([self.as_run(folder, source)], Path(path), accuracies=[points])
 
     def plot(self, *, accuracy: Mapping[int, float] | None = None) -> Figure:
         """The figure that `hope plot` draws of a saved run (needs matplotlib): sizes along the run,
-        distortion against parameters, and the accuracy, {steps: accuracy between 0 and 1}, or the fidelities
-        computed so far. `.savefig("figure.png")` saves it; notebooks show it.
+        distortion against parameters, and the accuracy, {steps: accuracy between 0 and 1}, or the scores, or
+        else the fidelities, computed so far. `.savefig("figure.png")` saves it; notebooks show it.
         """
         check_matplotlib()
-        return draw([self.as_run()], [points_of(accuracy, self.measurements.scores, len(self.trajectory))])
+        return draw([self.as_run()], [checked_points(accuracy or {}, len(self.trajectory), "accuracy")])
 
     def as_run(self, folder: str | PathLike[str] = "run", source: Mapping[str, str] | None = None) -> Run:
         """The run as if it had been saved in a folder and read again."""
         self._intact()
         found, timing = self.measurements, self.run.record.timing
-        details = replace(self.run.details, source=source or {}, fidelities=sorted(found.fidelities.items()))
+        fidelities, scores = sorted(found.fidelities.items()), sorted(found.scores.items())
+        details = replace(self.run.details, source=source or {}, fidelities=fidelities, scores=scores)
         if timing is not None:
             timing = replace(timing, measured=tuple(sorted(found.times.items())))
         return replace(self.run, folder=Path(folder)).changed(details=details.rounded(), timing=timing)

@@ -61,17 +61,17 @@ class Chart { // lines over the run; the cursor follows the slider, the pointer 
     return width;
   }
   px(value) { return EDGE.left + ((value - this.x0) / (this.x1 - this.x0 || 1)) * (this.wide - EDGE.left - EDGE.right); }
-  py(value) { return this.tall - EDGE.bottom - (value / (this.top || 1)) * (this.tall - EDGE.top - EDGE.bottom); }
-  render({ series, points = [], axis, top, format, words }) {
+  py(value) { return this.tall - EDGE.bottom - ((value - this.low) / (this.top - this.low || 1)) * (this.tall - EDGE.top - EDGE.bottom); }
+  render({ series, points = [], axis, low = 0, top, format, words }) {
     this.wide = Math.max(240, this.svg.parentNode.clientWidth); // one unit is one pixel
     this.tall = this.wide < NARROW && innerWidth < NARROW ? 165 : 220;
-    this.xOf = (one, k) => (axis === "steps" ? k : one.share(axis, k)); this.words = words; this.top = top;
+    this.xOf = (one, k) => (axis === "steps" ? k : one.share(axis, k)); this.words = words; this.low = low; this.top = top;
     if (axis === "steps") { this.x0 = 0; this.x1 = Math.max(1, ...RUNS.map((one) => one.steps)); }
     else { this.x0 = 1; this.x1 = Math.min(0.99, ...RUNS.map((one) => one.share(axis, one.steps))); }
     const svg = this.svg, base = this.tall - EDGE.bottom;
     svg.setAttribute("viewBox", `0 0 ${this.wide} ${this.tall}`);
     svg.replaceChildren();
-    for (const at of ticks(0, top, 4)) {
+    for (const at of ticks(low, top, 4)) {
       svg.append(draw("line", { class: "grid", x1: EDGE.left, x2: this.wide - EDGE.right, y1: this.py(at), y2: this.py(at) }));
       svg.append(draw("text", { class: "y", x: EDGE.left - 6, y: this.py(at) + 4, "text-anchor": "end" }, format(at)));
     }
@@ -89,9 +89,9 @@ class Chart { // lines over the run; the cursor follows the slider, the pointer 
       svg.append(draw("path", { class: "curve", d: path, fill: "none", stroke: `var(${tint})`, "stroke-dasharray": dash || "none", "stroke-width": thin ? 1.3 : 2.2, "stroke-linejoin": "round" }));
     }
     for (const { of, tint, dash, thin, what } of points) {
-      const path = of[what].map(([k, a], n) => (n ? "L" : "M") + this.px(this.xOf(of, k)).toFixed(1) + " " + this.py(Math.max(0, a)).toFixed(1)).join("");
+      const path = of[what].map(([k, a], n) => (n ? "L" : "M") + this.px(this.xOf(of, k)).toFixed(1) + " " + this.py(Math.max(this.low, a)).toFixed(1)).join("");
       if (what !== "timed") svg.append(draw("path", { class: "looks", d: path, fill: "none", stroke: `var(${tint})`, "stroke-width": thin ? 1.5 : 2.2, "stroke-dasharray": dash || "none", "stroke-linejoin": "round" }));
-      for (const [k, a] of of[what]) svg.append(draw("circle", { class: what, cx: this.px(this.xOf(of, k)), cy: this.py(Math.max(0, a)), r: thin ? 2.5 : 3.5, fill: "var(--card)", stroke: `var(${tint})`, "stroke-width": 1.8 }));
+      for (const [k, a] of of[what]) svg.append(draw("circle", { class: what, cx: this.px(this.xOf(of, k)), cy: this.py(Math.max(this.low, a)), r: thin ? 2.5 : 3.5, fill: "var(--card)", stroke: `var(${tint})`, "stroke-width": 1.8 }));
     }
     this.cursor = draw("line", { class: "cursor", y1: EDGE.top, y2: base });
     this.dots = series.filter((one) => one.of === run).map((one) => ({ ...one, dot: draw("circle", { r: 4.5, fill: `var(${one.tint})`, stroke: "var(--card)", "stroke-width": 1.5 }) }));

@@ -166,13 +166,14 @@ function tiles() {
     const caption = `original ${figure(first ? first[1] : run.times[0])} ms` + (here ? `, ${figure(here[1])} ms measured here` : "");
     entries.push([`${figure(run.times[step])} ms`, "latency, predicted", caption, Math.min(1, run.times[step] / run.times[0])]);
   }
-  for (const [what, found] of [["accuracy", "measured"], ["fidelity", "predicted"]]) {
+  for (const [what, found] of [["accuracy", "measured"], ["score", "measured"], ["fidelity", "predicted"]]) {
     if (!run[what].length) continue;
+    const most = what === "score" ? Math.max(...run.score.map(([, value]) => value)) : 1, full = (value) => (most > 0 ? value / most : 0);
     const point = run.at(what, step), after = run[what].find(([k]) => k > step);
     const say = SHOWN[what];
-    if (point && point[0] === step) entries.push([say(point[1]), what, `${found} here`, point[1]]);
-    else if (point && after) entries.push([`${say(point[1]).replace("%", "")} … ${say(after[1])}`, what, `${found} at steps ${count(point[0])} and ${count(after[0])}`, Math.min(point[1], after[1])]);
-    else { const near = point ?? after; entries.push([say(near[1]), what, `${found} at step ${count(near[0])} only`, near[1]]); }
+    if (point && point[0] === step) entries.push([say(point[1]), what, `${found} here`, full(point[1])]);
+    else if (point && after) entries.push([`${say(point[1]).replace("%", "")} … ${say(after[1])}`, what, `${found} at steps ${count(point[0])} and ${count(after[0])}`, full(Math.min(point[1], after[1]))]);
+    else { const near = point ?? after; entries.push([say(near[1]), what, `${found} at step ${count(near[0])} only`, full(near[1])]); }
   }
   $("tiles").replaceChildren(...entries.map(([value, name, more, share]) =>
     make("div", { class: "tile" }, make("b", {}, value), make("span", {}, name), make("br"), make("span", { class: "more" }, more), make("i", { style: { "--share": 100 * share + "%" } }))));

@@ -174,6 +174,7 @@ def run_data(
         **_parts(run),
         **steps_data(run),
         "accuracy": [list(point) for point in accuracy],
+        "score": [list(point) for point in run.details.scores],
         "fidelity": [list(point) for point in run.details.fidelities],
         **_times(run),
     }

@@ -32,7 +32,8 @@ function fine(fidelity) { // not in percent, so that it is not taken for an accu
   return (fidelity < 0 && Number(words) ? "−" : "") + words;
 }
 const FAR = 0.15; // of the network between two measured sizes: nothing is interpolated over more
-const SHOWN = { accuracy: percent1, fidelity: fine };
+const plain = (score) => String(+score.toPrecision(4)).replace("-", "−");
+const SHOWN = { accuracy: percent1, score: plain, fidelity: fine };
 function brief(n) { // 853 k, 11.7 M
   const power = n >= 999_500_000 ? 3 : n >= 999_500 ? 2 : n >= 1000 ? 1 : 0, value = n / 1000 ** power;
   return power ? `${value < 10 ? value.toFixed(2) : value < 99.95 ? value.toFixed(1) : value.toFixed(0)} ${" kMG"[power]}` : count(n);
@@ -194,7 +195,7 @@ class Run {
   ends(unit, share) { // the first place to end at which no more than a share of a size is left; null if the run does not come so far
     return this.places.find((k) => this.share(unit, k) <= share + 1e-9) ?? null;
   }
-  near(what, unit, share) { // accuracy or fidelity of the model that a budget gives: its value, whether it was measured there, its size
+  near(what, unit, share) { // accuracy, score or fidelity of the model that a budget gives: its value, whether it was measured there, its size
     const k = this.ends(unit, share), size = k === null ? null : this.share(unit, k);
     let before = null;
     for (const [at, value] of k === null ? [] : this[what]) {
@@ -205,7 +206,7 @@ class Run {
     }
     return null;
   }
-  at(what, k) { // the last point of "accuracy" or "fidelity" up to k
+  at(what, k) { // the last point of "accuracy", "score" or "fidelity" up to k
     let found = null;
     for (const point of this[what]) if (point[0] <= k) found = point;
     return found;

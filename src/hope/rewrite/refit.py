@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from hope._util.calls import Example, duplicate, mode, unlabelled
 from hope._util.finite import not_finite
 from hope._util.notes import note
-from hope._util.progress import REFIT, bar, busy
+from hope._util.progress import DREAM, REFIT, bar, busy, run_of
 from hope._util.tensors import get
 from hope.actions import Action, Rewrite
 from hope.actions.absorption import LEAST
@@ -227,16 +227,17 @@ def refit_layers(  # noqa: PLR0913
         if file.whole:
             small.load_state_dict(file.tensors)
             return
-    with busy(REFIT, progress):
-        stand = recalibrated_copy(original, batches, synthetic, trace)
-    run = LayerwiseRefit(stand, small, batches, rows, fixed, drift, trace, file, rounding or {})
-    norms = {f"{site.bn}.running_mean": run.rows.get(name) for name, site in run.there.items() if site.bn}
-    left = {**norms, **run.rows}
-    with mode(stand, training=False), mode(small, training=False), torch.no_grad():
-        transfer_bn_stats(small, original, stand, left)
-        with bar(REFIT, len(run.here), progress) as show:
-            run.run(show)
-        transfer_bn_stats(small, stand, original, left)
+    with run_of((REFIT,), progress):
+        with busy(REFIT):
+            stand = recalibrated_copy(original, batches, synthetic, trace)
+        run = LayerwiseRefit(stand, small, batches, rows, fixed, drift, trace, file, rounding or {})
+        norms = {f"{site.bn}.running_mean": run.rows.get(name) for name, site in run.there.items() if site.bn}
+        left = {**norms, **run.rows}
+        with mode(stand, training=False), mode(small, training=False), torch.no_grad():
+            transfer_bn_stats(small, original, stand, left)
+            with bar(REFIT, len(run.here)) as show:
+                run.run(show)
+            transfer_bn_stats(small, stand, original, left)
     if file is not None:
         file.finish({name: one for name, one in small.state_dict().items() if isinstance(one, Tensor)})
 
@@ -322,28 +323,27 @@ def refit(
         >>> bool((fitted(x) - net(x)).square().sum() < (small(x) - net(x)).square().sum())
         True
     """
-    synthetic = isinstance(inputs, str)
-    trace = Trace()
-    if isinstance(inputs, str):
-        inputs = synthetic_batches(inputs, original, example, trace, progress=progress)
-    batches = list(unlabelled(original, inputs))
-    if not batches:
-        raise InvalidExample("inputs must have at least one batch for a refit, got none: give some")
-    for number, batch in enumerate(batches):
-        check_batch(batch, number, "refit")
-    fitted, given = duplicate(small), given_rows(original, kept or {})
-    refit_layers(
-        original,
-        fitted,
-        batches,
-        lambda sites: every_row(original, small, sites, given),
-        fixed=exclude,
-        synthetic=synthetic,
-        checkpoint=None if checkpoint is None else Path(checkpoint),
-        settings=sorted((name, list(rows)) for name, rows in (kept or {}).items()),
-        trace=trace,
-        progress=progress,
-    )
+    synthetic, trace = isinstance(inputs, str), Trace()
+    with run_of((DREAM, REFIT) if synthetic else (REFIT,), progress):
+        if isinstance(inputs, str):
+            inputs = synthetic_batches(inputs, original, example, trace, progress=progress)
+        batches = list(unlabelled(original, inputs))
+        if not batches:
+            raise InvalidExample("inputs must have at least one batch for a refit, got none: give some")
+        for number, batch in enumerate(batches):
+            check_batch(batch, number, "refit")
+        fitted, given = duplicate(small), given_rows(original, kept or {})
+        refit_layers(
+            original,
+            fitted,
+            batches,
+            lambda sites: every_row(original, small, sites, given),
+            fixed=exclude,
+            synthetic=synthetic,
+            checkpoint=None if checkpoint is None else Path(checkpoint),
+            settings=sorted((name, list(rows)) for name, rows in (kept or {}).items()),
+            trace=trace,
+        )
     if checkpoint is not None:
         Path(checkpoint).unlink(missing_ok=True)
     return fitted

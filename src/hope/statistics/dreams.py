@@ -18,7 +18,7 @@ from torch.utils._pytree import tree_leaves
 from hope import ops
 from hope._util.batching import Nesting, as_example, batching_of, flatten, unflatten
 from hope._util.calls import Example, as_call, evaluation
-from hope._util.progress import bar
+from hope._util.progress import DREAM, bar
 from hope.errors import HopeError, UnknownMethod
 from hope.ops.norm import bn_of, is_bn
 from hope.ops.uses import first_convolution
@@ -79,7 +79,7 @@ def synthetic_inputs(  # noqa: PLR0913
         def batch(x: Tensor) -> Example:
             return as_example(_fitted(model, [*made[:k], x, *made[k + 1 :]]), form)
 
-        with bar("making synthetic inputs", steps, progress) as show:
+        with bar(DREAM, steps, progress) as show:
             trace = trace or Trace()
             made[k] = _normalised(model, example, made[k], batch, trace) if program else made[k]
             made[k] = _dreamed(model, made[k], batch, steps, show, near, trace)

@@ -33,6 +33,7 @@ class Details:
         left_alone: layers and blocks that the method kept, with the reason.
         source: "model", "weights" and "input" of the command line.
         fidelities: (steps, predicted fidelity) that were computed.
+        scores: (steps, score by the user's function) that were computed.
         settings: the options of the run (see `schedule.resume`).
     """
 
@@ -41,6 +42,7 @@ class Details:
     source: Mapping[str, str] = field(default_factory=dict)
     fidelities: Sequence[tuple[int, float]] = ()
     settings: Mapping[str, Any] = field(default_factory=dict)
+    scores: Sequence[tuple[int, float]] = ()
 
     def rounded(self) -> Details:
         """The same with numbers in the precision of a picture."""
@@ -48,6 +50,7 @@ class Details:
             self,
             measures={name: [_short(value) for value in some] for name, some in self.measures.items()},
             fidelities=[(steps, _short(value)) for steps, value in self.fidelities],
+            scores=[(steps, _short(value)) for steps, value in self.scores],
         )
 
 
