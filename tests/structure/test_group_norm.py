@@ -94,3 +94,40 @@ def test_groups_that_nothing_counts_are_kept_with_the_reason() -> None:
     anatomy = hope.inspect(randomise(Net(4, affine=False)).eval(), _images(1))
     why = {one.name: one.reason.cause for one in anatomy.skipped}
     assert why["first"] is hope.Cause.FIXED_WIDTH
+
+
+class Block(nn.Module):
+    """Pre-activation, with a norm of groups on the stream."""
+
+    def __init__(self, groups: int) -> None:
+        super().__init__()
+        self.norm1, self.conv1 = nn.GroupNorm(groups, 12), nn.Conv2d(12, 8, 3, padding=1)
+        self.norm2, self.conv2 = nn.GroupNorm(4, 8), nn.Conv2d(8, 12, 3, padding=1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.conv2(torch.relu(self.norm2(self.conv1(torch.relu(self.norm1(x))))))
+
+
+def _residual(*groups: int) -> nn.Module:
+    ends = nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(12, 4)
+    blocks = [Block(one) for one in groups]
+    return randomise(nn.Sequential(nn.Conv2d(3, 12, 3, padding=1), *blocks, *ends)).eval()
+
+
+def test_a_stream_in_groups_loses_whole_groups() -> None:
+    net, x = _residual(4, 4), _images()
+    method = hope.Paper(calibration=[x], merge=None)
+    encoding = hope.encode(net, x[:1], params=0.5, method=method, streams=True, evict=False)
+    gone = [hope.Prune(step.name, step.removed) for step in encoding.trajectory.steps[: encoding.steps]]
+    assert "0" in {step.name for step in gone}
+    assert_same(run(encoding.model, x), run(masked(net, encoding.anatomy, gone), x), 1e-5)
+
+
+def test_streams_of_groups_that_do_not_fit_are_kept_whole() -> None:
+    net, x = _residual(4, 3), _images()
+    anatomy = hope.inspect(net, x[:1], streams=True)
+    why = {one.name: one.reason.cause for one in anatomy.skipped}
+    assert why["0"] is hope.Cause.ALL_AT_ONCE
+    part = hope.deft.partition(net, x[:2], percentile=50, merge=False, calibration=[x])
+    assert part.core["0"].all()
+    assert not all(mask.all() for mask in part.core.values())
