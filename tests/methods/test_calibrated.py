@@ -142,8 +142,8 @@ def test_layers_that_are_pruned_only_are_named(norm: nn.Module, words: str) -> N
     assert silent.notes == ()  # nobody asked for merges
 
 
-@pytest.mark.parametrize("norm", [nn.GroupNorm(2, 6), nn.LayerNorm([6, 6, 6])], ids=["group", "layer"])
-def test_group_and_layer_norm_hold_their_channels_fast(norm: nn.Module) -> None:
+@pytest.mark.parametrize("norm", [nn.GroupNorm(1, 6), nn.LayerNorm([6, 6, 6])], ids=["group", "layer"])
+def test_a_norm_over_all_channels_holds_them_fast(norm: nn.Module) -> None:
     net = nn.Sequential(
         nn.Conv2d(3, 6, 3), norm, nn.ReLU(), nn.Conv2d(6, 4, 3), nn.ReLU(), nn.Conv2d(4, 2, 1)
     )

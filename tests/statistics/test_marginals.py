@@ -37,7 +37,11 @@ class Normalised(nn.Module):
 NETS: dict[str, tuple[Callable[[], nn.Module], dict[str, str]]] = {
     # layer -> the module whose output is its signal before the activation
     "none": (lambda: Normalised(nn.Identity()), {"first": "norm", "second": "second", "last": "last"}),
-    "group": (lambda: Normalised(nn.GroupNorm(2, 6)), {"second": "second", "last": "last"}),
+    "groups": (
+        lambda: Normalised(nn.GroupNorm(2, 6)),
+        {"first": "norm", "second": "second", "last": "last"},
+    ),
+    "one group": (lambda: Normalised(nn.GroupNorm(1, 6)), {"second": "second", "last": "last"}),
     "layer": (lambda: Normalised(nn.LayerNorm([6, 8, 8])), {"second": "second", "last": "last"}),
     "instance": (
         lambda: Normalised(nn.InstanceNorm2d(6, affine=True)),

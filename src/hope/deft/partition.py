@@ -34,7 +34,7 @@ class Partition:
 
     Attributes:
         anatomy: the network.
-        head: the module that a new task replaces.
+        head: the module that a new task replaces; "" if the head is frozen.
         by: "prune-cost", "capacity", "absorption" if the core was refitted, or "growth".
         percentile: P; of a refitted core the share of slack, in percent.
         threshold: the upper limit of slack: J_lock, or τ.
@@ -127,8 +127,9 @@ class Partition:
         """Weight -> a mask, True for severed weights that may be trained, because slack has no other path to
         the head.
         """
+        last = () if self.head else masks.last_weights(self.anatomy)
         whole = [unit for unit in self.units if unit.mixed or (self.fresh and self.core[unit.name].all())]
-        return masks.relearnable(self.anatomy, whole, self.severed)
+        return masks.relearnable(self.anatomy, whole, self.severed, last)
 
     @cached_property
     def frozen(self) -> dict[str, Tensor]:

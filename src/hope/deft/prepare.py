@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from hope._util.tensors import get
 from hope.deft.checks import check_sever, check_weights
 from hope.deft.cost import cost_of, report_cost
-from hope.deft.heads import new_head
+from hope.deft.heads import head_of, new_head
 from hope.deft.partition import Partition
 from hope.deft.severing import Absorbed, absorb
 from hope.deft.tuning import Tuning
@@ -57,7 +57,8 @@ def prepare(
     Args:
         model: the partitioned model.
         partition: the result of `hope.deft.partition` for it.
-        head: number of outputs of the new head, a module, or None to start from the source's head.
+        head: number of outputs of the new head, a module, or None to start from the source's head, or to
+            share a frozen one.
         freeze_statistics: freeze the running statistics of core channels. The hooks belong to the BN modules:
             use `SyncBatchNorm.convert_sync_batchnorm` before `prepare`, not after.
         sever: "mask" as in the paper, or "absorb"; weights with unknown input moments are masked, and
@@ -121,7 +122,7 @@ def ready(
         tuned,
         method="deft",
         head=partition.head,
-        new_head=new_head(tuned.get_submodule(partition.head), head, partition.head, model),
+        new_head=new_head(head_of(tuned, partition.head), head, partition.head, model),
         frozen=partition.frozen,
         columns=partition.head_columns,
         freeze_statistics=freeze_statistics,

@@ -87,6 +87,7 @@ def partition(  # noqa: PLR0913
             True or "sum": a parent approximates the sum of two neurons; "pair": the paper's; False: none.
             Default: True, or without a percentile none if that alone costs more; a refitted core has none.
         head: the module that a new task replaces; found automatically if only one layer writes the outputs.
+            "frozen": nothing is replaced, both tasks share the head, which may be tied to an embedding.
         core: pattern or patterns (`*`, `?`) of layers and streams that are completely core.
         anatomy: the result of `hope.inspect`, to avoid a second analysis.
         seed: of the fresh weights of freed neurons.

@@ -13,6 +13,8 @@ from torch import Tensor, nn
 from hope.deft.adapters import Adapter, check_core, merged
 from hope.deft.gate import Gate
 from hope.deft.grow import Growth
+from hope.deft.heads import head_of, put_head
+from hope.deft.input_size import InputSize
 from hope.deft.masks import in_head
 from hope.deft.penalty import Penalty
 from hope.deft.source_protocol import source
@@ -27,7 +29,7 @@ class Tuning:
     Attributes:
         model: the model, of the source model's class; its `state_dict` has the same keys.
         method: "deft", or a baseline's name.
-        head: the replaced module.
+        head: the replaced module; "" if the head is frozen.
         source_head: the source's head, unchanged.
         frozen: parameter or running mean -> a mask that broadcasts to it, True if it belongs to the core.
         columns: the head's parameters (names within it) -> True if they read slack.
@@ -89,7 +91,7 @@ class Tuning:
             absorbed_head, notes, growth, shares_head: as attributes.
         """
         self.model, self.method, self.head, self.original = model, method, head, original
-        self.source_head = model.get_submodule(head).requires_grad_(False)
+        self.source_head = head_of(model, head).requires_grad_(False)
         self.columns = {name.removeprefix(f"{head}."): mask for name, mask in columns.items()}
         self.statistics = snapshot(model)
         self.masks_source = masks_source
@@ -100,7 +102,7 @@ class Tuning:
         self.growth, self.shares_head = growth, shares_head
         self.active_adapter = "default"
         self._adapters: dict[str, Adapter] = {}
-        model.set_submodule(head, new_head)
+        put_head(model, head, new_head)
         self.frozen = {
             name: mask
             for name, mask in frozen.items()
@@ -116,6 +118,7 @@ class Tuning:
             parameter.requires_grad_(not bool(mask.all()))
             if bool(mask.any()):
                 self._gates[name] = Gate(parameter, mask)
+        model.register_forward_pre_hook(InputSize(), with_kwargs=True)
         self.holds_statistics = freeze_statistics
         if freeze_statistics:
             hold(model, frozen, head)
@@ -163,7 +166,8 @@ class Tuning:
         not change, and of the network as it is, with the source's head on slack in its present state.
 
         Args:
-            batches: labelled inputs of the source task, pairs (x, y).
+            batches: labelled inputs of the source task, pairs (x, y), or of tokens and the
+                next ones.
 
         Example:
             >>> import torch, hope
@@ -282,15 +286,18 @@ class Tuning:
         free, total = self.trainable()
         inside = sum(p.numel() for name, p in self.model.named_parameters() if in_head(name, self.head))
         new, old = (
-            " ".join(str(head).split()) for head in (self.model.get_submodule(self.head), self.source_head)
+            " ".join(str(head).split()) for head in (head_of(self.model, self.head), self.source_head)
         )
         effect = "reads core only" if self.masks_source else "is unchanged"
+        head, ran = f"{self.head} is {new}", f"{old}, which {effect}"
+        if not self.head:
+            head, ran = "frozen, shared by both tasks", "the same head"
         lines = [
             f"{type(self.model).__name__} by {self.method}, from the source checkpoint {self.original[:12]}",
             f"trainable: {free:,} of {total:,} parameters ({free / max(total, 1):.1%}), "
             f"{inside:,} of them in the head",
-            f"head: {self.head} is {new}",
-            f"source: {old}, which {effect}; `with tuning.source() as model:` runs it",
+            f"head: {head}",
+            f"source: {ran}; `with tuning.source() as model:` runs it",
             f"running statistics of frozen channels: {'frozen' if self.holds_statistics else 'adapting'}",
         ]
         if self.cost is not None:
