@@ -14,10 +14,10 @@ from torch import nn
 from hope._util.calls import Example
 from hope._util.disk_cache import DiskCache, fit_file
 from hope._util.numbers import plural
-from hope._util.progress import EVALUATE, FIDELITY
+from hope._util.progress import FIDELITY
 from hope._util.tables import html, text
-from hope.errors import InfeasibleBudget, InvalidAction, UnknownMethod
-from hope.evaluate.along import Along, growth, growth_note, kept, longest, score, spaced
+from hope.errors import InfeasibleBudget, InvalidAction
+from hope.evaluate.along import Along, growth, growth_note, kept, longest, scored, spaced
 from hope.evaluate.fidelity import in_words
 from hope.evaluate.measurements import Measurements
 from hope.healing.heal import Healed, HealOptions, Settings, distilled
@@ -206,12 +206,7 @@ class Encoding:
 
     @cached_property
     def _scores(self) -> Along:
-        if self.evaluate is None:
-            raise UnknownMethod(
-                "a score must have a function, got none: hope.encode(..., evaluate=function of a model)"
-            )
-        evaluate = self.evaluate
-        return Along(EVALUATE, lambda steps: score(evaluate, self._network(steps)), self.measurements.scores)
+        return scored(self.evaluate, self._network, self.measurements.scores)
 
     def _network(self, steps: int) -> nn.Module:
         self._intact()

@@ -134,7 +134,7 @@ def test_an_eviction_that_hurts_one_of_two_heads_costs_what_that_head_loses(head
     other = "classes" if head == "boxes" else "boxes"
     assert by_output[other] == 1.0
     assert by_output[head] < 0.95
-    trials = _EvictionTrials(net, space, fidelity)
+    trials = _EvictionLosses(net, space, fidelity)
     assert trials.without([], evict) == pytest.approx(1 - by_output[head], abs=1e-6)
 
 

@@ -11,10 +11,10 @@ from torch import nn
 from hope._util.disk_cache import DiskCache, cached_number, using
 from hope._util.memo import Memo
 from hope._util.numbers import plural
-from hope._util.progress import SEARCH, bar, busy
+from hope._util.progress import EVALUATE, SEARCH, bar, busy
 from hope.actions import Action
 from hope.actions.registered import digest_of_steps
-from hope.errors import InfeasibleBudget, InvalidExample
+from hope.errors import InfeasibleBudget, InvalidExample, UnknownMethod
 from hope.evaluate.fidelity import EVALUATIONS, longest_above
 from hope.schedule.budget import Budget
 
@@ -117,6 +117,24 @@ def score(evaluate: Callable[[nn.Module], object], model: nn.Module) -> float:
     if not isfinite(number):
         raise InvalidExample(f"evaluate must return a finite number, got {str(value)[:80]}: return a score")
     return number
+
+
+def scored(
+    evaluate: Callable[[nn.Module], object] | None,
+    network: Callable[[int], nn.Module],
+    known: Memo[int, float],
+) -> Along:
+    """The user's score along a run.
+
+    Args:
+        network: the number of steps -> the network after them.
+        known: what was computed.
+    """
+    if evaluate is None:
+        raise UnknownMethod(
+            "a score must have a function, got none: hope.encode(..., evaluate=function of a model)"
+        )
+    return Along(EVALUATE, lambda steps: score(evaluate, network(steps)), known)
 
 
 def growth(before: nn.Module, after: nn.Module, names: Iterable[str]) -> dict[str, float]:
