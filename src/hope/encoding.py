@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Unpack
 
 from torch import nn
 
+from hope._util.allocation import allocations
 from hope._util.calls import Example
 from hope._util.disk_cache import DiskCache, fit_file
 from hope._util.numbers import plural
@@ -133,16 +134,17 @@ class Encoding:
         return self._after(self.trajectory.steps_at(replay_budget(**budget)))
 
     def _after(self, steps: int, checkpoint: Path | None = None) -> nn.Module:
-        return compressed(
-            self._intact(),
-            self.anatomy,
-            self.trajectory.steps[:steps],
-            input_statistics=self.input_statistics,
-            rewrite=self.method.rewrite,
-            inputs=self.inputs,
-            fixed=self.run.details.settings.get("exclude", ()),
-            checkpoint=checkpoint,
-        )
+        with allocations():
+            return compressed(
+                self._intact(),
+                self.anatomy,
+                self.trajectory.steps[:steps],
+                input_statistics=self.input_statistics,
+                rewrite=self.method.rewrite,
+                inputs=self.inputs,
+                fixed=self.run.details.settings.get("exclude", ()),
+                checkpoint=checkpoint,
+            )
 
     def _intact(self) -> nn.Module:
         """The original, if it was not modified."""

@@ -79,6 +79,10 @@ class CannotExport(HopeError):
     """A network cannot be exported as requested, or the export has other outputs; no file is left."""
 
 
+class NotEnoughMemory(HopeError, MemoryError):
+    """A run needs more memory than it may use, or than there is."""
+
+
 class LostWorker(HopeError):
     """A worker of an executor ended before its work was done."""
 

@@ -125,6 +125,9 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--batch", metavar="N", type=int, help="its batch size (default: that of --input)")
     parser.add_argument("--threads", metavar="N", type=int, help="its number of threads (default: torch's)")
     parser.add_argument(
+        "--memory", metavar="8GB", help="what the process may use (default: $HOPE_MEMORY, or all)"
+    )
+    parser.add_argument(
         "--calibration",
         metavar="WHAT",
         help="inputs to measure statistics on: a folder of images, a .npy or .npz file of unlabelled "
@@ -141,7 +144,9 @@ def run(options: argparse.Namespace) -> None:
     check_folder(out)
     _check_free(out, options)
     _check_options(options)
-    with locked(out):
+    from hope._util.memory import limited  # not before it has something to do: this imports torch
+
+    with limited(options.memory), locked(out):
         _check_free(out, options)
         _run(options, out, budget)
 
