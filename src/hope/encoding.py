@@ -21,6 +21,7 @@ from hope.errors import InfeasibleBudget, InvalidAction, UnknownMethod
 from hope.evaluate.along import Along, growth, growth_note, kept, longest, score, spaced
 from hope.evaluate.measurements import Measurements
 from hope.healing.heal import Healed, HealOptions, Settings, distilled
+from hope.invariants import checked
 from hope.latency.runtime import Runtime
 from hope.latency.timing import Latency
 from hope.methods.calibration import has_data
@@ -126,25 +127,26 @@ class Encoding:
     @cached_property
     def model(self) -> nn.Module:
         """The compressed model: same class, smaller layers."""
-        return self._after(self.steps, fit_file(self.cache)) if self.healed is None else self.healed.model
+        file = fit_file(self.cache)
+        return checked(self, self._after(self.steps, file)) if self.healed is None else self.healed.model
 
     @lists_budgets(ReplayBudget)
     def at(self, **budget: Unpack[ReplayBudget]) -> nn.Module:
         """The network at another budget of the same run; only the refit is computed again."""
         return self._after(self.trajectory.steps_at(replay_budget(**budget)))
 
+    @allocations()
     def _after(self, steps: int, checkpoint: Path | None = None) -> nn.Module:
-        with allocations():
-            return compressed(
-                self._intact(),
-                self.anatomy,
-                self.trajectory.steps[:steps],
-                input_statistics=self.input_statistics,
-                rewrite=self.method.rewrite,
-                inputs=self.inputs,
-                fixed=self.run.details.settings.get("exclude", ()),
-                checkpoint=checkpoint,
-            )
+        return compressed(
+            self._intact(),
+            self.anatomy,
+            self.trajectory.steps[:steps],
+            input_statistics=self.input_statistics,
+            rewrite=self.method.rewrite,
+            inputs=self.inputs,
+            fixed=self.run.details.settings.get("exclude", ()),
+            checkpoint=checkpoint,
+        )
 
     def _intact(self) -> nn.Module:
         """The original, if it was not modified."""
