@@ -19,6 +19,7 @@ from hope.actions import Action, Prune, register, unregister
 from hope.actions.base import RewriteContext
 from hope.demo import DigitsNet
 from hope.errors import InvariantViolated
+from hope.invariants import _is_plain
 from hope.methods.scores import Score, ScorePath, ScoreState
 from hope.structure.anatomy import Anatomy
 from tests.support import randomise
@@ -165,6 +166,13 @@ def test_a_cut_before_compensation_is_probed(model: nn.Module, monkeypatch: pyte
         _ = hope.encode(
             model, EXAMPLE, density=0.5, method=hope.Absorb(calibration=None), evict=False, anatomy=anatomy
         ).model
+
+
+def test_layers_that_an_eviction_takes_as_a_whole_are_not_probed(model: nn.Module) -> None:
+    run = hope.encode(model, EXAMPLE, steps=1, method="l1-in").run
+    layer = run.anatomy.layers[0]
+    assert _is_plain(run, layer.name, layer.neurons - 1)
+    assert not _is_plain(run, layer.name, layer.neurons)
 
 
 def test_networks_that_differ_from_themselves_or_overflow_are_left_alone() -> None:

@@ -100,7 +100,7 @@ def checked(built: Built, small: nn.Module) -> nn.Module:
     if example is None or not steps or size_of(original) > LARGEST or size.macs > WORK:
         return small
     removed = outcome(anatomy, steps).removed
-    prunes = [Prune(name, neurons) for name, neurons in removed.items() if _is_plain(run, name)]
+    prunes = [Prune(name, neurons) for name, neurons in removed.items() if _is_plain(run, name, len(neurons))]
     exact = (
         not built.inputs and len(prunes) == len(removed) and all(_only_removes(run, step) for step in steps)
     )
@@ -115,10 +115,16 @@ def checked(built: Built, small: nn.Module) -> nn.Module:
     return small
 
 
-def _is_plain(run: Run, name: str) -> bool:
-    """Whether a neuron that nothing reads might as well be missing: no norm runs over it."""
+def _is_plain(run: Run, name: str, neurons: int) -> bool:
+    """Whether a neuron that nothing reads might as well be missing: no norm runs over it, and some are left,
+    which an eviction of a segment of a chain does not promise.
+    """
     unit = run.anatomy.unit(name)
-    return unit.kind != "stream" and all(part.role != "norm" and part.even for part in unit.places)
+    return (
+        neurons < unit.neurons
+        and unit.kind != "stream"
+        and all(part.role != "norm" and part.even for part in unit.places)
+    )
 
 
 def _only_removes(run: Run, step: Action) -> bool:
