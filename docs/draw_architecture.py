@@ -24,6 +24,7 @@ WORDS = {
     "api": "inspect, encode, capacities",
     "pipeline": "the stages of encode",
     "encoding": "the result of a run",
+    "invariants": "what holds of every run",
     "report": "a run as an HTML page or a figure",
     "storage": "runs and adapters as files",
     "healing": "distillation towards the original",

@@ -49,12 +49,13 @@ def encoded(model: nn.Module, anatomy: hope.Anatomy, **options: Any) -> hope.Enc
     return hope.encode(model, batches()[0], params=0.6, progress=False, **options)
 
 
-@pytest.mark.parametrize(("gigabytes", "uniform"), [("0", True), ("0.0001", False)])
+@pytest.mark.parametrize(("moments", "uniform"), [(0, True), (100_000, False)])
 def test_a_run_with_little_memory_is_the_same(
-    folder: Path, anatomy: hope.Anatomy, gigabytes: str, uniform: bool, monkeypatch: pytest.MonkeyPatch
+    folder: Path, anatomy: hope.Anatomy, moments: int, uniform: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     plain = encoded(loaded(folder), anatomy, uniform=uniform)
-    monkeypatch.setenv("HOPE_MEMORY", gigabytes)
+    monkeypatch.setenv("HOPE_MEMORY", "0")
+    monkeypatch.setattr(measured, "allowed", lambda: moments)  # a ceiling as low would refuse the run
     little = encoded(loaded(folder), anatomy, uniform=uniform)
     assert {one.covariance.dtype for one in little.input_statistics.values()} == {torch.float32}
     assert little.trajectory.steps == plain.trajectory.steps
@@ -126,6 +127,8 @@ def test_an_amount_that_is_none_is_refused(given: str, monkeypatch: pytest.Monke
     monkeypatch.setenv("HOPE_MEMORY", given)
     with pytest.raises(hope.errors.UnknownMethod, match="HOPE_MEMORY"):
         allowed()
+    with pytest.raises(hope.errors.UnknownMethod, match="memory must be"):
+        hope.encode(nn.Linear(2, 2), torch.zeros(1, 2), steps=0, memory=given)
 
 
 def test_what_is_held_in_a_file_is_as_it_was() -> None:

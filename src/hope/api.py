@@ -11,14 +11,16 @@ from typing import Any, Unpack
 import torch
 from torch import Tensor, nn
 
+from hope._util.allocation import allocations
 from hope._util.calls import Example
 from hope._util.disk_cache import remove_checkpoint
 from hope._util.finite import check_finite
+from hope._util.memory import limited
 from hope._util.progress import READ, busy, expect, run_of
 from hope.encoding import Encoding
 from hope.errors import InvalidExample, UnsupportedModel
 from hope.evaluate.dry_run import verify
-from hope.evaluate.estimate import Estimate
+from hope.evaluate.estimate import Estimate, check_memory
 from hope.latency.runtime import Runtime
 from hope.methods import Method, Paper, with_calibration
 from hope.methods.method import NetworkStatistics
@@ -89,6 +91,7 @@ def encode(  # noqa: PLR0913
     group: int | None = None,
     round: str = "feedback",
     evaluate: Callable[[nn.Module], float] | None = None,
+    memory: str | float | None = None,
     **budget: Unpack[RunBudget],
 ) -> Encoding:
     """Compress a network to a budget, without data if it has batch norm. The model is not changed.
@@ -145,9 +148,13 @@ def encode(  # noqa: PLR0913
             ones, such as the accuracy on a validation set. `encoding.score`, `encoding.scores()`, the
             summary, the figure and the report then have it. It may compute gradients: decorate it with
             `@torch.no_grad()` if it does not need them.
+        memory: the most memory that the process may use: "8GB", or a number of gigabytes. The run works a
+            layer at a time where that helps, and is refused before it starts if it needs more. By default
+            `$HOPE_MEMORY`, else what the machine has available.
 
     Raises:
         InfeasibleBudget: the budget cannot be reached; the message says what can.
+        NotEnoughMemory: the run needs more memory than it may use; the message says the least that it needs.
         UnknownMethod: there is no such method, runtime or option.
         MissingExtra: the runtime is not installed.
         CannotExport: the runtime cannot run the model.
@@ -170,27 +177,28 @@ def encode(  # noqa: PLR0913
         >>> hope.encode(net, torch.zeros(1, 3, 8, 8), density=0.5, method=hope.Paper(merge="sum")).steps
         4
     """
-    encoding = encode_resumable(
-        model,
-        example,
-        run_budget(bits, budget),
-        bits=bits,
-        group=group,
-        round=round,
-        evaluate=evaluate,
-        method=with_calibration(method, calibration),
-        evict=evict,
-        streams=streams,
-        exclude=exclude,
-        multiple_of=multiple_of,
-        uniform=uniform,
-        runtime=runtime,
-        executor=executor,
-        anatomy=anatomy,
-        statistics=statistics,
-        checkpoint=checkpoint,
-        progress=progress,
-    )
+    with limited(memory):
+        encoding = encode_resumable(
+            model,
+            example,
+            run_budget(bits, budget),
+            bits=bits,
+            group=group,
+            round=round,
+            evaluate=evaluate,
+            method=with_calibration(method, calibration),
+            evict=evict,
+            streams=streams,
+            exclude=exclude,
+            multiple_of=multiple_of,
+            uniform=uniform,
+            runtime=runtime,
+            executor=executor,
+            anatomy=anatomy,
+            statistics=statistics,
+            checkpoint=checkpoint,
+            progress=progress,
+        )
     if checkpoint is not None:
         _ = encoding.model  # a refit can be resumed, too
         remove_checkpoint(Path(checkpoint))
@@ -219,9 +227,10 @@ def encode_resumable(
     _check_numbers(model)
     anatomy = usable(model, anatomy, options.streams)
     file = Path(checkpoint) if checkpoint is not None else None
-    with run_of((READ,), options.progress) as run:
+    with allocations(), run_of((READ,), options.progress) as run:
         if anatomy is None:
             anatomy = inspect(model, example, streams=options.streams)
+        check_memory(model, example, anatomy, options.method)
         if run.visible or on_estimate is not None:
             found = options.estimate(model, example, anatomy, budget.unit if budget else "steps", evaluations)
             expect(found.seconds if found is not None else {})

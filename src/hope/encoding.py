@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any, Unpack
 
 from torch import nn
 
+from hope._util.allocation import allocations
 from hope._util.calls import Example
 from hope._util.disk_cache import DiskCache, fit_file
-from hope._util.numbers import plural
 from hope._util.progress import FIDELITY
 from hope._util.tables import html, text
 from hope.errors import InfeasibleBudget, InvalidAction
@@ -21,16 +21,16 @@ from hope.evaluate.along import Along, growth, growth_note, kept, longest, score
 from hope.evaluate.fidelity import in_words
 from hope.evaluate.measurements import Measurements
 from hope.healing.heal import Healed, HealOptions, Settings, distilled
+from hope.invariants import checked
 from hope.latency.runtime import Runtime
 from hope.latency.timing import Latency
 from hope.methods.calibration import has_data
 from hope.methods.method import Method
 from hope.reasons import Reason
 from hope.report.accuracies import checked_points
-from hope.report.encoding_table import left_alone_table, size_table
+from hope.report.encoding_table import summary
 from hope.report.figure import check_matplotlib, draw
 from hope.report.page import write_page
-from hope.report.serving import serving_table
 from hope.rewrite.export import Exported, Integers, export_onnx, export_program
 from hope.rewrite.packed_onnx import Grid
 from hope.rewrite.refit import compressed
@@ -127,13 +127,16 @@ class Encoding:
     @cached_property
     def model(self) -> nn.Module:
         """The compressed model: same class, smaller layers."""
-        return self._after(self.steps, fit_file(self.cache)) if self.healed is None else self.healed.model
+        if self.healed is not None:
+            return self.healed.model
+        return checked(self, self._after(self.steps, fit_file(self.cache)))
 
     @lists_budgets(ReplayBudget)
     def at(self, **budget: Unpack[ReplayBudget]) -> nn.Module:
         """The network at another budget of the same run; only the refit is computed again."""
         return self._after(self.trajectory.steps_at(replay_budget(**budget)))
 
+    @allocations()
     def _after(self, steps: int, checkpoint: Path | None = None) -> nn.Module:
         return compressed(
             self._intact(),
@@ -335,13 +338,10 @@ class Encoding:
 
     def _parts(self) -> list[object]:
         """The summary, as tables and lines."""
-        mix = self.trajectory.counted(self.steps)
-        title = f"{self.anatomy.model} by {self.method.name}: {plural(self.steps, 'step')} ({mix})"
         lines = [str(self.latency or "")]
         if self.example is not None:
             lines.append(in_words(self.fidelity, self.fidelity_by_output))
         if self.evaluate is not None:
             lines.append(f"score {self.score:.4g}; of the original {self.score_after(0):.4g}")
         lines += [str(self.healed or ""), *self.notes, growth_note(self.growth, has_data(self.method))]
-        head = [size_table(title, self.trajectory.size(0), self.size), *filter(None, lines)]
-        return [*head, *serving_table(self.model), *left_alone_table(self.left_alone)]
+        return summary(self.run, self.method.name, lines, self.model)

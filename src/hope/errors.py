@@ -79,6 +79,14 @@ class CannotExport(HopeError):
     """A network cannot be exported as requested, or the export has other outputs; no file is left."""
 
 
+class NotEnoughMemory(HopeError, MemoryError):
+    """A run needs more memory than it may use, or than there is."""
+
+
+class InvariantViolated(HopeError):
+    """A run broke a rule that holds for all runs; the message names a file that reproduces it."""
+
+
 class LostWorker(HopeError):
     """A worker of an executor ended before its work was done."""
 

@@ -30,6 +30,7 @@ from hope.evaluate.eviction_search import ordered, with_evictions
 from hope.evaluate.measurements import Measurements
 from hope.evaluate.sensitivity import with_sensitivities
 from hope.evaluate.stream_choice import choose_streams, without_streams
+from hope.invariants import check_run
 from hope.latency.latency_model import LatencyModel
 from hope.latency.measure import latency_model, runtime_for
 from hope.latency.runtime import Runtime, machine
@@ -216,7 +217,9 @@ def _compress(
         large,
         options.evaluate,
     )
-    return finished(encoding, budget, found.multiple_of, options.progress)
+    encoding = finished(encoding, budget, found.multiple_of, options.progress)
+    check_run(encoding.run, model, cache)
+    return encoding
 
 
 def priced(

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import random
+import re
 import signal
 import subprocess
 import sys
@@ -10,6 +12,8 @@ import time
 from pathlib import Path
 
 import pytest
+import torch
+from safetensors.torch import load_file
 
 from hope.cli import encode
 from hope.cli.main import COMMANDS, main, parser
@@ -102,6 +106,31 @@ def test_a_run_that_was_stopped_goes_on(
     assert not (tmp_path / "run" / "partial.json").exists()
     assert main([*call, "--resume"]) == 0
     assert "already has this run" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_a_run_that_was_killed_at_any_moment_has_the_same_weights_and_says_nothing_of_it(
+    place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], seed: int
+) -> None:
+    (tmp_path / "model.py").write_text(MODEL)
+    call = _call(tmp_path, "absorb", tmp_path / "run")
+    running = subprocess.Popen([sys.executable, "-m", "hope.cli.main", *call], stderr=subprocess.DEVNULL)
+    while not (tmp_path / "built").exists():
+        assert running.poll() is None
+        time.sleep(0.002)
+    time.sleep(random.Random(seed).uniform(0, 5))
+    running.kill()
+    running.wait()
+    assert main([*call, "--resume"]) == 0
+    said = capsys.readouterr().err
+    assert not re.search(r"Traceback|Error|Warning|File \"", said), said
+    weights = [
+        load_file(next(folder.glob("weights-*.safetensors")))
+        for folder in (tmp_path / "run", place / "whole-absorb")
+    ]
+    assert weights[0].keys() == weights[1].keys()
+    assert all(torch.equal(tensor, weights[1][name]) for name, tensor in weights[0].items())
+    assert not list(tmp_path.rglob("*.part"))
 
 
 def test_a_run_is_not_replaced_unasked(

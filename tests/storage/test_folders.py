@@ -279,6 +279,21 @@ def test_what_killed_writers_left_is_removed_by_the_next_save(tmp_path: Path) ->
     assert {path.name for path in tmp_path.glob("*.part")} == {*others, elsewhere}
 
 
+@pytest.mark.parametrize("name", ["page.html", "small.onnx"])
+def test_what_a_killed_writer_left_outside_of_runs_is_removed_by_the_next_writer_of_that_file(
+    tmp_path: Path, name: str
+) -> None:
+    for one in (name, "other.html"):
+        subprocess.run([sys.executable, "-c", KILLED, str(tmp_path / one)], check=False)
+    elsewhere = f".{name}.999999.01234567-01234567.part"  # its writer may be alive on another machine
+    (tmp_path / elsewhere).touch()
+    assert len(list(tmp_path.glob(".*.part"))) == 3
+    write_file(tmp_path / name, b"x")
+    left = {path.name for path in tmp_path.iterdir()} - {name, elsewhere}
+    assert len(left) == 1
+    assert left.pop().startswith(".other.html.")
+
+
 def test_what_is_being_written_stays(tmp_path: Path) -> None:
     with staged(tmp_path / "small.onnx") as place, staged(tmp_path / "small.onnx") as other:
         assert place != other

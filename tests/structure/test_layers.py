@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -379,3 +380,10 @@ def test_a_model_in_training_mode_is_read_as_in_evaluation_mode() -> None:
     anatomy = hope.inspect(net.train(), torch.zeros(1, 3))
     assert [facts(layer) for layer in anatomy.layers] == [("0", 4, 1, 3, 2, 3 + 1 + 2 + 2)]
     assert all(module.training for module in net.modules())
+
+
+@pytest.mark.zoo
+def test_a_chain_of_a_thousand_layers_is_read() -> None:
+    net = nn.Sequential(*(module for _ in range(1000) for module in (nn.Linear(4, 4), nn.ReLU()))).eval()
+    anatomy = hope.inspect(net, torch.zeros(1, 4))
+    assert [layer.neurons for layer in anatomy.layers] == [4] * 999

@@ -87,7 +87,11 @@ def staged(path: Path) -> Iterator[Path]:
 
 @contextmanager
 def _partial(path: Path) -> Iterator[Path]:
-    """A unique path next to the target that names its writer."""
+    """A unique path next to the target that names its writer; what killed writers of the same target left
+    there is removed.
+    """
+    with suppress(OSError):  # the writer says what is wrong with the folder
+        remove_leftovers(path.parent, of=path.name)
     partial = path.with_name(f".{path.name}.{os.getpid()}.{_host()}-{secrets.token_hex(4)}.part")
     _being_written.add(partial.name)
     try:
@@ -96,17 +100,20 @@ def _partial(path: Path) -> Iterator[Path]:
         _being_written.discard(partial.name)
 
 
-def remove_leftovers(folder: Path, is_locked: Callable[[str], bool]) -> None:
+def remove_leftovers(
+    folder: Path, is_locked: Callable[[str], bool] = lambda name: False, *, of: str | None = None
+) -> None:
     """Remove partial files and folders of killed writers. Those of a writer that may still run are kept: a
     running process of this machine, or any process of another.
 
     Args:
         is_locked: whether files of that name are written only under a lock that the caller holds, so that
             no other writer of them is running.
+        of: the only target whose leftovers are removed; all by default.
     """
     for path in folder.iterdir():
         found = PART.fullmatch(path.name)
-        if not found or path.name in _being_written:
+        if not found or path.name in _being_written or of not in (None, found["name"]):
             continue
         pid, here = int(found["pid"]), found["host"] == _host()
         if is_locked(found["name"]) or (here and (pid == os.getpid() or not is_alive(pid))):

@@ -178,7 +178,7 @@ class Action(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
                 f"a prunable layer must be one of {listed(layers)}, got {self.name!r}: "
                 "print(hope.inspect(...)) lists them"
             )
-        layer, before = layers[self.name], set(removed.of(self.name))
+        layer, before, own = layers[self.name], set(removed.of(self.name)), frozenset(self.removed)
         for neuron in self.neurons:
             if not 0 <= neuron < layer.neurons:
                 raise InvalidAction(
@@ -188,7 +188,7 @@ class Action(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
                 raise InvalidAction(
                     f"{layer.name}: a neuron must be removed once, got {neuron} again: leave it out"
                 )
-            if neuron in self.removed:
+            if neuron in own:
                 before.add(neuron)
         if len(before) == layer.neurons:
             raise InvalidAction(

@@ -124,6 +124,9 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--batch", metavar="N", type=int, help="its batch size (default: that of --input)")
     parser.add_argument("--threads", metavar="N", type=int, help="its number of threads (default: torch's)")
     parser.add_argument(
+        "--memory", metavar="8GB", help="what the process may use (default: $HOPE_MEMORY, or all)"
+    )
+    parser.add_argument(
         "--calibration",
         metavar="WHAT",
         help="inputs to measure statistics on: a folder of images, a .npy or .npz file of unlabelled "
@@ -140,7 +143,9 @@ def run(options: argparse.Namespace) -> None:
     check_folder(out)
     _check_free(out, options)
     _check_options(options)
-    with locked(out):
+    from hope._util.memory import limited  # not before it has something to do: this imports torch
+
+    with limited(options.memory), locked(out):
         _check_free(out, options)
         _run(options, out, budget)
 
@@ -176,7 +181,7 @@ def _run(options: argparse.Namespace, out: Path, budget: dict[str, Any]) -> None
     healing.forget(out)
     given |= {"evaluations": curves.POINTS + 2 if curve else 1, "on_estimate": _print_estimate}
     given["evaluate"] = score  # no option of the run: it is not compared above
-    source = _source(options)
+    source = models.source(options)
     with run_of((READ,)):
         try:
             asked = run_budget(given["bits"], budget)
@@ -220,13 +225,6 @@ def _check_same(out: str, what: str, differs: list[str] | None) -> None:
             f"({'; '.join(differs)}): give the same to resume it, --force too to replace it, or another "
             "folder"
         )
-
-
-def _source(options: argparse.Namespace) -> dict[str, str]:
-    """What a report or an extraction needs to build the model again."""
-    given = {name: getattr(options, name) for name in ("model", "weights", "input")}
-    found = {name: str(value) for name, value in given.items() if value}
-    return {**found, **({"pretrained": "yes"} if options.pretrained else {})}
 
 
 def _report(options: argparse.Namespace, model: Any, example: Any, given: dict[str, Any]) -> None:

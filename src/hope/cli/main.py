@@ -17,6 +17,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any, NoReturn
 
+from hope._util.allocation import allocations
 from hope._version import __version__
 from hope.errors import HopeError, Misused, first_line
 
@@ -83,7 +84,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             options = parser(words).parse_args(words)
             from hope._util.progress import logged
 
-            with logged():
+            with logged(), allocations():
                 options.run(options)
             return 0
         except BrokenPipeError:  # whoever read the output has seen enough

@@ -264,3 +264,10 @@ def _sizes(shape: str) -> list[int]:
     if min(sizes) < 1:
         raise InvalidExample(f"--input must have sizes of at least 1, got {shape}: write it like 1x3x224x224")
     return sizes
+
+
+def source(options: argparse.Namespace) -> dict[str, str]:
+    """What a report or an extraction needs to build the model again."""
+    given = {name: getattr(options, name) for name in ("model", "weights", "input")}
+    found = {name: str(value) for name, value in given.items() if value}
+    return {**found, **({"pretrained": "yes"} if options.pretrained else {})}

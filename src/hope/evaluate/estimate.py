@@ -16,25 +16,21 @@ from torch.utils._pytree import tree_leaves
 from hope._util import progress
 from hope._util.batching import batching_of, flatten, unflatten
 from hope._util.calls import Example, as_call, evaluation
-from hope._util.memory import allowed, size_of
 from hope.evaluate.eviction_search import LEVELS, TRIED
 from hope.evaluate.fidelity import EVALUATIONS, images_for
+from hope.evaluate.memory_needs import memory_needed, refuse
 from hope.methods import Method
 from hope.methods.absorb import MOST
 from hope.rewrite.normal_equations import LEAST, ROWS
 from hope.schedule.budget import unit_of
 from hope.statistics.dreams import PASSES, STEPS, enough, smaller
-from hope.statistics.measured import KINDS
 from hope.structure.anatomy import Anatomy
 
 SIDE = 512  # of the matrices whose product is timed
 BATCH = 8  # copies of the example in the forward pass that is timed
 BACKWARD = 3  # a forward and a backward pass, in forward passes
 PATH = 60  # matrix products of its width that the path of a layer takes as long as
-SOLVED = 4  # matrices of a layer's size that its normal equations hold
-LIVE = 6  # of the largest activations, how many a refit holds
 MEASURED = 40.0  # seconds that times of operators take, once
-BASE = 400_000_000  # bytes of Python and torch
 
 
 @dataclass(frozen=True)
@@ -101,16 +97,26 @@ def estimate(
         seconds[progress.SEARCH] = EVALUATIONS / 2 * (refit + probe)
     if evaluations:
         seconds |= {progress.REFIT: refit, progress.FIDELITY: evaluations * probe + (evaluations - 1) * refit}
-    return Estimate(seconds, _memory(model, anatomy, count, refit > 0, example))
+    return Estimate(seconds, _memory(model, example, anatomy, method, count))
 
 
-def _memory(model: nn.Module, anatomy: Anatomy, count: int, refits: bool, example: Example | None) -> int:
-    results = (prod(one.output) for one in anatomy.program if one.inputs)
-    held = 4 * LIVE * max(results, default=0) // _rows(example) * (min(count, MOST) if refits else 32)
-    if refits:
-        held += max(8 * SOLVED * wide**2 for _, _, wide, _ in _weights(anatomy, example))
-    moments = sum(8 * KINDS * layer.neurons**2 for layer in anatomy.layers)
-    return round(BASE + 3 * size_of(model) + min(moments, allowed()) + held)
+def check_memory(model: nn.Module, example: Example | None, anatomy: Anatomy, method: Method) -> None:
+    """Refuse a run that needs more memory than it may use; nothing where that cannot be counted.
+
+    Raises:
+        NotEnoughMemory: the message says the least that it needs.
+    """
+    try:
+        count, _, _ = _inputs(method, model, example)
+        needed = _memory(model, example, anatomy, method, count)
+    except Exception:  # whatever the model's forward raises; the run reports it where it matters
+        return
+    refuse(needed)
+
+
+def _memory(model: nn.Module, example: Example | None, anatomy: Anatomy, method: Method, count: int) -> int:
+    refits = method.may_refit and count > 0
+    return memory_needed(model, anatomy, method, count, _rows(example), refits=refits)
 
 
 def _weights(anatomy: Anatomy, example: Example | None) -> Iterator[tuple[int, int, int, int]]:

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
+from hope._util.allocation import is_allocation
 from hope._util.batching import batching_of
 from hope._util.calls import Example, unlabelled
 from hope._util.progress import MEASURE, busy
@@ -42,6 +43,7 @@ from hope.trace.blocks import Block
 Matrix: TypeAlias = Callable[[], Tensor]  # type of calibration
 AUTOMATIC = ("sensitivity", "refit")  # options that depend on the network unless they are given
 MOST = 512  # inputs of the refit
+HELD = 4  # matrices of a reader's size in a state and its path
 
 
 @dataclass(frozen=True)
@@ -99,7 +101,7 @@ class Absorb(Method):
                     model, example, anatomy, input_statistics, progress
                 )
             except Exception as error:  # synthetic inputs may not suit the model's forward
-                if self.calibration != "patterns":
+                if self.calibration != "patterns" or is_allocation(error):
                     raise
                 notes = (f"moments are propagated only: {first_line(error)}",)
         if not inputs and surrogate.fallbacks:
@@ -164,6 +166,19 @@ class Absorb(Method):
         made = LazyMatrices if known.many else _made
         release = ParameterSavings(known.anatomy).unit(unit.name)
         return AbsorbState(unit.name, unit.neurons, release, share, made(moments), made(outer), parts)
+
+    def path_bytes(self, unit: Unit) -> int:
+        """Of every reader a covariance and a Gram matrix, and the two that the path modifies."""
+        given = self.calibration not in (None, "patterns")
+        if not given and any(reader.last("bn") is None for reader in unit.readers):
+            return 0
+        parts = (unit.at(reader.weight, "in") for reader in unit.readers)
+        places = (
+            len(part.owned) // (part.each if unit.channels == 1 else 1)
+            for part in parts
+            if part and part.even
+        )
+        return sum(8 * HELD * channels**2 for channels in places)
 
     @property
     def needs_sensitivity(self) -> bool:

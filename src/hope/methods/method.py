@@ -164,6 +164,10 @@ class Method(ABC):
         """Block -> its branch's share of the stream's variance; 1 where a method does not know it."""
         return lambda block: 1.0
 
+    def path_bytes(self, unit: Unit) -> int:
+        """About how many bytes a unit's state and path hold, to refuse what cannot fit before it starts."""
+        return 0
+
     @abstractmethod
     def measures(self, known: NetworkStatistics, states: Sequence[State]) -> dict[str, list[float]]:
         """Unit -> the value of each neuron in the original network, where it is known."""

@@ -29,6 +29,7 @@ from hope.structure.units import Unit
 from hope.trace.blocks import Block
 
 LARGEST = 1e19  # deviation of a signal that is merged
+HELD = 6  # matrices of a layer's size in a state and its path
 READINGS = ("mended", "literal", "literal kernel", "literal deviation", "literal parent")
 
 
@@ -126,6 +127,13 @@ class Paper(Method):
         release = ParameterSavings(known.anatomy).unit(unit.name)
         return paper_state(unit, known.numbers, release, pairs=self.merge is not None)
 
+    def path_bytes(self, unit: Unit) -> int:
+        """Two Gram matrices and their copies, and two tables of pairs, where neurons can be merged."""
+        pairs = (
+            self.merge is not None and alike(unit) and (unit.bn is not None or self.calibration is not None)
+        )
+        return 8 * HELD * unit.neurons**2 if pairs else 0
+
     @property
     def path(self) -> Callable[[PaperState], PairPath]:
         """Prunes and merges."""
@@ -214,16 +222,22 @@ def paper_state(
     return _with_pairs(state, unit, numbers, outer) if pairs and _mergeable(unit, numbers) else state
 
 
-def _mergeable(layer: Unit, numbers: Checkpoint) -> bool:
-    """One filter, one PH-1 activation, and after the filter a BN, or nothing with measured moments: the case
-    of the paper's pair geometry.
-    """
+def alike(layer: Unit) -> bool:
+    """Whether every neuron is one filter and one PH-1 activation."""
     if layer.kind == "stream" or layer.along or layer.channels != 1:
         return False
     kinds = [[step.kind for step in reader.path] for reader in layer.readers]
     plain = all(not {"gate", "scale", "shift", "depthwise", "grouped", "norm"} & set(kind) for kind in kinds)
-    if not plain or not activation.homogeneous(layer.activation):
+    return plain and activation.homogeneous(layer.activation)
+
+
+def _mergeable(layer: Unit, numbers: Checkpoint) -> bool:
+    """One filter, one PH-1 activation, and after the filter a BN, or nothing with measured moments: the case
+    of the paper's pair geometry.
+    """
+    if not alike(layer):
         return False
+    kinds = [[step.kind for step in reader.path] for reader in layer.readers]
     first = all(kind and kind[0] == "bn" and kind.count("bn") == 1 for kind in kinds)
     if numbers.measured is None:
         return layer.bn is not None and first

@@ -2,13 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
+from torch import nn
+
+from hope._util.numbers import plural
 from hope._util.tables import FlexibleTable, grid
 from hope.reasons import Reason
+from hope.report.serving import serving_table
+from hope.storage.run import Run
 from hope.structure.sizes import Size
 
 SHOWN = 12  # reasons
+
+
+def summary(run: Run, method: str, lines: Sequence[str], model: nn.Module) -> list[object]:
+    """What is printed of a run: sizes, lines, where the model can be served, and what was kept.
+
+    Args:
+        method: its name.
+        lines: what is known besides the sizes; empty ones are left out.
+        model: the compressed one.
+    """
+    trajectory, steps = run.trajectory, run.steps
+    title = f"{run.anatomy.model} by {method}: {plural(steps, 'step')} ({trajectory.counted(steps)})"
+    head = [size_table(title, trajectory.size(0), trajectory.size(steps)), *filter(None, lines)]
+    return [*head, *serving_table(model), *left_alone_table(run.details.left_alone)]
 
 
 def size_table(title: str, before: Size, after: Size) -> FlexibleTable:

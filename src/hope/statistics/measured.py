@@ -133,15 +133,15 @@ def many_moments(anatomy: Anatomy) -> bool:
     """Whether all layers' moments are more than memory should hold at once; then they are measured and worked
     with a layer at a time, and held in files.
     """
-    return KINDS * sum(_bytes(anatomy, weight) for weight in _weights(anatomy)) > allowed()
+    return KINDS * sum(moment_bytes(anatomy, weight) for weight in _weights(anatomy)) > allowed()
 
 
 def _weights(anatomy: Anatomy) -> set[str]:
     return {reader.weight for layer in anatomy.layers for reader in layer.readers}
 
 
-def _bytes(anatomy: Anatomy, weight: str) -> int:
-    """Of the second moments of what a weight reads."""
+def moment_bytes(anatomy: Anatomy, weight: str) -> int:
+    """Bytes of the second moments of what a weight reads."""
     found = 0
     for layer in anatomy.layers:
         part = layer.at(weight, "in")
@@ -156,7 +156,7 @@ def _parts(anatomy: Anatomy, weights: Iterable[str]) -> Iterator[list[str]]:
     part: list[str] = []
     held, most = 0, allowed() / PART
     for weight in weights:
-        size = _bytes(anatomy, weight)
+        size = moment_bytes(anatomy, weight)
         if part and held + size > most:
             yield part
             part, held = [], 0

@@ -41,7 +41,7 @@ class Propagated:
         following_bn: operation -> the BN right after it.
         read: the operations that others read.
         by_operation: readings by the operation that reads.
-        known: covariances between two signals, the later one first.
+        known: covariances between two signals, the later one first; while they are followed.
     """
 
     program: Program
@@ -61,6 +61,7 @@ class Propagated:
         self.known: dict[tuple[int, int], Tensor | None] = {}
         for form in self.forms:
             self.signals.append(self._follow(form))
+        self.known.clear()  # they are as large as all signals together, and not needed again
 
     def _follow(self, form: Form | None) -> Signal | None:
         if form is None or form.operator is None:
