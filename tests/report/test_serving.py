@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pytest
@@ -9,8 +10,10 @@ import torch
 from torch import nn
 
 import hope
+from experiments.gguf import RESULTS
 from hope._util.tables import text
-from hope.report.serving import serving_table
+from hope.report.serving import CONVERTED, serving_table
+from hope.rewrite.gguf_layers import FAMILIES
 
 transformers = pytest.importorskip("transformers", reason="transformers is not installed")
 
@@ -39,6 +42,40 @@ def rows(model: nn.Module) -> dict[str, tuple[str, str]]:
     return {str(name): (str(loads), str(how)) for name, loads, how in cells}
 
 
+WHISPER: dict[str, Any] = {
+    "vocab_size": 64,
+    "d_model": 32,
+    "encoder_layers": 2,
+    "decoder_layers": 2,
+    "encoder_attention_heads": 4,
+    "decoder_attention_heads": 4,
+    "encoder_ffn_dim": 48,
+    "decoder_ffn_dim": 48,
+    "num_mel_bins": 8,
+    "max_source_positions": 16,
+    "max_target_positions": 16,
+    "pad_token_id": 0,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+    "decoder_start_token_id": 1,
+}
+T5: dict[str, Any] = {
+    "vocab_size": 64,
+    "d_model": 32,
+    "d_kv": 8,
+    "d_ff": 48,
+    "num_layers": 2,
+    "num_heads": 4,
+}
+
+
+def whisper() -> nn.Module:
+    torch.manual_seed(0)
+    config = transformers.WhisperConfig(**WHISPER)
+    model: nn.Module = transformers.WhisperForConditionalGeneration(config).eval()
+    return model
+
+
 def uneven(model: nn.Module) -> nn.Module:
     return hope.cut(model, hope.inspect(model, EXAMPLE), [hope.Prune("model.layers.0.mlp.gate_proj", [1])])
 
@@ -56,6 +93,37 @@ def test_layers_that_differ_go_to_llama_cpp_if_the_family_does() -> None:
     assert found["transformers"][0] == "with HOPE"
     assert found["vLLM"] == ("no (by its source)", "layers differ: encode with uniform=True")
     assert rows(uneven(build("Qwen3", head_dim=8)))["llama.cpp"][0] == "no"
+
+
+@pytest.mark.parametrize("family", json.loads(RESULTS.read_text())["families"])
+def test_what_it_says_of_llama_cpp_is_what_was_measured(family: str) -> None:
+    """A family whose every model gave the same logits is loaded, one of which a model did not load is not."""
+    kind = getattr(transformers, f"{family}Config").model_type
+    tried = json.loads(RESULTS.read_text())["families"][family].values()
+    if kind not in FAMILIES:
+        assert CONVERTED[kind] == all("apart" in one or "stays" in one for one in tried)
+
+
+def test_families_that_llama_cpp_was_not_tried_with_are_not_promised() -> None:
+    ends = {"bos_token_id": 0, "eos_token_id": 1}
+    gpt2 = transformers.GPT2Config(vocab_size=64, n_embd=32, n_layer=2, n_head=4, **ends)
+    assert rows(transformers.GPT2LMHeadModel(gpt2))["llama.cpp"] == ("no", "why: docs/transformers.md")
+    assert rows(build("Qwen3", head_dim=8))["llama.cpp"][0] == "yes"
+    t5 = transformers.T5ForConditionalGeneration(transformers.T5Config(**T5))
+    config = transformers.BertConfig(**SIZES, is_decoder=True)
+    for model in (t5, whisper(), transformers.BertLMHeadModel(config)):
+        found = rows(model)
+        assert found["transformers"][0] == "yes"
+        assert found["llama.cpp"] == found["vLLM"] == ("not tried", "which are: docs/transformers.md")
+
+
+def test_an_uneven_whisper_is_not_sent_to_llama_cpp_by_uniform() -> None:
+    model = whisper()
+    example = {"input_features": torch.randn(1, 8, 32), "decoder_input_ids": torch.tensor([[1, 5, 7]])}
+    anatomy = hope.inspect(model, example)
+    found = rows(hope.cut(model, anatomy, [hope.Prune("model.decoder.layers.0.fc1", [1])]))
+    assert found["transformers"][0] == "with HOPE"
+    assert found["llama.cpp"] == found["vLLM"] == ("not tried", "which are: docs/transformers.md")
 
 
 def test_experts_are_stacked_first() -> None:

@@ -34,6 +34,7 @@ from hope.structure.analyse import UnitCandidate
 from hope.structure.anatomy import Anatomy
 from hope.structure.units import Skipped, Unit
 from hope.trace.blocks import Block, ReplaceByZero
+from hope.trace.export import way_out
 
 # the code's own message does not help: some shape is wrong
 HEADS = " (it takes the width of its heads from the attention's input, or has it written down)"
@@ -108,10 +109,7 @@ class DryRun:
 
     def _unfit(self, error: Exception) -> UnsupportedModel:
         """The error if the model runs and was captured, but not on tensors without data."""
-        way = "pass the sub-module that does the work"
-        if hasattr(self.model, "set_experts_implementation"):
-            way = "a mixture of experts can as hope.unstack_experts(model), or if that leaves it as it is "
-            way += 'after model.set_experts_implementation("batched_mm")'
+        way = way_out(self.model, *self.call)
         name = type(self.model).__name__
         return UnsupportedModel(
             f"{name} must run on tensors without data, got an error ({first_line(error)}): {way}"

@@ -49,6 +49,8 @@ class Reduction(MomentPreserving):
             two = len(flow.values(operation.arguments)) == 2  # the larger of two values, place by place
             return TABLE[POINTWISE].channels(flow, operation) if two else None
         ndim = len(x.shape)
+        if ndim == 0:  # a number has no channels; torch takes dim=0 and dim=-1 of it
+            return None
         every = range(ndim) if over is None or over == [] else [over] if isinstance(over, int) else over
         reduced = tuple(d % ndim for d in every)
         inside = [label for label in x.labels if {*dims(label)} & {*reduced}]

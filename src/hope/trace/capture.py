@@ -5,16 +5,10 @@ The graph is for reading only. Nothing here knows what a neuron is.
 
 from __future__ import annotations
 
-import copy
-import logging
 import os
 import traceback
-import warnings
-from collections import OrderedDict
-from collections.abc import Collection, Iterator, Mapping
-from contextlib import contextmanager, redirect_stderr, suppress
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
-from io import StringIO
 from operator import attrgetter
 from pathlib import Path
 from typing import Any
@@ -28,14 +22,13 @@ from torch.nn.parameter import is_lazy
 from torch.utils import _pytree as pytree
 
 from hope._util.calls import Example, as_call, by_name, evaluation, mode, runs
-from hope._util.frozen_bn import as_batch_norm, is_bn
 from hope._util.progress import READ, busy
 from hope._util.tokens import check_tokens
 from hope.errors import InvalidExample, UnsupportedModel, first_line
+from hope.trace.export import exported, shapes_of, unchanged, unsized, way_out
 
 QUANTISED = ("Linear8bitLt", "Linear4bit", "LinearFP4", "LinearNF4")  # of bitsandbytes
 FLOAT = "compress the float model first, then quantise the result"
-PART, TRIED = 0.1, 8  # a part of a model has this share of its parameters; so many are tried
 ADAPTED = (("lora_A",), ("lora_embedding_A",), ("base_layer", "active_adapters"))  # what peft's modules have
 
 
@@ -120,7 +113,7 @@ def capture(
     check_tokens(model, example)
     with mode(model, training), unchanged(model), busy(READ, progress):
         try:
-            program = _exported(model, args, kwargs)
+            program = exported(model, args, kwargs)
         except Exception as error:  # torch.export raises many kinds; all mean the same to the caller
             raise _explain(model, args, kwargs, error) from error
     if not training:  # export computes shapes alone
@@ -130,6 +123,11 @@ def capture(
         if failure is not None:
             raise failure
         _check_unwritten(model, given, before)
+        if (maker := unsized(program)) is not None:
+            raise UnsupportedModel(
+                f"{type(model).__name__} must run on tensors without data, got {maker}, the size of whose "
+                f"result depends on data: {way_out(model, args, kwargs)}"
+            )
     return _graph(model, program, training)
 
 
@@ -142,41 +140,6 @@ def _check_unwritten(model: nn.Module, given: list[Tensor], before: list[Tensor]
                 f"{type(model).__name__} must not write into its input, got one that it changes: let its "
                 "forward copy it first (x = x.clone())"
             )
-
-
-def _exported(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> ExportedProgram:
-    """The model as torch captures it, without a word of torch's: where it stops it prints all up to there."""
-    before = logging.root.manager.disable
-    logging.disable(logging.CRITICAL)
-    try:
-        with warnings.catch_warnings(), redirect_stderr(StringIO()), as_batch_norm(model):
-            warnings.simplefilter("ignore")
-            return torch.export.export(model, args, kwargs, strict=False)
-    finally:
-        logging.disable(before)
-
-
-@contextmanager
-def unchanged(model: nn.Module) -> Iterator[None]:
-    """Export leaves tensors without data where a forward keeps something in the model, such as a buffer, a
-    loss, or a layer that it makes when it first runs: take them out again, also out of dicts and lists.
-    """
-    before = [(module, dict(vars(module))) for module in model.modules()]
-    inside = [
-        (one, copy.copy(one))
-        for _, held in before
-        for one in held.values()
-        if type(one) in (dict, OrderedDict, list)
-    ]
-    try:
-        yield
-    finally:
-        for module, held in before:
-            vars(module).clear()
-            vars(module).update(held)
-        for one, entries in inside:
-            one.clear()
-            one.extend(entries) if isinstance(one, list) else one.update(entries)
 
 
 def _explain(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], error: Exception) -> Exception:
@@ -196,17 +159,9 @@ def _explain(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], er
     failure = _failure(model, args, kwargs)
     if failure is not None:
         return failure
-    way = "pass the sub-module that does the work"
-    part = _part(model, args, kwargs)
-    if part is not None:
-        path, shapes = part
-        way = (
-            f"compress the part that can be captured in place, model.{path} = hope.encode(model.{path}, x, "
-            f"...).model, where x is what it receives ({shapes})"
-        )
     return UnsupportedModel(
         f"{name} runs but torch.export cannot capture it: {first_line(error)}{_line(error)}; "
-        f"replace data-dependent Python in forward(), or {way}"
+        f"replace data-dependent Python in forward(), or {way_out(model, args, kwargs)}"
     )
 
 
@@ -218,41 +173,6 @@ def _line(error: Exception) -> str:
     if not frames or not frames[-1].line:
         return ""
     return f" (in {Path(frames[-1].filename).name}, line {frames[-1].lineno}: {frames[-1].line.strip()})"
-
-
-def _part(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[str, str] | None:
-    """The largest module inside that is run once and can be captured on what it receives, and the shapes of
-    that; None if none of the first few can, or has layers enough to be compressed. Modules with batch norm
-    come first: they are compressed without data.
-    """
-    sizes = {name: sum(p.numel() for p in one.parameters()) for name, one in model.named_modules()}
-    large = [
-        name
-        for name, one in model.named_modules()
-        if name and sizes[name] >= PART * sizes[""] and sum(p.ndim > 1 for p in one.parameters()) > 1
-    ]
-    calls: dict[str, list[tuple[Any, Any]]] = {name: [] for name in large}
-    handles = [
-        model.get_submodule(name).register_forward_pre_hook(
-            lambda _, given, named, name=name: calls[name].append((given, named)), with_kwargs=True
-        )
-        for name in large
-    ]
-    try:
-        with evaluation(model), unchanged(model), torch.no_grad():
-            model(*args, **kwargs)
-    finally:
-        for handle in handles:
-            handle.remove()
-    once = [name for name in large if len(calls[name]) == 1]
-    plain = {name: not any(map(is_bn, model.get_submodule(name).modules())) for name in once}
-    for name in sorted(once, key=lambda name: (plain[name], -sizes[name], name))[:TRIED]:
-        given, named = calls[name][0]
-        one = model.get_submodule(name)
-        with suppress(Exception), mode(one, training=False), unchanged(one):
-            _exported(one, given, named)
-            return name, _shapes(given, named)
-    return None
 
 
 def _failure(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> InvalidExample | None:
@@ -270,21 +190,12 @@ def _failure(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) ->
         if alone:
             way = f"its forward takes one {type(one).__name__}: pass the tuple (example,)"
         error = InvalidExample(
-            f"{type(model).__name__} cannot run on this example ({_shapes(args, kwargs)}): "
+            f"{type(model).__name__} cannot run on this example ({shapes_of(args, kwargs)}): "
             f"{first_line(failure)}; {way}"
         )
         error.__cause__ = failure
         return error
     return None
-
-
-def _shapes(args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
-    def one(value: Any) -> str:
-        return "x".join(map(str, value.shape)) if isinstance(value, Tensor) else type(value).__name__
-
-    return (
-        ", ".join([*map(one, args), *(f"{key}={one(value)}" for key, value in kwargs.items())]) or "no inputs"
-    )
 
 
 def _graph(model: nn.Module, program: ExportedProgram, training: bool) -> Graph:
