@@ -311,7 +311,7 @@ class Encoding:
     def _integers(self) -> Integers | None:
         """What an ONNX file needs to know of rounded weights; ranges come from real inputs only."""
         inputs = self.inputs if has_data(self.method) else ()
-        return integers_of(self.model, self.grids, self.input_statistics, inputs)
+        return integers_of(self.model, self.grids, self.input_statistics, self.example, inputs)
 
     @cached_property
     def grids(self) -> dict[str, Grid]:

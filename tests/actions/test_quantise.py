@@ -30,6 +30,8 @@ from hope.geometry.rounding import (
 from hope.report.page import write_page
 from hope.schedule.bit_options import BitOptions
 from hope.schedule.bits import interleaved, lost_by, readers, roundings
+from hope.statistics.input_scale import input_range
+from hope.statistics.patterns import coloured_noise
 from hope.storage.arrays import read_arrays, state
 from hope.storage.run import read_run
 from tests.support import randomise
@@ -481,3 +483,39 @@ def test_without_bits_a_budget_is_needed(model: nn.Module) -> None:
         hope.encode(model, EXAMPLE)
     with pytest.raises(hope.errors.InfeasibleBudget, match="the budget must be exactly one of"):
         hope.encode(model, EXAMPLE, bits=None)
+
+
+def test_the_inputs_range_holds_what_the_first_bn_implies_and_all_convolutions_compute_with_integers(
+    tmp_path: Path,
+) -> None:
+    onnx, runtime = pytest.importorskip("onnx"), pytest.importorskip("onnxruntime")
+    torch.manual_seed(0)
+    layers = (nn.Conv2d(3, 16, 3, padding=1), nn.BatchNorm2d(16), nn.ReLU())
+    more = (nn.Conv2d(16, 8, 3, padding=1), nn.BatchNorm2d(8), nn.ReLU())
+    net = nn.Sequential(*layers, *more, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, 4))
+    x = 20 + 50 * coloured_noise(64, 3, (16, 16), seed=3)  # far from mean 0 and deviation 1
+    net = hope.recalibrate_bn(net, [x]).eval()
+    low, high = input_range(net, x[:1]) or (0.0, 0.0)
+    assert low < x.min() < x.max() < high
+    assert high - low < 4 * (x.max() - x.min())
+    encoding = hope.encode(net, x[:1], bits=8, method=CLOSED)
+    graph = onnx.load(encoding.export_onnx(tmp_path / "small.onnx")).graph
+    integer = {name for node in graph.node if node.op_type == "DequantizeLinear" for name in node.output}
+    convolutions = [node for node in graph.node if node.op_type == "Conv"]
+    assert len(convolutions) == 2
+    assert all(integer.issuperset(node.input[:2]) for node in convolutions)
+    session = runtime.InferenceSession(str(tmp_path / "small.onnx"))
+    answer = torch.tensor(session.run(None, {"input": x.numpy()})[0])
+    want = encoding.model(x).detach()
+    assert (answer - want).norm() < 0.05 * want.norm()
+
+
+@pytest.mark.parametrize(
+    "net",
+    [
+        nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(), nn.Conv2d(4, 4, 3), nn.BatchNorm2d(4)),
+        nn.Sequential(nn.Flatten(), nn.Linear(192, 4), nn.BatchNorm1d(4)),
+    ],
+)
+def test_an_input_that_no_bn_follows_has_no_range(net: nn.Module) -> None:
+    assert input_range(net.eval(), torch.zeros(1, 3, 8, 8)) is None

@@ -210,7 +210,7 @@ def _write_more(
         warnings.simplefilter("ignore")  # its note is printed
         if options.onnx:
             grids = read_grids(small, grids_of(saved.trajectory.steps[:steps]))
-            integers = integers_of(small, grids, saved.input_statistics()) if grids else None
+            integers = integers_of(small, grids, saved.input_statistics(), example) if grids else None
             print(export_onnx(small, example, options.onnx, check=not options.no_check, integers=integers))
         if options.pt2:
             print(export_program(small, example, options.pt2, check=not options.no_check))

@@ -82,7 +82,7 @@ def latency_model(
     def rounded() -> list[float]:
         with busy(f"measuring {anatomy.model} with integers, once: {runtime}", progress):
             models = [narrow(model, anatomy, *cut) for cut in cuts]
-            some = [as_integers(small, anatomy, inputs[:1]) for small in models]
+            some = [as_integers(small, anatomy, example, inputs[:1]) for small in models]
             return stopwatch.networks(models, example, some)
 
     key = f"{_digest(anatomy, runtime, cuts)}-integers-{len(inputs[:1])}"

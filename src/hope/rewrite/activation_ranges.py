@@ -96,12 +96,15 @@ def unary(kind: str, attributes: Mapping[str, Any], constants: Sequence[Array | 
     return known.get(kind)
 
 
-def ranges(graph: Any, norms: Mapping[str, tuple[Array, Array]]) -> dict[str, tuple[float, float]]:
+def ranges(
+    graph: Any, norms: Mapping[str, tuple[Array, Array]], entry: tuple[float, float] | None = None
+) -> dict[str, tuple[float, float]]:
     """Tensor -> its range, where batch norm gives it.
 
     Args:
         graph: of an ONNX model.
         norms: weight -> mean and deviation of what the BN after it returns.
+        entry: the input's range; None if it is not known.
     """
     from onnx import helper, numpy_helper
 
@@ -116,7 +119,11 @@ def ranges(graph: Any, norms: Mapping[str, tuple[Array, Array]]) -> dict[str, tu
         made = _follow(node, attributes, values, found, norms)
         if made is not None:
             found[node.output[0]] = made
-    return {name: one.range for name, one in found.items()}
+    given = {graph.input[0].name: entry} if entry is not None and len(graph.input) == 1 else {}
+    for node in graph.node:  # what is only moved keeps its range
+        if node.op_type in KEEPS | {"Pad"} and node.input[0] in given:
+            given[node.output[0]] = given[node.input[0]]
+    return given | {name: one.range for name, one in found.items()}
 
 
 def _follow(

@@ -110,16 +110,19 @@ class Integers:
         grids: weight -> its grid.
         norms: weight -> mean and deviation of what the BN after it returns.
         inputs: batches to measure ranges on; without any, they come from batch norm.
+        entry: the range of the model's input, if it is known.
     """
 
     grids: Mapping[str, Grid]
     norms: Mapping[str, tuple[Array, Array]]
     inputs: Sequence[Example] = ()
+    entry: tuple[float, float] | None = None
 
     def write(self, place: Path, captured: ExportedModel, checked: bool) -> str:
         """Replace a float file by one with integers; returns what to know of it, in a line."""
         before = _answers(place, captured) if checked else []
-        note = write_integers(place, self.grids, self.norms, [_named(place, one) for one in self.inputs])
+        batches = [_named(place, one) for one in self.inputs]
+        note = write_integers(place, self.grids, self.norms, batches, self.entry)
         if not checked:
             return note
         pairs = [(torch.as_tensor(a), torch.as_tensor(b))

@@ -37,6 +37,7 @@ def write_integers(
     grids: Mapping[str, Grid],
     norms: Mapping[str, tuple[Array, Array]],
     batches: Sequence[Mapping[str, NDArray[Any]]] = (),
+    entry: tuple[float, float] | None = None,
 ) -> str:
     """Replace an ONNX file by one with integers; returns what to know of it, in a line.
 
@@ -44,6 +45,7 @@ def write_integers(
         grids: weight -> its grid.
         norms: weight -> mean and deviation of what the BN after it returns.
         batches: inputs by name, to measure ranges on instead.
+        entry: the input's range, if it is known.
     """
     try:
         import onnx
@@ -55,7 +57,7 @@ def write_integers(
     model = onnx.load(path)
     for number, node in enumerate(model.graph.node):
         node.name = node.name or f"{node.op_type}_{number}"
-    known = measured_ranges(path, batches) if batches else ranges(model.graph, norms)
+    known = measured_ranges(path, batches) if batches else ranges(model.graph, norms, entry)
     constant = {one.name for one in model.graph.initializer}
     single = {name: grid for name, grid in grids.items() if grid.scale.shape[1] == 1}
     wanted: list[Any] = []

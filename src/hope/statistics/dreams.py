@@ -26,7 +26,7 @@ from hope.statistics.bn_inputs import bn_distance, keeps_statistics, observing
 from hope.statistics.patterns import again, noise
 from hope.statistics.sample import sampled, token_input
 from hope.trace.interpreter import Interpreter
-from hope.trace.program import Program, Ref
+from hope.trace.program import Operation, Program, Ref
 from hope.trace.trace import Trace
 
 Batch: TypeAlias = Callable[[Tensor], Example]  # images -> a batch as the model takes it
@@ -218,6 +218,19 @@ def _run(model: nn.Module, batch: Example) -> Any:
     return model(*args, **kwargs)
 
 
+def entry(model: nn.Module, program: Program) -> tuple[Operation, Tensor, nn.Module] | None:
+    """The convolution that reads the input, its weight, and the BN after it, whose statistics tell the scale
+    of inputs; None if there are none.
+    """
+    first, forms = first_convolution(program), ops.forms(program)
+    bns = {form.inputs[0]: bn_of(form.operation) for form in reversed(forms) if is_bn(form)}
+    if first is None or first.position not in bns:
+        return None
+    bn = model.get_submodule(bns[first.position])
+    weight = dict(model.named_parameters()).get(first.tensors["weight"])
+    return (first, weight, bn) if keeps_statistics(bn) and weight is not None else None
+
+
 def _normalised(model: nn.Module, example: Example | None, x: Tensor, batch: Batch, trace: Trace) -> Tensor:
     """Give images the deviation and mean that the first BN's statistics imply."""
     names, count = as_call(example)[1], len(tree_leaves(as_call(example)))
@@ -226,14 +239,10 @@ def _normalised(model: nn.Module, example: Example | None, x: Tensor, batch: Bat
         calls = [as_call(batch(x[k : k + 32])) for k in range(0, max(1, len(x) - 31), 32)]
         example = calls[0][1] or calls[0][0]
     captured = trace.captured(model, example)
-    first, forms = first_convolution(captured.program), ops.forms(captured.program)
-    bns = {form.inputs[0]: bn_of(form.operation) for form in reversed(forms) if is_bn(form)}
-    if first is None or first.position not in bns:
+    known = entry(model, captured.program)
+    if known is None:
         return x
-    bn = model.get_submodule(bns[first.position])
-    weight = dict(model.named_parameters()).get(first.tensors["weight"])
-    if not keeps_statistics(bn) or weight is None:
-        return x
+    first, weight, bn = known
     mean, variance = bn.running_mean, bn.running_var
     assert isinstance(mean, Tensor)
     assert isinstance(variance, Tensor)
