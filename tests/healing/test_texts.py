@@ -1,0 +1,88 @@
+"""Healing of language models: on the texts they were encoded with, never below the start."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import hope
+from hope.encoding import Encoding
+from hope.storage.run import read_run
+from tests.healing.test_heal import one_thread, same
+
+transformers = pytest.importorskip("transformers", reason="transformers is not installed")
+
+__all__ = ["one_thread"]
+
+SIZES: dict[str, Any] = {
+    "vocab_size": 64,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "max_position_embeddings": 64,
+}
+
+
+def llama() -> nn.Module:
+    torch.manual_seed(0)
+    model: nn.Module = transformers.LlamaForCausalLM(transformers.LlamaConfig(**SIZES)).eval()
+    with torch.no_grad():
+        for one in model.parameters():
+            one.mul_(4 if one.ndim > 1 else 1)  # else its answers hardly depend on its MLPs
+    return model
+
+
+def texts(count: int = 24, length: int = 12) -> dict[str, Tensor]:
+    return {"input_ids": torch.randint(64, (count, length), generator=torch.Generator().manual_seed(1))}
+
+
+def encoded(calibration: Any, **budget: Any) -> tuple[nn.Module, Encoding]:
+    model = llama()
+    how = {"calibration": calibration, "evict": False, "progress": False, **(budget or {"density": 0.5})}
+    return model, hope.encode(model, texts(1), **how)
+
+
+def test_an_encoding_heals_on_the_texts_it_was_calibrated_on() -> None:
+    _, encoding = encoded([texts()])
+    healed = encoding.heal(steps=20).healed
+    assert healed is not None
+    assert (healed.inputs, healed.held) == (16, 8)
+    given = hope.heal(encoding.original, encoding.model, [texts()], steps=20)
+    assert same(healed.model, given.model)
+    assert healed.after > healed.before
+
+
+def test_inputs_without_a_refit_change_neither_the_network_nor_its_folder(tmp_path: Path) -> None:
+    model, encoding = encoded([texts()])
+    assert not encoding.method.rewrite.refit
+    steps = encoding.trajectory.steps
+    cuts: dict[str, Any] = {
+        "input_statistics": encoding.input_statistics,
+        "rewrite": encoding.method.rewrite,
+    }
+    assert same(encoding.model, hope.cut(model, encoding.anatomy, steps[: encoding.steps], **cuts))
+    assert same(encoding.at(steps=3), hope.cut(model, encoding.anatomy, steps[:3], **cuts))
+    folder = encoding.save(tmp_path / "run")
+    assert read_run(folder).record.inputs is None
+    assert same(hope.load(folder, model, steps=3), encoding.at(steps=3))
+
+
+def test_synthetic_texts_are_saved_for_a_refit_only(tmp_path: Path) -> None:
+    for refit in (False, True):
+        method = hope.Absorb(calibration="dream", refit=refit)
+        encoding = hope.encode(llama(), texts(1), method=method, evict=False, density=0.5, progress=False)
+        folder = encoding.save(tmp_path / f"{refit}")
+        assert encoding.inputs
+        assert (read_run(folder).record.inputs is not None) is refit
+
+
+def test_integer_ranges_of_a_language_model_come_from_its_texts() -> None:
+    _, encoding = encoded([texts()], bits=8)
+    integers = encoding._integers()
+    assert integers is not None
+    assert torch.equal(integers.inputs[0]["input_ids"], texts()["input_ids"])
