@@ -11,6 +11,8 @@ from torch import Tensor, nn
 
 import hope
 from hope.encoding import Encoding
+from hope.errors import HopeError
+from hope.healing.texts import windows
 from hope.storage.run import read_run
 from tests.healing.test_heal import one_thread, same
 
@@ -86,3 +88,50 @@ def test_integer_ranges_of_a_language_model_come_from_its_texts() -> None:
     integers = encoding._integers()
     assert integers is not None
     assert torch.equal(integers.inputs[0]["input_ids"], texts()["input_ids"])
+
+
+LETTERS = "abcdefghijklmnopqrstuvwxyz "
+
+
+def letters(text: str) -> dict[str, list[int]]:
+    return {"input_ids": [LETTERS.index(letter) for letter in text]}
+
+
+def test_texts_are_read_as_windows_of_the_examples_length() -> None:
+    _, encoding = encoded([texts()])
+    words = ["the cat sat on the mat "] * 5 + ["and then it ran over the hills and far away " * 4]
+    every = torch.tensor([LETTERS.index(letter) for letter in "".join(words)])
+    rows = every[: len(every) // 12 * 12].reshape(-1, 12)
+    found = encoding.heal(words, tokenizer=letters, steps=3).healed
+    given = encoding.heal([{"input_ids": rows}], steps=3).healed
+    assert found is not None
+    assert given is not None
+    assert found.inputs + found.held == len(rows)
+    assert same(found.model, given.model)
+
+
+def test_the_tokenizers_of_transformers_read_texts() -> None:
+    tokenizers = pytest.importorskip("tokenizers", reason="tokenizers is not installed")
+    plain = tokenizers.Tokenizer(tokenizers.models.WordLevel({"a": 0, "cat": 1}, unk_token="a"))
+    plain.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
+    tokenizer = transformers.PreTrainedTokenizerFast(tokenizer_object=plain, unk_token="a")
+    some = ["a cat", "cat a cat"] * 200
+    every = torch.cat([torch.tensor(tokenizer(text)["input_ids"]) for text in some])
+    (batch,) = windows(llama(), some, tokenizer)
+    assert batch["input_ids"].shape[1] == 64  # its longest text
+    assert torch.equal(batch["input_ids"].flatten(), every[: len(every) // 64 * 64])
+
+
+@pytest.mark.parametrize(
+    ("given", "tokenizer", "words"),
+    [
+        (["a text"], None, "batches must be token ids, got texts: pass tokenizer="),
+        ("a text", None, "batches must be token ids, got texts: pass tokenizer="),
+        (["a text"], "gpt2", "tokenizer must be a function of a text, got str"),
+        (["a text"], letters, "texts must have at least 16 x 64 tokens, got 6"),
+    ],
+)
+def test_texts_that_cannot_be_read_are_refused(given: Any, tokenizer: Any, words: str) -> None:
+    model = llama()
+    with pytest.raises(HopeError, match=words):
+        hope.heal(model, model, given, tokenizer=tokenizer, steps=3)
