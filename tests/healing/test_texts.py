@@ -12,6 +12,9 @@ from torch import Tensor, nn
 import hope
 from hope.encoding import Encoding
 from hope.errors import HopeError
+from hope.healing import loop as loops
+from hope.healing.distillation import Distillation
+from hope.healing.inputs import Inputs
 from hope.healing.texts import windows
 from hope.storage.run import read_run
 from tests.healing.test_heal import one_thread, same
@@ -135,3 +138,16 @@ def test_texts_that_cannot_be_read_are_refused(given: Any, tokenizer: Any, words
     model = llama()
     with pytest.raises(HopeError, match=words):
         hope.heal(model, model, given, tokenizer=tokenizer, steps=3)
+
+
+@pytest.mark.parametrize("rate", [0.02, 1e9])
+def test_a_language_model_is_never_below_its_start(rate: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    _, encoding = encoded([texts()])
+    monkeypatch.setattr(loops, "RATE", rate)
+    healed = encoding.heal(steps=6).healed
+    assert healed is not None
+    _, held = Inputs.of(encoding.original, [texts()]).split()
+    distillation = Distillation(encoding.original, healed.model, held.on(torch.device("cpu")))
+    fidelity, _ = distillation.evaluation(held, len(held), torch.device("cpu"))()
+    assert fidelity == pytest.approx(healed.after, abs=1e-6)
+    assert healed.after > healed.before if rate < 1 else same(healed.model, encoding.model)
