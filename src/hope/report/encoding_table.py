@@ -6,16 +6,19 @@ from collections.abc import Mapping
 
 from hope._util.tables import FlexibleTable, grid
 from hope.reasons import Reason
-from hope.structure.sizes import Size
+from hope.schedule.trajectory import Trajectory
 
 SHOWN = 12  # reasons
 
 
-def size_table(title: str, before: Size, after: Size) -> FlexibleTable:
-    """What a network has before and after a run."""
-    table = grid(title, " ", "before", "after", "kept")
-    for name in ("neurons", "parameters", "macs"):
-        old, new = getattr(before, name), getattr(after, name)
+def size_table(title: str, trajectory: Trajectory, steps: int) -> FlexibleTable:
+    """What a network has before and after steps of a run; bytes if weights are rounded."""
+    table, sizes = grid(title, " ", "before", "after", "kept"), (trajectory.size(0), trajectory.size(steps))
+    rows = {name: [getattr(size, name) for size in sizes] for name in ("neurons", "parameters", "macs")}
+    if any(step.weight_grid is not None for step in trajectory.steps[:steps]):
+        stored = trajectory.counts("size")
+        rows["bytes"] = [int(stored[0]), int(stored[steps])]
+    for name, (old, new) in rows.items():
         table.add_row(name, f"{old:,}", f"{new:,}", f"{new / old:.1%}" if old else "")
     return table
 
