@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from html.parser import HTMLParser
+from typing import Any
 
 import pytest
 import torch
@@ -148,3 +149,20 @@ def test_names_in_a_notebook_are_escaped_and_long_tables_are_cut() -> None:
 @pytest.mark.parametrize("thing", [*STEPS, *METHODS], ids=lambda thing: type(thing).__name__)
 def test_steps_and_methods(thing: object) -> None:
     assert is_one_short_line(thing)
+
+
+@pytest.mark.parametrize(
+    ("budget", "shown"),
+    [
+        ({"size": 0.5}, True),
+        ({"bits": 8}, True),
+        ({"density": 0.5}, False),
+    ],
+)
+def test_a_printed_encoding_has_bytes_where_weights_are_rounded(budget: Any, shown: bool) -> None:
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(4, 64), nn.BatchNorm1d(64), nn.ReLU(), nn.Linear(64, 2)).eval()
+    encoding = hope.encode(net, torch.zeros(2, 4), **budget, progress=False)
+    counts = [int(encoding.trajectory.counts("size")[k]) for k in (0, encoding.steps)]
+    (line,) = [one for one in str(encoding).splitlines() if "bytes" in one.split()] or [""]
+    assert line.split()[1:3] == ([f"{one:,}" for one in counts] if shown else [])

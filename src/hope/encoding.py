@@ -58,7 +58,8 @@ class Encoding:
         method: the method that chose the steps.
         original: the network before compression.
         notes: messages for the user.
-        inputs: the inputs of the refit, if there is one.
+        inputs: the inputs that statistics were measured on, at most 512, for the refit, if there is one, and
+            to heal on.
         measurements: fidelities and times, each measured when it is first asked for: a memo, the only part
             that changes.
         cache: of a run that can be resumed.
@@ -262,7 +263,7 @@ class Encoding:
         if self.healed is not None:
             return save_trained(Path(folder), self.as_run(folder, source), self.steps, self.model)
         # synthetic inputs are saved, for the refit at other budgets; others are the user's own
-        inputs = () if has_data(self.method) else self.inputs
+        inputs = self.inputs if self.method.rewrite.refit and not has_data(self.method) else ()
         return write_run(Path(folder), self.as_run(folder, source), state(self.model), inputs)
 
     def report(

@@ -211,7 +211,7 @@ def _compress(
         original,
         example,
         (*space.notes(found.multiple_of), *unused, *notes),
-        statistics.inputs if space.method.rewrite.refit else (),
+        statistics.inputs,
         measurements,
         cache,
         large,

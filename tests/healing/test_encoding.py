@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -144,27 +145,35 @@ def test_a_time_that_is_none_is_refused(time: str, capsys: pytest.CaptureFixture
     assert "give 10min or 300steps" in capsys.readouterr().err
 
 
-def test_two_processes_heal_as_one_does(tmp_path: Path) -> None:
-    code = """
+HEAL = """
 import os, sys, torch
 from torch import distributed
 torch.set_num_threads(1)
-where = {"init_method": "file://" + sys.argv[1], "rank": int(sys.argv[2]), "world_size": 2}
-distributed.init_process_group("gloo", **where)
+rank = os.environ.get("RANK", sys.argv[-1])
+if "RANK" not in os.environ:
+    where = {"init_method": "file://" + sys.argv[1], "rank": int(rank), "world_size": 2}
+    distributed.init_process_group("gloo", **where)
 import hope
 from tests.healing.test_heal import images, networks
 net, small = networks()
 healed = hope.heal(net, small, [images(80)], steps=12, progress=False)
-torch.save(healed.model.state_dict(), f"{sys.argv[1]}-{sys.argv[2]}")
+assert distributed.get_world_size() == 2
+torch.save(healed.model.state_dict(), f"{sys.argv[1]}-{rank}")
 """
-    place = tmp_path / "store"
-    every = [
-        subprocess.Popen([sys.executable, "-c", code, str(place), str(rank)], stderr=subprocess.PIPE)
-        for rank in range(2)
-    ]
+
+
+@pytest.mark.parametrize("launcher", ["torchrun", "own"])
+def test_two_processes_heal_as_one_does(launcher: str, tmp_path: Path) -> None:
+    place, script = tmp_path / "store", tmp_path / "heal.py"
+    script.write_text(HEAL)
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    own = [[sys.executable, str(script), str(place), str(rank)] for rank in range(2)]
+    calls = [[*torchrun, str(script), str(place)]] if launcher == "torchrun" else own
+    paths = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    every = [subprocess.Popen(call, stderr=subprocess.PIPE, env=paths) for call in calls]
     for process in every:
         _, error = process.communicate()
-        assert process.returncode == 0, error.decode()[-500:]
+        assert process.returncode == 0, error.decode()[-2000:]
     one, other = (torch.load(f"{place}-{rank}") for rank in range(2))
     net, small = networks()
     alone = hope.heal(net, small, [images(80)], steps=12).model.state_dict()

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import copy
+import os
+import subprocess
+import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -190,6 +193,36 @@ def test_without_data_it_dreams() -> None:
     healed = hope.heal(net, small, steps=20, example=EXAMPLE)
     assert healed.after >= healed.before
     assert healed.inputs + healed.held == 4 * 128
+
+
+NO_FILES = """
+import os, sys
+os.environ["HF_HUB_OFFLINE"] = "1"
+import torch, hope
+from tests.healing.test_heal import EXAMPLE, networks
+torch.set_num_threads(1)
+net, small = networks()
+hope.heal(net, small, steps=1, example=EXAMPLE, progress=False)  # what is imported late is imported
+names = []
+
+def seen(event, arguments):
+    if event in ("open", "os.mkdir", "os.rename", "os.remove", "socket.connect"):
+        names.append(str(arguments[0]))
+
+sys.addaudithook(seen)
+open(os.devnull).close()
+hope.heal(net, small, steps=3, example=EXAMPLE, progress=False)
+print([name for name in names if not name.endswith((".py", ".pyc"))])
+"""
+
+
+def test_without_data_no_file_is_touched(tmp_path: Path) -> None:
+    paths = {**os.environ, "PYTHONPATH": os.pathsep.join(map(os.path.abspath, filter(None, sys.path)))}
+    call = [sys.executable, "-c", NO_FILES]
+    done = subprocess.run(call, cwd=tmp_path, env=paths, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert done.stdout.splitlines()[-1] == str([os.devnull])  # what the test itself opens
+    assert not any(tmp_path.iterdir())
 
 
 def test_pairs_of_inputs_and_labels_are_read_without_labels() -> None:

@@ -53,9 +53,8 @@ def complete(
         measured.fidelities |= known
         made_by = method_from_dict(run.record.method) or method
         data = list(unlabelled(model, method.calibration)) if has_data(method) else run.inputs()
-        inputs = data if made_by.rewrite.refit else ()
         held = replace(run, held=run.input_statistics())
-        encoding = Encoding(held, made_by, model, example, (), inputs, measured, evaluate=evaluate)
+        encoding = Encoding(held, made_by, model, example, (), data, measured, evaluate=evaluate)
         draw(encoding)
     found = encoding.as_run(out, run.details.source).details
     if evaluate is None:

@@ -11,7 +11,11 @@ from hope._util.locks import LOCK
 from hope.errors import CannotWrite
 from hope.schedule.resources import Bytes
 
-KINDS = {"inputs": "synthetic inputs", "moments": "input statistics", "weights": "weights"}  # files of a run
+KINDS = {  # files of a run
+    "inputs": "synthetic inputs",
+    "moments": "input statistics",
+    "weights": "weights and their names",
+}
 
 
 def path(given: str) -> str:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from os import PathLike
 from pathlib import Path
-from typing import Any, TypedDict
+from typing import Any, TypedDict, cast
 
 import torch
 from torch import Tensor, nn
@@ -23,6 +23,7 @@ from hope.geometry.rounding import BITS, grid_of
 from hope.healing.distillation import Distillation
 from hope.healing.inputs import INPUTS, Inputs, synthetic
 from hope.healing.loop import Duration, Loop
+from hope.healing.texts import Tokenizer, are_texts, windows
 from hope.rewrite.apply import kept_places, outcome
 from hope.rewrite.refit_checkpoint import Fitted
 from hope.structure.anatomy import Anatomy
@@ -37,6 +38,7 @@ class HealOptions(TypedDict, total=False):
     minutes: float | None
     steps: int | None
     augment: bool
+    tokenizer: Tokenizer | None
     checkpoint: str | PathLike[str] | None
     progress: bool | None
 
@@ -110,6 +112,7 @@ def heal(  # noqa: PLR0913
     steps: int | None = None,
     example: Example | None = None,
     augment: bool = True,
+    tokenizer: Tokenizer | None = None,
     exclude: Sequence[str] = (),
     checkpoint: str | PathLike[str] | None = None,
     progress: bool | None = None,
@@ -129,12 +132,14 @@ def heal(  # noqa: PLR0913
     Args:
         original: the network before compression.
         small: the small network, of any origin, with the same outputs.
-        batches: unlabelled batches, at least 16 inputs of one shape; a DataLoader of pairs (x, y) works.
-            Without them synthetic inputs are made: four times as many as `hope.dream` makes by default, or
-            texts that a language model writes.
+        batches: unlabelled batches, at least 16 inputs of one shape; a DataLoader of pairs (x, y) works. For
+            language models also a list of texts, with `tokenizer`. Without them synthetic inputs are made:
+            four times as many as `hope.dream` makes by default, or texts that a language model writes.
         minutes, steps: how long; one of them is required. It stops earlier if nothing is gained.
         example: an input, for synthetic ones.
         augment: whether images are flipped, shifted and mixed at random.
+        tokenizer: of texts: a function of a text that returns its token ids, such as the model's
+            AutoTokenizer. They are read as windows of the example's length, or of 128 tokens.
         exclude: patterns (`*`, `?`) of modules that are not changed. Parameters that do not require gradients
             are not changed either.
         checkpoint: a file for the state of an interrupted call. The same call resumes it, and with `steps`
@@ -154,7 +159,7 @@ def heal(  # noqa: PLR0913
         True
     """
     options: HealOptions = {"minutes": minutes, "steps": steps, "augment": augment}
-    options |= {"checkpoint": checkpoint, "progress": progress}
+    options |= {"tokenizer": tokenizer, "checkpoint": checkpoint, "progress": progress}
     return distilled(original, small, batches, Settings(example, exclude), **options)
 
 
@@ -183,11 +188,14 @@ def distilled(  # noqa: PLR0913
     minutes: float | None = None,
     steps: int | None = None,
     augment: bool = True,
+    tokenizer: Tokenizer | None = None,
     checkpoint: str | PathLike[str] | None = None,
     progress: bool | None = None,
 ) -> Healed:
     """What `heal` returns."""
     budget = budget_of(minutes, steps)
+    if are_texts(batches):
+        batches = windows(original, cast("Sequence[str]", batches), tokenizer, settings.example)
     with run_of((INPUTS, HEALING) if batches is None else (HEALING,), progress):
         if batches is None:
             batches = synthetic(original, settings.example, progress=progress)

@@ -171,7 +171,7 @@ class Loop:
                 one.data.copy_(self.best[name])
             self._load(self.weights)
         if state.checks - state.best_check >= PATIENCE:
-            self.stopped = f"nothing was gained in the last {PATIENCE} of {CHECKS} evaluations"
+            self.stopped = "nothing was gained in the last steps, over half of the budget"
         if self.file is not None and self.processes.rank == 0:
             self.file.note(self._tensors())
 

@@ -13,7 +13,8 @@ from hope.healing.inputs import Inputs
 
 
 class Processes:
-    """The processes of `torchrun` or `accelerate launch`, once `torch.distributed` is initialised; else one.
+    """The processes of `torchrun` or `accelerate launch`, or of `torch.distributed` where the user has
+    initialised it; else one.
 
     >>> Processes().rank, Processes().count
     (0, 1)
@@ -21,7 +22,9 @@ class Processes:
 
     @cached_property
     def count(self) -> int:
-        """How many there are."""
+        """How many there are; a launcher's are connected when it is first asked for."""
+        if dist.is_available() and dist.is_torchelastic_launched() and not dist.is_initialized():
+            dist.init_process_group()  # from the launcher's environment variables
         return dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1
 
     @cached_property

@@ -10,8 +10,8 @@ from hope._util.numbers import plural
 from hope._util.tables import FlexibleTable, grid
 from hope.reasons import Reason
 from hope.report.serving import serving_table
+from hope.schedule.trajectory import Trajectory
 from hope.storage.run import Run
-from hope.structure.sizes import Size
 
 SHOWN = 12  # reasons
 
@@ -26,15 +26,18 @@ def summary(run: Run, method: str, lines: Sequence[str], model: nn.Module) -> li
     """
     trajectory, steps = run.trajectory, run.steps
     title = f"{run.anatomy.model} by {method}: {plural(steps, 'step')} ({trajectory.counted(steps)})"
-    head = [size_table(title, trajectory.size(0), trajectory.size(steps)), *filter(None, lines)]
+    head = [size_table(title, trajectory, steps), *filter(None, lines)]
     return [*head, *serving_table(model), *left_alone_table(run.details.left_alone)]
 
 
-def size_table(title: str, before: Size, after: Size) -> FlexibleTable:
-    """What a network has before and after a run."""
-    table = grid(title, " ", "before", "after", "kept")
-    for name in ("neurons", "parameters", "macs"):
-        old, new = getattr(before, name), getattr(after, name)
+def size_table(title: str, trajectory: Trajectory, steps: int) -> FlexibleTable:
+    """What a network has before and after steps of a run; bytes if weights are rounded."""
+    table, sizes = grid(title, " ", "before", "after", "kept"), (trajectory.size(0), trajectory.size(steps))
+    rows = {name: [getattr(size, name) for size in sizes] for name in ("neurons", "parameters", "macs")}
+    if any(step.weight_grid is not None for step in trajectory.steps[:steps]):
+        stored = trajectory.counts("size")
+        rows["bytes"] = [int(stored[0]), int(stored[steps])]
+    for name, (old, new) in rows.items():
         table.add_row(name, f"{old:,}", f"{new:,}", f"{new / old:.1%}" if old else "")
     return table
 

@@ -57,7 +57,10 @@ def write_integers(
     model = onnx.load(path)
     for number, node in enumerate(model.graph.node):
         node.name = node.name or f"{node.op_type}_{number}"
-    known = measured_ranges(path, batches) if batches else ranges(model.graph, norms, entry)
+    if any(node.op_type in ("Conv", "Gemm") for node in model.graph.node):
+        known = measured_ranges(path, batches) if batches else ranges(model.graph, norms, entry)
+    else:
+        known = {}  # nothing computes with integers
     constant = {one.name for one in model.graph.initializer}
     single = {name: grid for name, grid in grids.items() if grid.scale.shape[1] == 1}
     wanted: list[Any] = []
