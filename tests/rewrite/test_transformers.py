@@ -217,6 +217,14 @@ def test_extract_writes_what_transformers_loads(
     assert not Path("none").exists()
 
 
+def test_a_budget_in_bytes_is_met_by_few_bits_and_one_width() -> None:
+    """The run is tried with heads earlier: its removals only, since bits find their own places."""
+    encoding = encode(CASES["llama"].build(), size=0.3, bits=[8, 4])
+    assert encoding.grids
+    assert encoding.size.neurons < encoding.trajectory.size(0).neurons
+    assert loadable(encoding.model)
+
+
 def test_several_widths_leave_the_configuration_alone_and_say_so() -> None:
     model = CASES["llama"].build()
     encoding = encode(model, params=0.9, uniform=False)

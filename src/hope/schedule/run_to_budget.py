@@ -88,7 +88,8 @@ def run_to_budget(  # noqa: PLR0913
         return Collected(found[best], multiples[best], tuple(taken))
 
     def tried(steps: Sequence[Action]) -> Trajectory:
-        return Trajectory.of(anatomy, steps, multiples[best], cost, groups, roundings)
+        removals = [step for step in steps if step.weight_grid is None]  # roundings find their own places
+        return Trajectory.of(anatomy, removals, multiples[best], cost, groups, roundings)
 
     nearer = _nearer(found[best], taken, more, budget, groups, tried)
     return Collected(nearer, multiples[best], tuple(taken))
