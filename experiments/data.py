@@ -30,6 +30,7 @@ from hope.bench.images import (
 from hope.errors import MissingData
 
 SIDE = 224
+MEANS = torch.tensor([123.68, 116.779, 103.939])  # of the channels, taken off for Keras' ResNet-50
 
 
 def data_folder(given: str | None) -> Path:
@@ -110,6 +111,17 @@ def imagenet(folder: Path, count: int | None = None, *, apart: bool = True) -> I
     return Images(measured, torch.from_numpy(labels[chosen]), unlabelled)
 
 
+def as_torchvision(found: Images) -> Images:
+    """Images for Keras' ResNet-50 as torchvision's networks expect them."""
+    mean, deviation = torch.tensor([0.485, 0.456, 0.406]), torch.tensor([0.229, 0.224, 0.225])
+
+    def changed(images: Tensor) -> Tensor:
+        pixels = (images + MEANS[:, None, None]) / 255
+        return (pixels - mean[:, None, None]) / deviation[:, None, None]
+
+    return found._replace(images=changed(found.images), unlabelled=changed(found.unlabelled))
+
+
 def places(total: int, count: int) -> tuple[list[int], list[int]]:
     """Which of so many sorted images to measure on, and which are set apart: both spread evenly.
 
@@ -150,5 +162,4 @@ def _loaded(paths: Sequence[Path]) -> Tensor:
         pixels.append(torch.from_numpy(np.array(image, dtype=np.uint8)))
     if not pixels:
         return torch.zeros(0, 3, SIDE, SIDE)
-    mean = torch.tensor([123.68, 116.779, 103.939])
-    return (torch.stack(pixels).float() - mean).permute(0, 3, 1, 2).contiguous()
+    return (torch.stack(pixels).float() - MEANS).permute(0, 3, 1, 2).contiguous()

@@ -67,8 +67,10 @@ def run(options: argparse.Namespace) -> None:
 def loaded(name: str, folders: list[Path]) -> tuple[nn.Module, Tensor, Tensor, Tensor]:
     """A network, images and labels to measure on, and other images to calibrate with."""
     folder, model = folders[0], networks.trained(name, *folders)
-    if name == "keras-resnet50":
+    if not name.startswith("cifar10"):
         found = data.imagenet(folder, 1000, apart=False)
+        if name == "mobilenet_v2":
+            found = data.as_torchvision(found)
         order = torch.randperm(len(found.images), generator=torch.Generator().manual_seed(0))
     else:
         found = data.cifar10(folder, 5000, apart=False)

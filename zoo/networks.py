@@ -9,7 +9,8 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 from torch.nn import functional
 
-from hope.errors import CheckpointMismatch, first_line
+from hope._util.operators import declare_missing_operators
+from hope.errors import CheckpointMismatch, MissingExtra, first_line
 
 
 class Subsample(nn.Module):
@@ -194,14 +195,28 @@ CHECKPOINTS = {
     "cifar10-resnet20": "weights/cifar10-resnet20.safetensors",
     "cifar10-resnet56": "weights/cifar10-resnet56.safetensors",
     "keras-resnet50": "keras-resnet50.safetensors",
+    "mobilenet_v2": "mobilenet_v2.safetensors",
 }
-SHAPES = {name: "1x3x224x224" if name == "keras-resnet50" else "1x3x32x32" for name in CHECKPOINTS}
+SHAPES = {name: "1x3x32x32" if name.startswith("cifar10") else "1x3x224x224" for name in CHECKPOINTS}
 """Their inputs, as on the command line."""
 
 
 def untrained(name: str) -> nn.Module:
     """One of the networks without its weights."""
+    if name == "mobilenet_v2":
+        return _mobilenet()
     return ResNet50V1() if name == "keras-resnet50" else CifarResNet(int(name.removeprefix("cifar10-resnet")))
+
+
+def _mobilenet() -> nn.Module:
+    """Torchvision's MobileNetV2, which nothing else needs to have."""
+    declare_missing_operators()
+    try:
+        from torchvision.models import mobilenet_v2
+    except ImportError as error:
+        raise MissingExtra("mobilenet_v2 must have torchvision, got none: pip install torchvision") from error
+    model: nn.Module = mobilenet_v2()
+    return model
 
 
 def trained(name: str, *folders: Path) -> nn.Module:

@@ -15,6 +15,7 @@ TITLES = {
     "cifar10-resnet56": "ResNet-56, CIFAR-10",
     "keras-resnet50": "Keras' ResNet-50, ImageNet",
     "cifar100-resnet8": "ResNet-8, CIFAR-100",
+    "mobilenet_v2": "MobileNetV2, ImageNet",
 }
 SIZES = ("neurons", "parameters", "macs")
 WORDS = {"density": "neurons kept", "params": "parameters kept"}

@@ -233,7 +233,8 @@ def priced(
     anatomy, method = statistics.anatomy, options.method.resolve(statistics)
     groups = groups_of(model, anatomy) if options.uniform else None
     weights = readers(anatomy, options.exclude) if options.bits.counts else {}
-    statistics = with_readers(statistics, weights)
+    how: dict[str, Any] = {"synthetic": method.rewrite.synthetic, "progress": options.progress}
+    statistics = with_readers(statistics, weights, model, **how)
     share = method.share_of(statistics)
     rounding = roundings(statistics, weights, options.bits, share, progress=options.progress)
     if budget is None:
@@ -242,7 +243,7 @@ def priced(
     notes: tuple[str, ...] = ()
     if rounding and isinstance(cost, LatencyModel):
         rounding, notes = [], (f"weights are not rounded: {options.runtime} is not faster with integers",)
-    how: dict[str, Any] = {"evict": options.evict, "exclude": options.exclude, "groups": groups}
+    how = {"evict": options.evict, "exclude": options.exclude, "groups": groups}
     return search_space(statistics, method, cost=cost, roundings=tuple(rounding), **how), notes
 
 

@@ -519,3 +519,53 @@ def test_the_inputs_range_holds_what_the_first_bn_implies_and_all_convolutions_c
 )
 def test_an_input_that_no_bn_follows_has_no_range(net: nn.Module) -> None:
     assert input_range(net.eval(), torch.zeros(1, 3, 8, 8)) is None
+
+
+class Texts(nn.Module):
+    """A transformer's layer and a pooler, which reads the first token, without BN."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.embed, self.norm, self.after = nn.Embedding(50, 16), nn.LayerNorm(16), nn.LayerNorm(16)
+        self.query, self.up, self.down = nn.Linear(16, 16), nn.Linear(16, 32), nn.Linear(32, 16)
+        self.pooler = nn.Linear(16, 8)
+        with torch.no_grad():  # channels that are far from alike, as those of trained models
+            self.norm.weight.copy_(torch.linspace(-2, 2, 16).exp())
+            self.after.weight.copy_(torch.linspace(2, -2, 16).exp())
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        x = self.embed(tokens)
+        normed = self.norm(x)
+        x = x + functional.scaled_dot_product_attention(self.query(normed), normed, normed)
+        x = x + self.down(functional.gelu(self.up(self.after(x))))
+        out: Tensor = self.pooler(x[:, 0])
+        return out
+
+
+def test_without_bn_what_every_weight_reads_is_measured() -> None:
+    net, tokens = Texts().eval(), torch.randint(50, (64, 12), generator=torch.Generator().manual_seed(0))
+    read: dict[str, Tensor] = {}
+    for name in ("query", "up", "down", "pooler"):
+        layer = net.get_submodule(name)
+        layer.register_forward_pre_hook(
+            lambda _, args, name=name: read.update({name: args[0].flatten(0, -2)})
+        )
+    with torch.no_grad():
+        net(tokens)
+    inputs = {name: one.double() for name, one in read.items()}
+    plain = hope.encode(net, tokens[:1], bits=3, progress=False).model
+    run = hope.encode(net, tokens[:1], bits=3, calibration=[tokens], progress=False)
+    assert run.input_statistics.keys() == {f"{name}.weight" for name in inputs}
+    for name, x in inputs.items():
+        exact, spread = net.state_dict()[f"{name}.weight"], x - x.mean(dim=0)
+        off = [(one.state_dict()[f"{name}.weight"] - exact).double() @ spread.T for one in (run.model, plain)]
+        assert off[0].square().sum() < 0.9 * off[1].square().sum(), name
+
+
+def test_a_weight_that_reads_one_place_is_rounded_to_nearest() -> None:
+    net, tokens = Texts().eval(), torch.arange(12)[None]
+    run = hope.encode(net, tokens, bits=4, calibration=[tokens], progress=False)
+    plain = hope.encode(net, tokens, bits=4, round="nearest", progress=False)
+    torch.testing.assert_close(run.model.pooler.weight, plain.model.pooler.weight, rtol=0, atol=0)
+    assert run.input_statistics.keys() == {"query.weight", "up.weight", "down.weight"}

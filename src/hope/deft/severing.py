@@ -29,7 +29,7 @@ from hope.ops.norm import uses_of_bns
 from hope.ops.uses import uses_of_weights
 from hope.statistics.checkpoint import Checkpoint
 from hope.statistics.input_statistics import InputStatistics, propagated_statistics
-from hope.statistics.measured import measured_statistics
+from hope.statistics.measured import measured_statistics, unit_readers
 from hope.structure.units import Unit
 
 
@@ -53,9 +53,8 @@ def absorb(model: nn.Module, partition: Partition, calibration: Iterable[Any] | 
     input_statistics, _ = propagated_statistics(anatomy, Checkpoint.of(model, anatomy), dims=dims)
     measured = calibration is not None
     if calibration is not None:
-        input_statistics = measured_statistics(
-            model, anatomy, calibration, input_statistics, units=partition.units
-        )
+        rows = unit_readers(model, anatomy, partition.units)
+        input_statistics = measured_statistics(model, anatomy, calibration, input_statistics, readers=rows)
     uses = uses_of_weights(anatomy.program) + uses_of_bns(anatomy.program)
     head = head_of(model, partition.head)
     before = {name: value.clone() for name, value in head.state_dict().items()}

@@ -8,9 +8,11 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from itertools import pairwise
+from typing import Any
 
 import msgspec
 import torch
+from torch import nn
 
 from hope import ops
 from hope._util.progress import ROUND, bar
@@ -23,6 +25,7 @@ from hope.ops.reading import sources
 from hope.ops.weight import is_weight
 from hope.schedule.bit_options import BitOptions
 from hope.statistics.input_statistics import InputStatistics, bn_and_bias, statistics_of, stored
+from hope.statistics.measured import measured_statistics, plain_readers
 from hope.statistics.propagated import Propagated
 from hope.structure.anatomy import Anatomy
 from hope.structure.removed import Removed
@@ -32,13 +35,24 @@ from hope.trace.program import module_of
 MOST = 0.999  # of a signal that rounding may take away, where costs are logarithms
 
 
-def with_readers(known: NetworkStatistics, weights: Mapping[str, int]) -> NetworkStatistics:
-    """The same statistics with those of all these weights, propagated where they are not known yet."""
+def with_readers(
+    known: NetworkStatistics, weights: Mapping[str, int], model: nn.Module, **options: Any
+) -> NetworkStatistics:
+    """The same statistics with those of all these weights, where they are not known yet: propagated, or
+    without BN measured on the inputs that were collected.
+
+    Args:
+        options: of `measured_statistics`.
+    """
+    found: dict[str, InputStatistics] = {}
     lacking = {weight: dim for weight, dim in weights.items() if weight not in known.input_statistics}
-    if not lacking or known.surrogate is None:
-        return known
-    found = statistics_of(known.anatomy, known.surrogate, lacking)
-    found |= _single(known, known.surrogate, lacking.keys() - found.keys())
+    if lacking and known.surrogate is not None:
+        found = statistics_of(known.anatomy, known.surrogate, lacking)
+        found |= _single(known, known.surrogate, lacking.keys() - found.keys())
+    rest = lacking.keys() - found.keys()
+    if rest and known.inputs and not known.anatomy.eps:
+        rows = plain_readers(model, known.anatomy, rest)
+        found |= measured_statistics(model, known.anatomy, known.inputs, {}, readers=rows, **options)
     return replace(known, input_statistics={**known.input_statistics, **found})
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -96,7 +96,7 @@ def measured_statistics(
     inputs: Iterable[Any],
     known: Mapping[str, InputStatistics],
     *,
-    units: Sequence[Unit] | None = None,
+    readers: Mapping[str, tuple[int, int, int]] | None = None,
     total: int | None = None,
     synthetic: bool = False,
     progress: bool | None = None,
@@ -106,11 +106,13 @@ def measured_statistics(
     Args:
         inputs: batches as `example` takes them, or pairs of inputs and labels; labels are not used.
         known: input_statistics of the propagated surrogate, kept where nothing could be measured.
-        units: whose readers; all layers by default.
+        readers: weights and how they read (see `unit_readers`, `plain_readers`); by default those that read
+            neurons.
         total: how many batches there are, where `inputs` has no length.
         progress: show how far it is; None shows it on a terminal or in a notebook.
     """
-    readers = _readers(model, anatomy, anatomy.layers if units is None else units)
+    what = "" if readers is None else "of-others-"
+    readers = unit_readers(model, anatomy, anatomy.layers) if readers is None else readers
     how: dict[str, Any] = {"total": total, "synthetic": synthetic, "progress": progress}
     many, found = many_moments(anatomy), dict(known)
     parts = list(_parts(anatomy, readers)) if many else [list(readers)]
@@ -122,7 +124,7 @@ def measured_statistics(
         return [one.to_dict() for _, one in _finished(model, anatomy, readers, sums, known)]
 
     for number, part in enumerate(parts):
-        for one in cached(f"moments-{number}-of-{len(parts)}", partial(measured, part)):
+        for one in cached(f"moments-{what}{number}-of-{len(parts)}", partial(measured, part)):
             covariance: Tensor = one["covariance"]
             one["covariance"] = filed(covariance) if many else covariance.double()
             found[one["weight"]] = InputStatistics.from_dict(one)
@@ -148,7 +150,7 @@ def moment_bytes(anatomy: Anatomy, weight: str) -> int:
         if part is not None:
             repeat = part.each if layer.channels == 1 else 1
             found = max(found, 8 * (anatomy.shapes[weight][part.dim] // repeat) ** 2)
-    return found
+    return found or 8 * anatomy.shapes[weight][1] ** 2
 
 
 def _parts(anatomy: Anatomy, weights: Iterable[str]) -> Iterator[list[str]]:
@@ -226,6 +228,8 @@ def _finished(
                 "inputs out"
             )
         if one.count == 1 and weight not in known:
+            if weight not in _weights(anatomy):
+                continue  # a pooler that reads one token of one text: nothing is known of its inputs
             raise InvalidExample(
                 "calibration must have at least two tokens or inputs, got one: give a few hundred"
             )
@@ -233,7 +237,9 @@ def _finished(
             yield weight, _combined(weight, readers[weight][0], one, model, anatomy, known.get(weight))
 
 
-def _readers(model: nn.Module, anatomy: Anatomy, units: Sequence[Unit]) -> dict[str, tuple[int, int, int]]:
+def unit_readers(
+    model: nn.Module, anatomy: Anatomy, units: Sequence[Unit]
+) -> dict[str, tuple[int, int, int]]:
     """Weights whose inputs can be measured -> (their reading dimension, places per channel, dimensions of
     space).
     """
@@ -250,6 +256,19 @@ def _readers(model: nn.Module, anatomy: Anatomy, units: Sequence[Unit]) -> dict[
             elif space == 0 or len(anatomy.shapes[part.tensor]) == 2:
                 repeat = part.each if unit.channels == 1 else 1
                 found[part.tensor] = (part.dim, repeat, 0)
+    return found
+
+
+def plain_readers(
+    model: nn.Module, anatomy: Anatomy, weights: Collection[str]
+) -> dict[str, tuple[int, int, int]]:
+    """The same of weights whose rows read all channels of their input."""
+    found = {}
+    for weight in sorted(weights):
+        module = model.get_submodule(weight.rpartition(".")[0])
+        space = 0 if len(anatomy.shapes[weight]) == 2 else spatial(module)
+        if space == 0 or (space is not None and getattr(module, "groups", 1) == 1):
+            found[weight] = (1, 1, space)
     return found
 
 
