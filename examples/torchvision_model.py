@@ -6,9 +6,16 @@ The weights here are random; for a network that can do something, load a checkpo
 import sys
 
 import torch
-from torchvision.models import get_model
 
 import hope
+
+try:
+    from torchvision.models import get_model
+except RuntimeError:  # "operator torchvision::nms does not exist": its build does not fit this torch
+    for operator in ("nms", "qnms"):  # its import wants these declared; no classifier uses them
+        schema = "(Tensor boxes, Tensor scores, float threshold) -> Tensor"
+        torch.library.define(f"torchvision::{operator}", schema)
+    from torchvision.models import get_model
 
 
 def main(name: str = "resnet18") -> None:

@@ -47,8 +47,8 @@ def network_parser(
             raise argparse.ArgumentTypeError(f"there is no network {name!r}: choose from {', '.join(names)}")
         return name
 
-    told = f"of {', '.join(names)} (default: all)"
-    top.add_argument("networks", nargs="*", metavar="NETWORK", type=known, help=told)
+    reported = f"of {', '.join(names)} (default: all)"
+    top.add_argument("networks", nargs="*", metavar="NETWORK", type=known, help=reported)
     top.add_argument("--data", metavar="FOLDER", help="checkpoints and images (default: $HOPE_DATA)")
     top.add_argument("--weights", metavar="FOLDER", help="another folder with checkpoints")
     top.add_argument("--out", metavar="FILE", default=str(results), help="default: the committed results")

@@ -77,7 +77,7 @@ def evict_difference(model: nn.Module, example: Any, anatomy: Anatomy) -> float 
 
 
 def measure(entry: Entry) -> dict[str, Any]:
-    """Everything that is told about one network."""
+    """Everything that is recorded about one network."""
     model, example = randomise(entry.build()), entry.example()
     record: dict[str, Any] = {
         "source": entry.source,
@@ -111,7 +111,7 @@ def measure(entry: Entry) -> dict[str, Any]:
 
 
 def with_streams(model: nn.Module, example: Any) -> dict[str, Any]:
-    """What is told about a network whose residual streams may get narrower."""
+    """What is recorded about a network whose residual streams may get narrower."""
     anatomy = hope.inspect(model, example, streams=True, progress=False)
     reasons = Counter(one.reason.cause.short for one in anatomy.skipped)
     return {
@@ -261,8 +261,8 @@ def sentence() -> str:
     free, more, never = (f"{mean(shares(record)[k] for record in seen):.0%}" for k in range(len(NEEDS)))
     return (
         f"Average over {len(seen)} networks of three libraries: {free} of neurons are prunable one by one "
-        f"without data,\n{more} only with calibration, and {never} are not prunable, or only as part of a "
-        "whole branch: [coverage](docs/coverage.md)."
+        f"without data,\n{more} only with calibration. The other {never} cannot be removed one by one; some "
+        "of them go with a whole branch: [coverage](docs/coverage.md)."
     )
 
 
@@ -273,14 +273,14 @@ def _row(key: str, record: Mapping[str, Any]) -> str:
     blocks = [record[kind] for kind in KINDS]
     found = sum(blocks) + record["blocks_not_evictable"]
     can = " + ".join(map(str, blocks)) if any(blocks[1:]) else str(blocks[0])
-    told = differences(record)
+    reported = differences(record)
     mostly = ", ".join(list(record["left_alone"])[:2])
     return (
         f"{start} {record['layers']} | {record['neurons']:,} | "
         f"{' | '.join(f'{share:.0%}' for share in shares(record))} | "
         f"{shares(record['with_streams'])[-1]:.0%} | {record['reachable']:.1%} | "
         f"{can} of {found} | "
-        f"{f'{max(told):.0e}' if told else '–'} | {record.get('failure', mostly)} |"
+        f"{f'{max(reported):.0e}' if reported else '–'} | {record.get('failure', mostly)} |"
     )
 
 

@@ -78,7 +78,7 @@ def _first(model: nn.Module, example: Tensor, _: Tensor) -> Any:
     side, dreams.SIDE = dreams.SIDE, max(example.shape)
     try:
         program = hope.inspect(model, example, progress=False).program
-        args = tuple(dreams.made_inputs(model, example, program, count=32, steps=40)[0])
+        args = tuple(dreams.synthetic_inputs(model, example, program, count=32, steps=40)[0])
     finally:
         dreams.SIDE = side
     return [args]

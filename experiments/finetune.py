@@ -132,7 +132,7 @@ def run(  # noqa: PLR0913
     """
     x, y, x_test, y_test = images_.cifar100(data)
     check_out(out)
-    read_results(out)  # damaged ones are told before the training
+    read_results(out)  # damaged ones are refused before the training
     model = trained(weights_path(out, training), x, y, training, progress=progress)
     chosen = torch.randperm(len(x), generator=torch.Generator().manual_seed(0))[:images]
     measured = x_test.contiguous(memory_format=torch.channels_last)  # which a CPU is faster with

@@ -97,10 +97,10 @@ def run(options: argparse.Namespace) -> None:
     check_out(out)
     results = json.loads(out.read_text()) if out.is_file() else {}
     asked = "import importlib.metadata as m; print(m.version('llama_cpp_python'))"
-    told = subprocess.run([options.python, "-c", asked], capture_output=True, text=True, check=False)
-    if told.returncode:
+    reported = subprocess.run([options.python, "-c", asked], capture_output=True, text=True, check=False)
+    if reported.returncode:
         raise MissingData(f"{options.python} has no llama-cpp-python: pip install llama-cpp-python there")
-    results |= {"versions": {**versions("transformers"), "llama_cpp_python": told.stdout.strip()}}
+    results |= {"versions": {**versions("transformers"), "llama_cpp_python": reported.stdout.strip()}}
     for family in options.families:
         entry = results.setdefault("families", {}).setdefault(family, {})
         for kind, stays in KINDS.items():
@@ -196,12 +196,12 @@ def smaller(model: nn.Module, ids: Tensor, stays: str) -> nn.Module:
     return hope.stack_experts(encoding.model) if mixture else encoding.model
 
 
-def last(told: str) -> str:
+def last(reported: str) -> str:
     """The line of what a program said that tells of its error."""
-    lines = [line.strip() for line in told.splitlines() if "error" in line.lower()]
+    lines = [line.strip() for line in reported.splitlines() if "error" in line.lower()]
     plain = [line for line in lines if not line.startswith(("raise ", "File ", "except "))]
     loading = [line for line in plain if "error loading model:" in line]  # what follows it tells less
-    return (loading[:1] or plain[-1:] or told.splitlines()[-1:] or [""])[0][:200]
+    return (loading[:1] or plain[-1:] or reported.splitlines()[-1:] or [""])[0][:200]
 
 
 def table() -> str:

@@ -127,8 +127,8 @@ def table() -> str:
     for name, entry in json.loads(RESULTS.read_text()).items():
         for point, one in entry["points"].items():
             what = point.removesuffix(f", {one['steps']} steps")
-            for key, told in words.items():
-                what = what.replace(key, told)
+            for key, reported in words.items():
+                what = what.replace(key, reported)
             minutes = one["seconds"]["healing"] / 60
             lines.append(
                 f"| {TITLES[name]}, {entry['base']:.3f} | {what} | {one['parameters']:.2f} | {one['steps']} "

@@ -121,12 +121,12 @@ def in_time(path: Path = IN_TIME) -> str:
 
 def _off(results: dict[str, Any], columns: Sequence[tuple[str, int]]) -> str:
     """How far predictions were off."""
-    told = []
+    reported = []
     for engine, batch in columns:
         rows = [row for row in results["rows"] if (row["engine"], row["batch"]) == (engine, batch)]
         errors = [abs(row["predicted ms"] / row["fastest ms"] - 1) for row in rows]
-        told.append(f"{statistics.median(errors):.1%} ({max(errors):.1%}) in {engine} at batch {batch}")
-    return f"Predicted times are off by {', '.join(told)}: the median (the largest) over all networks."
+        reported.append(f"{statistics.median(errors):.1%} ({max(errors):.1%}) in {engine} at batch {batch}")
+    return f"Predicted times are off by {', '.join(reported)}: the median (the largest) over all networks."
 
 
 def _spread(results: dict[str, Any]) -> str:

@@ -58,8 +58,8 @@ def parser() -> argparse.ArgumentParser:
     what = "Measure accuracy and time of small networks."
     top = network_parser("milliseconds", what, list(BUDGETS), RESULTS, " --ways paper")
     top.add_argument("--ways", nargs="+", choices=WAYS, default=list(WAYS), help="default: all")
-    told = "like macs=0.4 latency=0.5 (default: the table's)"
-    top.add_argument("--budgets", nargs="+", metavar="UNIT=SHARE", help=told)
+    reported = "like macs=0.4 latency=0.5 (default: the table's)"
+    top.add_argument("--budgets", nargs="+", metavar="UNIT=SHARE", help=reported)
     top.add_argument(
         "--repeats", type=int, default=15, metavar="N", help="how often each is timed (default: 15)"
     )
@@ -183,11 +183,11 @@ def table() -> str:
                 point = points[budget]
                 if "accuracy" in point:
                     cells = [f"{point['speed-up'][c]:.2f}" if c in point["speed-up"] else "" for c in COLUMNS]
-                    told = f"{point['accuracy']:.3f} | {point['macs']:.2f} | {' | '.join(cells)}"
+                    reported = f"{point['accuracy']:.3f} | {point['macs']:.2f} | {' | '.join(cells)}"
                 else:
-                    told = f"cannot be met {'| ' * (1 + len(COLUMNS))}"
+                    reported = f"cannot be met {'| ' * (1 + len(COLUMNS))}"
                 with_it = f" ({point['criterion'].split(' ', 1)[1]})" if "criterion" in point else ""
-                lines.append(f"| {way}{with_it} | {budget} | {told} |")
+                lines.append(f"| {way}{with_it} | {budget} | {reported} |")
     return "\n".join(lines).strip() + "\n"
 
 

@@ -22,8 +22,10 @@ def put(name: str, text: str, pages: Iterable[Path] = PAGES) -> None:
     wholes = {page: page.read_text() for page in pages}
     found = [page for page, whole in wholes.items() if start in whole and end in whole]
     if not found:
-        told = ", ".join(page.name for page in wholes)
-        raise SystemExit(f"none of {told} has {start} and {end} to write between: add the two lines first")
+        reported = ", ".join(page.name for page in wholes)
+        raise SystemExit(
+            f"none of {reported} has {start} and {end} to write between: add the two lines first"
+        )
     for page in found:
         before, _, rest = wholes[page].partition(start)
         _, _, after = rest.partition(end)

@@ -143,8 +143,8 @@ def table() -> str:
 def _cell(point: dict[str, Any] | None) -> str:
     if point is None:
         return ""
-    told = f"{point['absorbed']:.3f}"
-    return f"{told} → {point['refitted']:.3f}" if "refitted" in point else told
+    reported = f"{point['absorbed']:.3f}"
+    return f"{reported} → {point['refitted']:.3f}" if "refitted" in point else reported
 
 
 def main(argv: Sequence[str] | None = None) -> int:

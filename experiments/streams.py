@@ -117,8 +117,8 @@ def table() -> str:
 
 
 def _cell(off: dict[str, Any] | None, on: dict[str, Any] | None) -> str:
-    told = [f"{one['accuracy']:.3f}" for one in (off, on) if one is not None]
-    return " → ".join(told) + (f" ({on['channels']})" if on is not None else "")
+    reported = [f"{one['accuracy']:.3f}" for one in (off, on) if one is not None]
+    return " → ".join(reported) + (f" ({on['channels']})" if on is not None else "")
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -145,8 +145,8 @@ def table() -> str:
 def _cell(point: dict[str, Any] | None, kind: str) -> str:
     if point is None:
         return ""
-    told = " → ".join(f"{point[key]:.3f}" for key in ("accuracy", "refitted") if key in point)
-    return f"{told} ({point['heads']})" if kind == "params" else told
+    reported = " → ".join(f"{point[key]:.3f}" for key in ("accuracy", "refitted") if key in point)
+    return f"{reported} ({point['heads']})" if kind == "params" else reported
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import runpy
+import subprocess
 import sys
 from pathlib import Path
 
@@ -42,6 +43,14 @@ def test_an_example_runs(
     runpy.run_path(str(path), run_name="__main__")
     assert ENDS[path.stem] in capsys.readouterr().out
     assert list(tmp_path.iterdir()) == [], "an example leaves nothing behind"
+
+
+def test_the_example_of_torchvision_needs_no_operator_that_somebody_else_declares() -> None:
+    pytest.importorskip("torchvision", reason="the example takes a network of torchvision")
+    path = str(FOLDER / "torchvision_model.py")
+    script = f"import runpy; runpy.run_path({path!r})['get_model']('squeezenet1_1')"
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
 
 
 @pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)

@@ -7,6 +7,7 @@ import pty
 import re
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +17,22 @@ from torch import nn
 
 import hope
 from hope._util import progress
-from hope._util.progress import FIDELITY, MEASURE, RANK, READ, REFIT, bar, busy, expect, run_of
+from hope._util.progress import (
+    FIDELITY,
+    MEASURE,
+    RANK,
+    READ,
+    REFIT,
+    bar,
+    busy,
+    expect,
+    run_of,
+)
+from hope.deft.search import SLACK
 from hope.demo import DigitsNet
 from hope.evaluate.estimate import estimate
+from hope.healing.heal import HEALING
+from hope.healing.inputs import INPUTS
 from tests.support import randomise
 
 NET = """
@@ -103,6 +117,34 @@ def test_all_phases_of_a_run_are_in_its_estimate_in_their_order(method: Any) -> 
             assert encoding.steps
 
 
+def test_what_takes_long_in_other_calls_has_a_line_per_phase(capsys: pytest.CaptureFixture[str]) -> None:
+    net, x = _digits(), torch.zeros(1, 1, 8, 8)
+    small = hope.encode(net, x, density=0.5, progress=False).model
+    ranked = [READ, MEASURE, RANK]
+    calls: dict[str, tuple[Callable[[], object], list[str]]] = {
+        "wrap": (lambda: hope.deft.wrap(net, x, head=5, progress=True), [*ranked, SLACK, FIDELITY]),
+        "free": (lambda: hope.deft.partition(net, x, free=0.5, progress=True), [*ranked, REFIT]),
+        "mask": (
+            lambda: hope.deft.partition(net, x, sever="mask", fidelity=0.8, progress=True),
+            [READ, MEASURE, SLACK],
+        ),
+        "heal": (lambda: hope.heal(net, small, example=x, steps=2, progress=True), [INPUTS, HEALING]),
+    }
+    for name, (call, phases) in calls.items():
+        capsys.readouterr()
+        call()
+        lines = [line for line in capsys.readouterr().err.splitlines() if line.startswith("hope: [")]
+        assert [line.partition("] ")[2].partition(",")[0] for line in lines] == phases, name
+
+
+def test_phases_without_estimates_are_counted() -> None:
+    with run_of((READ, MEASURE, RANK, REFIT), False) as run:
+        assert run.share == 0.0
+        with bar(RANK, 2) as show:
+            show(1)
+            assert run.share == 2.5 / 4
+
+
 def test_an_estimate_grows_with_the_work() -> None:
     model, x = _digits(), torch.zeros(1, 1, 8, 8)
     anatomy = hope.inspect(model, x)
@@ -165,6 +207,12 @@ def test_a_notebook_shows_one_output_that_needs_no_widgets(tmp_path: Path) -> No
         "import hope\nencoding = hope.encode(build(), torch.zeros(1, 3, 8, 8), density=0.5, progress=True)",
         "from hope._util.progress import bar\nimport time\nwith bar('counting', 3) as show:\n"
         "    for k in range(3):\n        show(k); time.sleep(1)",
+        "from hope.demo import DigitsNet\nfrom tests.support import randomise\n"
+        "net, x = randomise(DigitsNet()).eval(), torch.zeros(1, 1, 8, 8)\n"
+        "tuning = hope.deft.wrap(net, x, head=5, progress=True)",
+        "small = hope.encode(net, x, density=0.5, progress=False).model",
+        "fitted = hope.refit(net, small, 'patterns', example=x, progress=True)",
+        "healed = hope.heal(net, small, example=x, steps=2, progress=True)",
     ]
     book = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(cell) for cell in cells])
     messages = []
@@ -179,7 +227,9 @@ def test_a_notebook_shows_one_output_that_needs_no_widgets(tmp_path: Path) -> No
     client.process_message = spy
     client.execute()
     outputs = [cell.outputs for cell in book.cells]
-    assert [len(one) for one in outputs] == [0, 1, 1]
+    shown = [[one for one in some if one.output_type == "display_data"] for some in outputs]
+    assert [len(one) for one in shown] == [0, 1, 1, 1, 1, 1, 1]
+    assert outputs[:3] == shown[:3]
     assert "application/vnd.jupyter.widget-view+json" not in outputs[1][0]["data"]
     texts = [data["text/plain"] for index, data in messages if index == 1]
     assert any(text.startswith(f"2 of 3: {MEASURE}, about") for text in texts)

@@ -11,7 +11,9 @@ from pathlib import Path
 import pytest
 import torch
 
+import hope
 from hope.cli.main import parser
+from zoo.networks import ResNet50V1
 
 README = Path(__file__).resolve().parents[1] / "README.md"
 PAGES = [README, *sorted((README.parent / "docs").glob("*.md"))]
@@ -49,6 +51,16 @@ def test_the_functions_of_the_theory_are_where_it_says() -> None:
     assert len(names) > 25
     for name in names:
         assert callable(pkgutil.resolve_name(f"hope.{name}")), name
+
+
+def test_the_theory_counts_the_compressible_filters_of_resnet_50() -> None:
+    net = ResNet50V1()
+    filters = sum(m.num_features for m in net.modules() if isinstance(m, torch.nn.BatchNorm2d))
+    able = hope.inspect(net.eval(), torch.zeros(1, 3, 64, 64)).size().neurons
+    assert (
+        f"{able:,} (the stem's and those inside blocks) of the {filters:,}"
+        in (README.parent / "docs" / "theory.md").read_text()
+    )
 
 
 def shown(page: Path) -> list[str]:

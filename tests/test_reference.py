@@ -5,7 +5,9 @@ from __future__ import annotations
 import doctest
 import importlib.util
 import inspect
+import pkgutil
 import re
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -60,6 +62,50 @@ def test_every_path_and_class_of_the_architecture_page_exists() -> None:
     assert paths
     assert classes
     assert not lost, f"docs/architecture.md names what does not exist: {lost}"
+
+
+def resolved(name: str) -> bool:
+    """Whether a dotted name is in the package. `encoding.run` is an attribute of an `Encoding`."""
+    *outer, last = name.removeprefix("hope.").split(".")
+    owners = [".".join(["hope", *outer]), *["hope.encoding.Encoding"] * (outer == ["encoding"])]
+    for owner in owners:
+        with suppress(AttributeError, ImportError):
+            found = pkgutil.resolve_name(owner)
+            if last in getattr(found, "__annotations__", {}) or pkgutil.resolve_name(f"{owner}.{last}"):
+                return True
+    return False
+
+
+def test_names_are_resolved_to_their_last_part() -> None:
+    right = ["hope.encode", "pipeline.compress", "structure.grouping.read", "encoding.measurements"]
+    wrong = [
+        "hope.encoder",
+        "pipeline.compres",
+        "structure.grouping.reads",
+        "encoding.measured",
+        "encoding.x",
+    ]
+    assert [name for name in (*right, *wrong) if resolved(name)] == right
+
+
+@pytest.mark.parametrize("page", ["architecture.md", "theory.md"])
+def test_every_dotted_name_and_function_of_a_page_exists(page: str) -> None:
+    root = reference.PAGE.parents[1]
+    quoted = re.findall(r"`([^`\n]+)`", reference.PAGE.with_name(page).read_text())
+    names = [name.partition("(")[0] for name in quoted]
+    inside = {path.stem for path in (root / "src" / "hope").iterdir()} | {"hope"}
+    dotted = [name for name in names if re.fullmatch(r"[a-z_]\w*(\.[A-Za-z_]\w*)+", name)]
+    dotted = [name for name in dotted if name.partition(".")[0] in inside and not name.endswith(".py")]
+    source = "\n".join(path.read_text() for path in (root / "src" / "hope").rglob("*.py"))
+    called = [name.partition("(")[0] for name in quoted if re.fullmatch(r"[a-z_]\w*\(.*\)", name)]
+    paths = [name for name in names if re.fullmatch(r"[\w/]+/[\w/]*(\.py)?", name)]
+    lost = [name for name in dotted if not resolved(name)]
+    lost += [name for name in called if not re.search(rf"def {name}\b", source)]
+    lost += [
+        name for name in paths if not any((start / name).exists() for start in (root, root / "src/hope"))
+    ]
+    assert len(dotted) > 2
+    assert not lost, f"docs/{page} names what does not exist: {lost}"
 
 
 def test_the_page_has_no_block_that_the_pages_test_would_run_again() -> None:

@@ -77,11 +77,11 @@ def test_a_tuning_says_what_may_move_and_where_it_comes_from(model: nn.Module) -
     part = hope.deft.partition(model, EXAMPLE)
     tuning = hope.deft.prepare(model, part, head=4)
     free, total = tuning.trainable()
-    told = str(tuning)
-    assert f"CifarResNet by deft, from the source checkpoint {part.original[:12]}" in told
-    assert f"trainable: {free:,} of {total:,} parameters" in told
-    assert "head: linear is Linear(in_features=64, out_features=4, bias=True)" in told
-    assert "source: Linear(in_features=64, out_features=10, bias=True), which reads core only" in told
+    reported = str(tuning)
+    assert f"CifarResNet by deft, from the source checkpoint {part.original[:12]}" in reported
+    assert f"trainable: {free:,} of {total:,} parameters" in reported
+    assert "head: linear is Linear(in_features=64, out_features=4, bias=True)" in reported
+    assert "source: Linear(in_features=64, out_features=10, bias=True), which reads core only" in reported
     tuning.notes = ("something to know",)
     tuning.set_penalty(Penalty(tuning.model, {}, {}))
     assert str(tuning).endswith("the loss needs tuning.penalty() added to it\nnote: something to know")

@@ -127,14 +127,14 @@ def _versions(*methods: str) -> dict[str, str]:
 
 
 def _keep_versions(results: Mapping[str, Any]) -> None:
-    """Points of files that told the versions once, for all points, get those."""
+    """Points of files that reported the versions once, for all points, get those."""
     for entry in results["networks"].values():
         for method, points in entry["points"].items():
             for point in points.values():
-                told = dict(results.get("versions", {}))
+                reported = dict(results.get("versions", {}))
                 if method not in peers.NAMES:
-                    told.pop("torch-pruning", None)
-                point.setdefault("versions", told)
+                    reported.pop("torch-pruning", None)
+                point.setdefault("versions", reported)
 
 
 def _check_identity(task: Task, entry: Mapping[str, Any], path: Path) -> None:
@@ -180,8 +180,8 @@ def _network(
                 paper[some] = {one.budget: one.seconds for one in made if one.network is not None}
             for one in _made(task, anatomy, method, some):
                 if one.network is None:
-                    told = entry.setdefault("cannot be met", {}).setdefault(method, {})
-                    told[one.budget] = one.facts["reason"]
+                    reported = entry.setdefault("cannot be met", {}).setdefault(method, {})
+                    reported[one.budget] = one.facts["reason"]
                 else:
                     if method == "paper":
                         paper[some][one.budget] = one.seconds

@@ -127,30 +127,43 @@ def why() -> str:
 
 
 def _beside(points: dict[str, Any], budget: str, key: str) -> list[str]:
-    """Three cells: the accuracy of absorption, Torch-Pruning and the paper's method. The last two keep at
-    least as many parameters, less 0.01: of the points that were measured, each criterion's smallest such.
+    """Three cells: the accuracy of absorption, Torch-Pruning's best criterion and the paper's method, all at
+    the size that absorption has.
     """
     own = points["absorb"][budget]
-    peers = [method for method in points if method.startswith("torch-pruning")]
-    found = [(method, _smallest(points[method], own["parameters"] - 0.01, key)) for method in peers]
-    criterion, peer = max(found, key=lambda pair: pair[1][key] if pair[1] else 0)
-    paper = _smallest(points["paper"], own["parameters"] - 0.01, key)
-    best = max(point[key] for point in (own, peer, paper) if point)
+    found = {method: at_size(some, own["parameters"], key) for method, some in points.items()}
+    peers = {name: point for name, point in found.items() if name.startswith("torch-pruning") and point}
+    criterion = max(peers, key=lambda name: peers[name][0])
+    named = [found["absorb"], peers[criterion], found["paper"]]
+    best = max(round(point[0], 3) for point in named if point)
     cells = []
-    for point, what in ((own, ""), (peer, f"{criterion.removeprefix('torch-pruning ')}, "), (paper, "")):
-        score = (
-            "" if point is None else f"**{point[key]:.3f}**" if point[key] == best else f"{point[key]:.3f}"
-        )
-        cells.append("–" if point is None else f"{score} ({what}{point['parameters']:.2f})")
+    for point, what in zip(named, ("", f"{criterion.removeprefix('torch-pruning ')}, ", ""), strict=True):
+        if point is None:
+            cells.append("–")
+            continue
+        accuracy, sizes = point
+        score = f"{'≈' if len(sizes) > 1 else ''}{accuracy:.3f}"
+        score = f"**{score}**" if round(accuracy, 3) == best else score
+        cells.append(f"{score} ({what}{'–'.join(f'{size:.2f}' for size in sizes)})")
     return cells
 
 
-def _smallest(points: dict[str, Any], least: float, key: str) -> dict[str, Any] | None:
-    """The smallest measured network that keeps this share of the parameters, if there is one."""
-    found = [point for point in points.values() if key in point and point["parameters"] >= least]
-    return min(found, key=lambda point: (point["parameters"], -point[key]), default=None)
+def at_size(points: dict[str, Any], size: float, key: str) -> tuple[float, list[float]] | None:
+    """The accuracy at a share of the parameters, and the measured shares that it comes from: one within 0.01,
+    or else the nearest on both sides, between which it is interpolated; None without these.
+    """
+    known = sorted((point["parameters"], point[key]) for point in points.values() if key in point)
+    near = min(known, key=lambda point: abs(point[0] - size), default=(0.0, 0.0))
+    if abs(near[0] - size) <= NEAR:
+        return near[1], [near[0]]
+    below, above = ([one for one in known if (one[0] > size) is larger] for larger in (False, True))
+    if not below or not above:
+        return None
+    (low, worse), (high, better) = below[-1], above[0]
+    return worse + (better - worse) * (size - low) / (high - low), [low, high]
 
 
+NEAR = 0.01  # shares of the parameters that count as equal
 WHY = (
     ("cifar10-resnet56", "density=0.7", "accuracy"),
     ("cifar10-resnet56", "density=0.5", "accuracy"),

@@ -95,8 +95,8 @@ def run(options: argparse.Namespace) -> None:
             for key in keys[:-1]:
                 place = place.setdefault(key, {})
             place[keys[-1]] = point
-            told = {k: v for k, v in point.items() if k != "losses"}
-            print(name, *keys, told, flush=True)
+            reported = {k: v for k, v in point.items() if k != "losses"}
+            print(name, *keys, reported, flush=True)
             write_results(out, results)
 
 
@@ -146,7 +146,7 @@ def points(
                     batches = () if source == "nothing" else known(source)
                     small, size = peers.made(method, model, kind, share, batches, partial(heard, source))
                     seconds = time.perf_counter() - start
-                    yield keys, told(measure(small), size, seconds)
+                    yield keys, reported(measure(small), size, seconds)
         for source in options.sources:
             missing = {
                 share: [
@@ -161,7 +161,7 @@ def points(
                 some = {s: names for s, names in some.items() if names}
                 for share, method, small, seconds in absorbed(model, known(source), kind, some, **how):
                     size = parameters(small)
-                    yield (kind, f"{share:g}", method, source), told(measure(small), size, seconds)
+                    yield (kind, f"{share:g}", method, source), reported(measure(small), size, seconds)
 
 
 def absorbed(
@@ -214,7 +214,7 @@ def has(done: dict[str, Any], keys: Sequence[str]) -> bool:
     return bool(done)
 
 
-def told(found: dict[str, Any], size: tuple[int, int], seconds: float) -> dict[str, Any]:
+def reported(found: dict[str, Any], size: tuple[int, int], seconds: float) -> dict[str, Any]:
     """A point as it is written down."""
     return {**found, "layers": size[0], "whole": size[1], "seconds": round(seconds, 1)}
 

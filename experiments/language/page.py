@@ -34,14 +34,14 @@ def _one(title: str, kind: str, entry: dict[str, Any], found: dict[str, Any]) ->
     )
     base = entry["base"]
     if "spearman" in base:
-        told = f"Spearman by share of {OF[kind]} removed; base {base['spearman']:.3f}"
+        reported = f"Spearman by share of {OF[kind]} removed; base {base['spearman']:.3f}"
     else:
-        told = (
+        reported = (
             f"perplexity (excess of its logarithm ± standard error) by share of {OF[kind]} removed; base "
             f"{math.exp(base['loss']):.2f}"
         )
     lines = [
-        f"**{title}, {WHAT[kind]}**: {told}",
+        f"**{title}, {WHAT[kind]}**: {reported}",
         "",
         f"| method | calibration | {' | '.join(f'{float(share):.0%}' for share in shares)} |",
         "|---|---|" + "---:|" * len(shares),

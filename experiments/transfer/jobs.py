@@ -131,7 +131,7 @@ def run(
         scale: how large.
         methods: all of `scale.rates` by default.
         executor: where to work; here, one after the other, by default.
-        note: told about every finished piece.
+        note: called with every finished piece.
 
     Returns:
         Figures by method: mean and deviation over trials, and the chosen point. `results.json` holds them

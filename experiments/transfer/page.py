@@ -94,9 +94,9 @@ def vit(path: Path = VIT) -> str:
         cells += [f"{row[key]:.2g}" for key in ("difference", "reloaded")]
         lines.append(f"| {_title(name, row['point'])} | {' | '.join(cells)} |")
     before = cell(next(iter(methods.values()))["before"])
-    told = f"mean ± deviation over {trials} trials" if trials > 1 else "one trial"
+    reported = f"mean ± deviation over {trials} trials" if trials > 1 else "one trial"
     lines.append(
-        f"\nTest accuracy in per cent, {told}: a vision transformer (6 blocks, 64 channels, no BN) from "
+        f"\nTest accuracy in per cent, {reported}: a vision transformer (6 blocks, 64 channels, no BN) from "
         f"{5 * scale['superclasses']} classes of CIFAR-100 (all of {scale['superclasses']} superclasses; "
         f"{before} on its own task) to SVHN, {scale['pretraining']} epochs of pre-training and "
         f"{scale['tuning']} of fine-tuning with AdamW, batches of {scale['batch']}. *H-score* and *prepared* "

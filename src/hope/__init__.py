@@ -22,7 +22,7 @@ if TYPE_CHECKING:
         UnknownMethod,
         UnsupportedModel,
     )
-    from hope.evaluate.fidelity import fidelity
+    from hope.evaluate.fidelity import fidelity, fidelity_by_output
     from hope.healing.heal import Healed, heal
     from hope.latency.runtime import Runtime
     from hope.methods import Absorb, Paper, Score
@@ -71,6 +71,7 @@ __all__ = [
     "export_onnx",
     "export_program",
     "fidelity",
+    "fidelity_by_output",
     "heal",
     "inspect",
     "load",
@@ -101,7 +102,7 @@ _PLACES = {  # where names are defined: each is imported on first use, and torch
         "UnsupportedModel",
     ),
     "hope.healing.heal": ("Healed", "heal"),
-    "hope.evaluate.fidelity": ("fidelity",),
+    "hope.evaluate.fidelity": ("fidelity", "fidelity_by_output"),
     "hope.latency.runtime": ("Runtime",),
     "hope.methods": ("Absorb", "Paper", "Score"),
     "hope.reasons": ("Cause",),

@@ -43,7 +43,7 @@ def inspect(
         model: any module that `torch.export` can capture.
         example: an input it can run on: a tensor, a tuple of positional inputs or a dict of keyword inputs.
         streams: whether channels of residual streams are prunable; such streams are then among the layers.
-        progress: show progress on standard error; by default on a terminal only.
+        progress: show progress on standard error; by default on a terminal or in a notebook.
 
     Returns:
         An `Anatomy`: `.layers`, `.blocks`, `.streams`, `.skipped`; `print` it for a table.
@@ -109,7 +109,7 @@ def encode(  # noqa: PLR0913
         fidelity: the smallest predicted fidelity (see `hope.fidelity`): the longest run that never falls
             below it, evaluated at 20 steps and then refined.
         drop: how much of the score of `evaluate` may be lost: the longest run that never loses more, found
-            in the same way. `drop=0.01` of an accuracy is one point.
+            in the same way. `drop=0.01` of an accuracy is one point. A drop of the whole score is refused.
         method: `hope.Absorb()` (the remaining neurons compensate for removed ones), `hope.Paper()`, or a
             baseline, `hope.Score("l1-in")`. A name stands for a method with default options: "absorb",
             "paper", "l1-in", "l1-joint", "bn-scale", "random".
@@ -132,7 +132,7 @@ def encode(  # noqa: PLR0913
         statistics: the result of `method.collect(model, example, anatomy)`, to avoid collecting it again.
         checkpoint: a file for the state of an interrupted run; what is expensive is kept in files next to it.
             If it has the start of the same run, the run resumes. All are deleted when the run is finished.
-        progress: show a progress bar; by default on a terminal only.
+        progress: show a progress bar; by default on a terminal or in a notebook.
         bits: the numbers of bits (2, 3, 4, 5, 6, 8) that weights may be rounded to. Without a budget
             nothing is removed, and every weight is rounded: `bits=8`. With `size`, neurons and bits are
             ranked by the bytes that they save; by default any number of bits, with None only neurons. Weights
@@ -143,7 +143,8 @@ def encode(  # noqa: PLR0913
             yet; "nearest" rounds every entry on its own.
         evaluate: your own score: a function that takes a network and returns a number, larger for better
             ones, such as the accuracy on a validation set. `encoding.score`, `encoding.scores()`, the
-            summary, the figure and the report then have it.
+            summary, the figure and the report then have it. It may compute gradients: decorate it with
+            `@torch.no_grad()` if it does not need them.
 
     Raises:
         InfeasibleBudget: the budget cannot be reached; the message says what can.
@@ -250,7 +251,7 @@ def capacities(
         example: an input it can run on.
         calibration: a few unlabelled batches to measure input statistics on, as in `hope.Paper`. Layers
             without BN have no capacities without them.
-        progress: show progress on standard error; by default on a terminal only.
+        progress: show progress on standard error; by default on a terminal or in a notebook.
 
     Raises:
         InvalidExample: there is neither a BN nor calibration, so no capacity is known.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack
@@ -14,10 +14,11 @@ from torch import nn
 from hope._util.calls import Example
 from hope._util.disk_cache import DiskCache, fit_file
 from hope._util.numbers import plural
-from hope._util.progress import EVALUATE, FIDELITY
+from hope._util.progress import FIDELITY
 from hope._util.tables import html, text
-from hope.errors import InfeasibleBudget, InvalidAction, UnknownMethod
-from hope.evaluate.along import Along, growth, growth_note, kept, longest, score, spaced
+from hope.errors import InfeasibleBudget, InvalidAction
+from hope.evaluate.along import Along, growth, growth_note, kept, longest, scored, spaced
+from hope.evaluate.fidelity import in_words
 from hope.evaluate.measurements import Measurements
 from hope.healing.heal import Healed, HealOptions, Settings, distilled
 from hope.latency.runtime import Runtime
@@ -25,7 +26,7 @@ from hope.latency.timing import Latency
 from hope.methods.calibration import has_data
 from hope.methods.method import Method
 from hope.reasons import Reason
-from hope.report.accuracies import points_of
+from hope.report.accuracies import checked_points
 from hope.report.encoding_table import left_alone_table, size_table
 from hope.report.figure import check_matplotlib, draw
 from hope.report.page import write_page
@@ -58,7 +59,8 @@ class Encoding:
         original: the network before compression.
         notes: messages for the user.
         inputs: the inputs of the refit, if there is one.
-        measurements: fidelities and times, each measured when it is first asked for.
+        measurements: fidelities and times, each measured when it is first asked for: a memo, the only part
+            that changes.
         cache: of a run that can be resumed.
         shares_weights: whether the original was too large to copy.
         evaluate: the user's own score of a network.
@@ -155,6 +157,11 @@ class Encoding:
         """The predicted fidelity of the compressed model (see `hope.fidelity`)."""
         return self.fidelity_after(self.steps)
 
+    @property
+    def fidelity_by_output(self) -> dict[str, float]:
+        """Output -> its predicted fidelity (see `hope.fidelity_by_output`); `fidelity` is the least."""
+        return self.measurements.by_output(self.steps, partial(self._network, self.steps))
+
     def fidelity_after(self, steps: int) -> float:
         """The predicted fidelity of the network after so many steps; computed once."""
         return self._fidelities.after(steps)
@@ -191,22 +198,15 @@ class Encoding:
 
     @cached_property
     def _fidelities(self) -> Along:
-        found = self.measurements
-
         def compute(steps: int) -> float:
-            done = self.trajectory.steps[:steps]
-            return kept(self.cache, done, lambda: found.on_probes(self._network(steps)))
+            least = partial(self.measurements.least, steps, partial(self._network, steps))
+            return kept(self.cache, self.trajectory.steps[:steps], least)
 
-        return Along(FIDELITY, compute, found.fidelities)
+        return Along(FIDELITY, compute, self.measurements.fidelities)
 
     @cached_property
     def _scores(self) -> Along:
-        if self.evaluate is None:
-            raise UnknownMethod(
-                "a score must have a function, got none: hope.encode(..., evaluate=function of a model)"
-            )
-        evaluate = self.evaluate
-        return Along(EVALUATE, lambda steps: score(evaluate, self._network(steps)), self.measurements.scores)
+        return scored(self.evaluate, self._network, self.measurements.scores)
 
     def _network(self, steps: int) -> nn.Module:
         self._intact()
@@ -246,12 +246,12 @@ class Encoding:
         try:
             return replace(self, run=self.run.changed(steps=self.trajectory.steps_at(budget)))
         except InfeasibleBudget as error:
-            advice = calibration(self.anatomy, self.left_alone, self.method)
+            advice = calibration(self.anatomy, self.left_alone)
             uniform = bool(self.run.details.settings.get("uniform"))
             raise unreachable(budget, self.trajectory, advice, multiple_of, uniform) from error
 
     def save(self, folder: str | PathLike[str], *, source: Mapping[str, str] | None = None) -> Path:
-        """Save the run: the trajectory, the compressed weights, and fidelities computed so far, for reports.
+        """Save the run: the trajectory, the compressed weights, fidelities and scores computed so far.
 
         Args:
             source: "model", "weights" and "input" on the command line, for `hope report` to repeat.
@@ -280,22 +280,23 @@ class Encoding:
             self.fidelities()
         if self.evaluate is not None and accuracy is None:
             self.scores()
-        points = points_of(accuracy, self.measurements.scores, len(self.trajectory))
+        points = checked_points(accuracy or {}, len(self.trajectory), "accuracy")
         return write_page([self.as_run(folder, source)], Path(path), accuracies=[points])
 
     def plot(self, *, accuracy: Mapping[int, float] | None = None) -> Figure:
         """The figure that `hope plot` draws of a saved run (needs matplotlib): sizes along the run,
-        distortion against parameters, and the accuracy, {steps: accuracy between 0 and 1}, or the fidelities
-        computed so far. `.savefig("figure.png")` saves it; notebooks show it.
+        distortion against parameters, and the accuracy, {steps: accuracy between 0 and 1}, or the scores, or
+        else the fidelities, computed so far. `.savefig("figure.png")` saves it; notebooks show it.
         """
         check_matplotlib()
-        return draw([self.as_run()], [points_of(accuracy, self.measurements.scores, len(self.trajectory))])
+        return draw([self.as_run()], [checked_points(accuracy or {}, len(self.trajectory), "accuracy")])
 
     def as_run(self, folder: str | PathLike[str] = "run", source: Mapping[str, str] | None = None) -> Run:
         """The run as if it had been saved in a folder and read again."""
         self._intact()
         found, timing = self.measurements, self.run.record.timing
-        details = replace(self.run.details, source=source or {}, fidelities=sorted(found.fidelities.items()))
+        fidelities, scores = sorted(found.fidelities.items()), sorted(found.scores.items())
+        details = replace(self.run.details, source=source or {}, fidelities=fidelities, scores=scores)
         if timing is not None:
             timing = replace(timing, measured=tuple(sorted(found.times.items())))
         return replace(self.run, folder=Path(folder)).changed(details=details.rounded(), timing=timing)
@@ -338,9 +339,9 @@ class Encoding:
         title = f"{self.anatomy.model} by {self.method.name}: {plural(self.steps, 'step')} ({mix})"
         lines = [str(self.latency or "")]
         if self.example is not None:
-            lines.append(f"fidelity {self.fidelity:.3f} (predicted; 1 is the original)")
+            lines.append(in_words(self.fidelity, self.fidelity_by_output))
         if self.evaluate is not None:
             lines.append(f"score {self.score:.4g}; of the original {self.score_after(0):.4g}")
-        lines += [str(self.healed or ""), *self.notes, growth_note(self.growth)]
+        lines += [str(self.healed or ""), *self.notes, growth_note(self.growth, has_data(self.method))]
         head = [size_table(title, self.trajectory.size(0), self.size), *filter(None, lines)]
         return [*head, *serving_table(self.model), *left_alone_table(self.left_alone)]

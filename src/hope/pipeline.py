@@ -24,6 +24,7 @@ from hope._util.progress import MEASURE, TIME, busy
 from hope.actions import Action
 from hope.encoding import Encoding
 from hope.errors import UnknownMethod
+from hope.evaluate.along import least_score, score
 from hope.evaluate.estimate import Estimate, estimate
 from hope.evaluate.eviction_search import ordered, with_evictions
 from hope.evaluate.measurements import Measurements
@@ -120,7 +121,7 @@ def _check_evaluate(budget: Budget | None, evaluate: object) -> None:
             f"evaluate must be a function of a model, got {type(evaluate).__name__}: def evaluate(model): "
             "return accuracy"
         )
-    if evaluate is None and budget is not None and budget.unit == "drop":
+    if evaluate is None and budget is not None and budget.kind.scored:
         raise UnknownMethod(
             "drop must have a score, got no evaluate=: pass a function of a model that returns its score, "
             "or fidelity=0.9"
@@ -185,6 +186,9 @@ def _compress(
     large = size_of(model) > allowed() / PART
     original = share_weights(model) if large else duplicate(model)
     measurements = Measurements(original, example, anatomy, statistics.inputs, options.progress)
+    if budget.kind.scored and options.evaluate is not None:  # it is refused before the run
+        measurements.scores[0] = score(options.evaluate, duplicate(original))
+        least_score(budget, measurements.scores[0])
     settings = settings_of(options, space)
     file = run_checkpoint(cache.path if cache is not None else None, identity, settings, space)
     found, notes = schedule(original, space, budget, options, measurements, file)
@@ -265,7 +269,7 @@ def cost_model(
         how: dict[str, Any] = {"integers": bool(options.bits.counts), "inputs": inputs if real else ()}
         return latency_model(model, example, anatomy, options.runtime, progress=options.progress, **how)
     resource = budget.resource
-    if resource is None or not (resource.measured or (resource.ranks and options.method.by_budget)):
+    if resource is None or not budget.ranks(options.method.by_budget):
         return None
     return resource.cost_model(model, example, anatomy)
 
@@ -324,7 +328,7 @@ def finished(encoding: Encoding, budget: Budget, multiple_of: int, progress: boo
     notes, model = [*encoding.notes], encoding.original
     if (
         encoding.run.details.settings.get("uniform")
-        and budget.unit == "steps"
+        and budget.kind.counts_steps
         and encoding.steps != budget.value
     ):
         notes.append(f"{budget} is no stop of this run, whose layers go together: {encoding.steps} are taken")

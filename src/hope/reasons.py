@@ -8,6 +8,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import Enum
 
+LISTED = "print(hope.inspect(...)) lists the reasons"  # what to do where a message has no better advice
+
 
 class Cause(Enum):
     """Why a layer, a block or a parameter is not pruned.
@@ -119,7 +121,6 @@ class Cause(Enum):
     OUTPUTS_LAST = "outputs_last", "its outputs are not in the first dimension (a transposed layer)", \
         "outputs not in the first dimension"
     ASKED = "asked", "requested with core=", "requested"
-    EARLIER = "told", "{detail}", "written by an earlier version"
     # fmt: on
 
     def at(self, place: str = "", detail: str = "") -> Reason:

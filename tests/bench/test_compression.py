@@ -65,7 +65,7 @@ def test_a_model_of_ones_own_is_measured_on_ones_own_images(
     options = ["--methods", "absorb", "paper", "--budgets", *budgets]
     status, out = measure(spec, *given, *options, "--out", str(tmp_path / "new" / "r.json"))
     assert status == 0
-    told = capsys.readouterr().out
+    reported = capsys.readouterr().out
     results = json.loads(out.read_text())
     assert (results["images"], results["seed"], results["model"]) == (30, 0, spec)  # ten are set apart
     assert {"torch", "hope", "python"} <= results["versions"].keys()
@@ -79,7 +79,7 @@ def test_a_model_of_ones_own_is_measured_on_ones_own_images(
         assert row[units[unit]] <= float(share)
         for figure in ("accuracy", "recalibrated"):
             assert row[f"{figure} interval"] == list(interval(row[figure], 30))
-            assert f"{row[figure]:.3f}" in told
+            assert f"{row[figure]:.3f}" in reported
     assert measure(spec, *given, *options, "--out", str(out))[0] == 0
     assert json.loads(out.read_text()) == results
 
@@ -95,7 +95,7 @@ def test_accuracies_are_those_of_the_networks_on_the_labelled_images(tmp_path: P
     assert results["rows"][-1]["mix"]["absorb"] > 0
 
 
-def test_a_budget_that_cannot_be_met_is_left_out_and_told(
+def test_a_budget_that_cannot_be_met_is_left_out_and_reported(
     spec: str, arrays: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     given = [spec, "--data", str(arrays), "--input", "1x3x8x8", "--budgets", "density=0.5", "density=0.01"]

@@ -1,4 +1,4 @@
-"""`hope bench latency`: what is measured and how it is told; never how long anything took."""
+"""`hope bench latency`: what is measured and how it is reported; never how long anything took."""
 
 from __future__ import annotations
 
@@ -100,9 +100,9 @@ def test_without_onnxruntime_torch_alone_is_measured(
     monkeypatch.setitem(sys.modules, "onnxruntime", None)
     arguments = ["--input", "1x1x8x8", "--budgets", "params=0.6", "--batches", "1", "--repeats", "2"]
     assert main(["bench", "latency", spec, *arguments]) == 0
-    told = capsys.readouterr()
-    out = " ".join(told.out.split())  # lines break where the times let them
-    assert "pip install 'hope-encoding[onnx]'" in told.err
+    reported = capsys.readouterr()
+    out = " ".join(reported.out.split())  # lines break where the times let them
+    assert "pip install 'hope-encoding[onnx]'" in reported.err
     assert "torch, batch 1" in out
     assert "onnxruntime, batch" not in out
 
@@ -143,7 +143,7 @@ def test_a_batch_the_model_cannot_run_on_is_named() -> None:
         latency.measure([Candidate(One(), {})], EXAMPLE, batches=(2,), repeats=2, engines=("torch",))
 
 
-def test_a_budget_that_cannot_be_met_is_left_out_and_told(
+def test_a_budget_that_cannot_be_met_is_left_out_and_reported(
     spec: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     given = ["bench", "latency", spec, "--input", "1x1x8x8", "--methods", "l1-in", "--engines", "torch"]

@@ -1,4 +1,4 @@
-"""`hope bench speed`: what is told; never how long anything took."""
+"""`hope bench speed`: what is reported; never how long anything took."""
 
 from __future__ import annotations
 
@@ -16,5 +16,5 @@ def test_a_model_is_measured(tmp_path: Path, capsys: pytest.CaptureFixture[str])
     model = [f"{tmp_path / 'net.py'}:DigitsNet", "--input", "1x1x8x8", "--density", "0.5"]
     assert main(["bench", "speed", *model, "--out", str(out)]) == 0
     assert json.loads(out.read_text())["network"]["steps"] > 0
-    told = " ".join(capsys.readouterr().out.split())  # lines break where the table's width lets them
-    assert "to density 0.5" in told
+    reported = " ".join(capsys.readouterr().out.split())  # lines break where the table's width lets them
+    assert "to density 0.5" in reported

@@ -133,11 +133,11 @@ CALLS = [
     ("inspect torchvision:resnt50 --input 1x3x8x8", "did you mean torchvision:resnet50?"),
     (ENCODE + " --out {f}/new --params 0.5 --density 0.5", "not allowed with argument"),
     ("encode {m}:plain --input 2x3 --out {f}/new --density 0.5", "--calibration inputs.npy"),
-    ("encode {m}:plain --input 2x3 --out {f}/new --steps 2", "hope.Absorb(calibration=batches)"),
+    ("encode {m}:plain --input 2x3 --out {f}/new --steps 2", "give a few inputs, calibration=batches"),
     ("encode {m}:plain --input 2x3 --out {f}/new --fidelity 0.5", "need calibration"),
     (
         "encode {m}:plain --input 2x3 --out {f}/new --steps 2 --method paper",
-        "hope.Paper(calibration=batches)",
+        "give a few inputs, calibration=batches",
     ),
     # what a method does not have, and what nothing fits
     (ENCODE + " --out {f}/new --density 0.5 --method magic", "invalid choice: 'magic'"),

@@ -42,7 +42,7 @@ def test_an_npz_file_holds_inputs(name: str, tmp_path: Path) -> None:
     assert [len(batch) for batch in batches] == [32, 8]
     assert torch.equal(torch.cat(batches), PIXELS)
     np.savez(tmp_path / "b.npz", a=BYTES, b=BYTES)
-    with pytest.raises(InvalidExample, match="call the inputs x"):
+    with pytest.raises(InvalidExample, match="its array must be called x, got a, b"):
         read(tmp_path / "b.npz")
 
 

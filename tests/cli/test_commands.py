@@ -11,15 +11,17 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from hope._util import progress
+from hope._util import disk_cache, progress
 from hope.bench.images import opened
 from hope.cli.main import main
 from hope.cli.models import make
 from hope.demo import DigitsNet as Network
 from hope.errors import MissingData
 from hope.methods import Absorb
+from hope.schedule.resources import Bytes
 from hope.schedule.resume import RunCheckpoint
 from hope.storage.run import fingerprint, read_run
+from tests.report.test_page import embedded
 
 ROOT = Path(__file__).resolve().parents[2]
 MODEL = """
@@ -89,8 +91,45 @@ def test_the_curve_is_drawn_on_request(file: Path, tmp_path: Path) -> None:
     for more in ((), ("--curve",), ("--report",)):
         out = tmp_path / f"run{''.join(more)}"
         assert main([*call, "--out", str(out), *more]) == 0
-        points[more] = len(read_run(out).details.fidelities)
-    assert points[()] <= 1 < points["--curve",] == points["--report",]
+        points[more] = read_run(out).details.fidelities
+    assert len(points[()]) == 1 < len(points["--curve",])
+    assert points["--curve",] == points["--report",]
+    assert points[()][0] in points["--curve",]
+
+
+@pytest.mark.parametrize("method", ["l1-in", "absorb"])
+def test_a_finished_run_gets_the_same_curve_as_one_that_was_made_with_it(
+    method: str, file: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "weights.py").write_text(
+        MODEL.replace("def build", "import torch\ntorch.manual_seed(0)\ndef build")
+    )
+    call = ["encode", f"{tmp_path / 'weights.py'}:build", "--input", "1x3x8x8", "--density", "0.5"]
+    call += ["--method", method]
+    runs = {}
+    for name, more in (("late", []), ("late", ["--resume", "--report"]), ("made", ["--curve"])):
+        assert main([*call, "--out", str(tmp_path / name), *more]) == 0
+        runs[name] = read_run(tmp_path / name)
+    assert [*runs["late"].details.fidelities] == [*runs["made"].details.fidelities]
+    assert runs["late"].record.weights == runs["made"].record.weights
+    (page,) = embedded((tmp_path / "late" / "report.html").read_text())["runs"]
+    assert page["fidelity"] == [[*point] for point in runs["made"].details.fidelities]
+
+
+def test_the_folder_of_a_run_has_the_run_and_the_fidelity_that_was_printed(
+    file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(disk_cache, "WORTH", 0.0)  # as if everything took long
+    out = tmp_path / "run"
+    call = ["encode", f"{file}:build", "--input", "1x3x8x8", "--density", "0.5", "--out", str(out)]
+    assert main(call) == 0
+    run, told = read_run(out), capsys.readouterr().out
+    files = sorted(path.name for path in out.iterdir())
+    assert files == sorted(["trajectory.json", *(one.file for one in run.files)])
+    ((steps, value),) = run.details.fidelities
+    assert steps == run.steps
+    assert f"fidelity {value:.3f} (predicted" in told
+    assert f"saved in {out} ({Bytes().format(sum(path.stat().st_size for path in out.iterdir()))}" in told
 
 
 def test_inspect_knows_torchvision_and_timm_by_name(capsys: pytest.CaptureFixture[str]) -> None:
@@ -327,8 +366,8 @@ def test_resume_does_not_replace_an_interrupted_run_of_other_options(
     partial = tmp_path / "run" / "partial.json"
     model = make(f"{file}:build").eval()
     method = Absorb(sensitivity=False).to_dict()
-    told = {"original": fingerprint(model), "method": method, "evict": True, "exclude": []}
-    RunCheckpoint(partial, told).write([], now=True)
+    reported = {"original": fingerprint(model), "method": method, "evict": True, "exclude": []}
+    RunCheckpoint(partial, reported).write([], now=True)
     before = partial.read_bytes()
     given = ["encode", f"{file}:build", "--input", "1x3x8x8", "--out", str(partial.parent), "--resume"]
     for more, differs in (
@@ -396,7 +435,7 @@ def test_image_files_without_pillow_are_told_by_what_brings_it(
     assert 'images = ["pillow' in (ROOT / "pyproject.toml").read_text()
 
 
-def test_a_missing_folder_is_told_before_anything_is_loaded(
+def test_a_missing_folder_is_reported_before_anything_is_loaded(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     for given in (["--out", "nowhere/x"], ["--out", str(tmp_path / "x"), "--onnx", "nowhere/y"]):

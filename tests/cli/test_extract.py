@@ -34,7 +34,7 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def told(capsys: pytest.CaptureFixture[str]) -> str:
+def reported(capsys: pytest.CaptureFixture[str]) -> str:
     """The one line of an error."""
     err = capsys.readouterr().err
     assert err.startswith("hope: ")
@@ -57,7 +57,7 @@ def test_the_original_weights_are_needed_for_another_budget_only(
     Path("w.safetensors").rename("elsewhere.safetensors")
     assert main([*TRUSTED]) == 0
     assert main([*TRUSTED, "--density", "0.75"]) == 2
-    err = told(capsys)
+    err = reported(capsys)
     assert "there is no checkpoint w.safetensors" in err
     assert "run was made from it: give --weights FILE if it has moved" in err
     assert main([*TRUSTED, "--density", "0.75", "--weights", "elsewhere.safetensors"]) == 0
@@ -66,21 +66,21 @@ def test_the_original_weights_are_needed_for_another_budget_only(
 def test_what_is_given_wins(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
     Path("net.py").rename("moved.py")
     assert main([*TRUSTED]) == 2
-    assert "give MODEL if it has moved" in told(capsys)
+    assert "give MODEL if it has moved" in reported(capsys)
     assert main(["extract", "run", "moved.py:build", "--density", "0.75"]) == 0
     assert main(["extract", "run", "gone.py:build"]) == 2
-    assert "was made from" not in told(capsys)
+    assert "was made from" not in reported(capsys)
 
 
 def test_a_run_made_by_hand_is_told_what_it_lacks(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
     net: nn.Module = make("net.py:build")
     hope.save("hand", net, hope.inspect(net, torch.zeros(1, 3, 8, 8)), [hope.Prune("0", [1, 2])])
     assert main(["extract", "hand"]) == 2
-    assert "hand does not store it: give torchvision:NAME" in told(capsys)
+    assert "hand does not store it: give torchvision:NAME" in reported(capsys)
     assert main(["extract", "hand", "net.py:build"]) == 0
     assert load_file("hand/small.safetensors")["0.weight"].shape[0] == 6
     assert main(["extract", "hand", "net.py:build", "--onnx", "small.onnx"]) == 2
-    assert "hand does not store it: give a shape like" in told(capsys)
+    assert "hand does not store it: give a shape like" in reported(capsys)
 
 
 def test_what_is_served_comes_from_the_run_alone(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -99,7 +99,7 @@ def test_what_is_served_comes_from_the_run_alone(place: Path, capsys: pytest.Cap
 def test_code_that_only_the_run_names_is_not_run(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
     Path("net.py").write_text(MODEL + "open('ran', 'w').close()\n")
     assert main(["extract", "run"]) == 2
-    err = told(capsys)
+    err = reported(capsys)
     assert "was made from net.py:build" in err
     assert "type hope extract run net.py:build, or add --trust-source" in err
     assert main(["extract", "run", "--density", "0.75", "--out", "x.safetensors"]) == 2
@@ -124,8 +124,8 @@ def test_the_run_and_what_it_was_made_from_are_not_written_over(
     for target in ("run/../run/partial.json", "link", *map(str, before)):
         capsys.readouterr()
         assert main(["extract", "run", "net.py:build", option, target]) == 2
-        assert "belongs to the run: give another path" in told(capsys)
+        assert "belongs to the run: give another path" in reported(capsys)
     assert main(["extract", "run", "net.py:build", option, ""]) == 2
-    assert f"argument {option}: a path must be given, got ''" in told(capsys)
+    assert f"argument {option}: a path must be given, got ''" in reported(capsys)
     assert {file: file.read_bytes() for file in before} == before
     assert not Path("run/small.safetensors").exists()

@@ -140,7 +140,7 @@ def test_what_main_says_of_commands_is_what_they_say() -> None:
     assert tuple(METHODS) == encode.METHODS
 
 
-def test_random_weights_are_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_random_weights_are_reported(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     pytest.importorskip("timm", reason="the timm extra is not installed")
     call = ["encode", "timm:tinynet_e", "--input", "1x3x32x32", "--steps", "1", "--method", "l1-in"]
     assert main([*call, "--out", str(tmp_path / "run")]) == 0

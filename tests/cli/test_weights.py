@@ -42,7 +42,7 @@ WRAPPED: list[tuple[Callable[[dict[str, Any]], Any], list[str]]] = [
 
 
 @pytest.mark.parametrize(("wrap", "notes"), WRAPPED)
-def test_a_wrapped_state_dict_is_unwrapped_and_that_is_told(
+def test_a_wrapped_state_dict_is_unwrapped_and_that_is_reported(
     wrap: Callable[[dict[str, Any]], Any],
     notes: list[str],
     tmp_path: Path,

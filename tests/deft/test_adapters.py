@@ -59,7 +59,10 @@ def test_adapters_on_one_core_are_switched_by_name(tmp_path: Path) -> None:
 def test_adapters_that_do_not_fit_are_refused() -> None:
     net, first, second = _pair()
     other = hope.deft.wrap(net, images(2), free=0.5, head=4)
-    with pytest.raises(hope.CheckpointMismatch, match=r"'digits' must have the core .* from one partition"):
+    with pytest.raises(
+        hope.CheckpointMismatch,
+        match=r"'digits' must have the core .* trains [1-9]\d* entries .*: prepare",
+    ):
         first.add_adapter("digits", other)
     first.add_adapter("digits", second)
     with pytest.raises(InvalidPartition, match="must have a new name, got 'digits'"):

@@ -144,7 +144,7 @@ def test_sum_merges_lose_their_distortion_and_all_is_within_the_unified_bound(
     )  # fmt: skip
 
 
-def test_a_core_of_unknown_capacity_is_left_out_and_told() -> None:
+def test_a_core_of_unknown_capacity_is_left_out_and_reported() -> None:
     net = nn.Sequential(
         nn.Linear(6, 8), nn.BatchNorm1d(8), nn.ReLU(),
         nn.Linear(8, 8), nn.BatchNorm1d(8), nn.ReLU(),

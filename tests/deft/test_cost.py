@@ -1,4 +1,4 @@
-"""What the cut takes from the source is told, warned about, saved, and can be asked for."""
+"""What the cut takes from the source is reported, warned about, saved, and can be asked for."""
 
 from __future__ import annotations
 
@@ -50,10 +50,10 @@ def test_little_left_is_a_warning_and_much_left_a_note(capsys: pytest.CaptureFix
     part = hope.deft.partition(net, images(2), percentile=95, merge=False)
     with pytest.warns(
         LostSource, match=r"leaves little of the source.*lower percentile.*fidelity=0\.95"
-    ) as told:
+    ) as reported:
         hope.deft.prepare(net, part, head=4)
-    assert told[0].filename == __file__
-    assert "\n" not in str(told[0].message)
+    assert reported[0].filename == __file__
+    assert "\n" not in str(reported[0].message)
     assert capsys.readouterr().err == ""
     with warnings.catch_warnings():
         warnings.simplefilter("error")
@@ -93,7 +93,7 @@ def test_cost_is_saved_and_baselines_have_none(tmp_path: Path) -> None:
     assert "after severing" not in str(baselines.full(net, part, head=4))
 
 
-def test_without_an_example_nothing_is_predicted_and_that_is_told() -> None:
+def test_without_an_example_nothing_is_predicted_and_that_is_reported() -> None:
     net = made(chain())
     part = hope.deft.partition(net, percentile=95, merge=False, anatomy=hope.inspect(net, images(2)))
     with warnings.catch_warnings():

@@ -63,9 +63,20 @@ def test_parents_as_printed_have_other_bn_numbers() -> None:
     assert any(not torch.equal(one[name], two[name]) for name in one if name.endswith("running_var"))
 
 
+@pytest.mark.parametrize("reading", ["literal", "literal kernel"])
+@pytest.mark.parametrize("option", [{"merge": "sum"}, {"kernel": "exact"}])
+def test_a_printed_kernel_that_would_be_ignored_is_refused(option: dict[str, str], reading: str) -> None:
+    ((name, value),) = option.items()
+    with pytest.raises(UnknownMethod, match=f"reading='{reading}' of paper must go .* got {name}='{value}'"):
+        hope.Paper(reading=reading, **option)
+    for one in ("literal deviation", "literal parent", "mended"):
+        hope.Paper(reading=one, **option)
+    with pytest.raises(UnknownMethod, match="got merge='sum'"):
+        hope.deft.partition(made(chain()), images(2), percentile=40, reading=reading)
+    assert hope.deft.partition(made(chain()), images(2), percentile=40, merge="pair", reading=reading)
+
+
 def test_readings_that_would_be_ignored_are_refused() -> None:
-    with pytest.raises(UnknownMethod, match="reading='literal kernel' of paper must go"):
-        hope.Paper(merge="sum", reading="literal kernel")
     with pytest.raises(InvalidPartition, match="reading= and kernel= must go with"):
         hope.deft.partition(made(chain()), images(2), free=0.2, kernel="exact")
 

@@ -293,7 +293,7 @@ class _Normed(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.stem = nn.Conv2d(3, 8, 1)
-        self.norm = nn.GroupNorm(2, 8)
+        self.norm = nn.GroupNorm(1, 8)
         self.conv1, self.bn1 = nn.Conv2d(8, 8, 1), nn.BatchNorm2d(8)
         self.conv2 = nn.Conv2d(8, 8, 1)
         self.head = nn.Linear(8, 3)

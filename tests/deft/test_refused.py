@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 
 import pytest
@@ -10,7 +11,9 @@ from torch import Tensor, nn
 
 import hope
 from hope.deft import InvalidPartition, InvalidPenalty, NotSeparable, baselines
-from tests.deft.nets import Residual, chain, images, made
+from hope.deft.statistics import snapshot
+from hope.errors import InvalidExample
+from tests.deft.nets import Residual, chain, images, made, prepared
 
 
 @pytest.mark.parametrize(
@@ -148,3 +151,33 @@ def test_the_heads_importance_may_be_left_out() -> None:
     net = made(chain())
     some = _importance(net, **{"12_weight": None})
     assert baselines.ewc(net, "12", importance=some).penalty() == 0
+
+
+@pytest.mark.parametrize("shape", [(4, 1, 8, 8), (4, 3, 1, 1), (4, 3)])
+def test_inputs_that_the_network_cannot_run_on_are_refused_in_one_line(shape: tuple[int, ...]) -> None:
+    _, tuning = prepared(made(chain()))
+    model = tuning.model.train()
+    statistics = snapshot(model)
+    with pytest.raises(
+        InvalidExample, match=rf"must have a size .* got {re.escape(str(shape))} .*: resize"
+    ) as e:
+        model(torch.zeros(shape))
+    assert len(str(e.value).splitlines()) == 1
+    assert model.training
+    for size in (8, 12):  # the second was never seen
+        model(images(4, size=size))
+    assert any(not torch.equal(value, snapshot(model)[name]) for name, value in statistics.items())
+    merged = tuning.merge_and_unload()
+    assert not merged._forward_pre_hooks
+
+
+def test_trying_a_size_changes_nothing() -> None:
+    net = made(chain())
+    part = hope.deft.partition(net, images(2), free=0.3)
+    tuning, other = (hope.deft.prepare(net, part) for _ in range(2))
+    other.model._forward_pre_hooks.clear()
+    other.model._forward_pre_hooks_with_kwargs.clear()
+    outs = [one.model.train()(images()) for one in (tuning, other)]
+    assert torch.equal(*outs)
+    one, two = (snapshot(t.model) for t in (tuning, other))
+    assert all(torch.equal(one[name], two[name]) for name in one)

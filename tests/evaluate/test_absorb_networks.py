@@ -268,3 +268,7 @@ def test_weights_that_grow_are_reported() -> None:
     again = dataclasses.replace(encoding)
     vars(again)["model"] = encoding.model
     assert "weight grew by more than 4 times, most 8.weight" in str(again)
+    assert "use a larger budget or calibration=batches if it is too low" in " ".join(str(again).split())
+    calibrated = dataclasses.replace(encoding, method=hope.Absorb(calibration=[EXAMPLE]))
+    vars(calibrated)["model"] = encoding.model
+    assert "use a larger budget if it is too low" in " ".join(str(calibrated).split())

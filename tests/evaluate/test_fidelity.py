@@ -13,12 +13,12 @@ from hope._util.calls import as_call
 from hope.actions import Action, Evict
 from hope.errors import InfeasibleBudget, InvalidExample
 from hope.evaluate import eviction_search
-from hope.evaluate.eviction_search import LEVELS, TRIED, _EvictionSearch, _EvictionTrials, decide
+from hope.evaluate.eviction_search import LEVELS, TRIED, _EvictionLosses, _EvictionSearch, decide
 from hope.evaluate.eviction_search import network as _network
 from hope.evaluate.fidelity import Fidelity, float_outputs
 from hope.schedule.search_space import SearchSpace
 from hope.statistics.bn_inputs import bn_distance, observing
-from hope.statistics.dreams import SIDE, made_inputs, smaller
+from hope.statistics.dreams import SIDE, smaller, synthetic_inputs
 from hope.statistics.patterns import coloured_noise
 from tests.evaluate.test_absorb_networks import EXAMPLE, network
 
@@ -38,7 +38,7 @@ def test_probes_come_closer_to_what_the_bns_remember() -> None:
     program = hope.inspect(net, EXAMPLE).program
 
     def far(steps: int) -> float:
-        (x,), _ = made_inputs(net, EXAMPLE, program, count=16, steps=steps)
+        (x,), _ = synthetic_inputs(net, EXAMPLE, program, count=16, steps=steps)
         with torch.no_grad(), observing(net) as heard:
             net(x)
         return float(torch.stack([bn_distance(bn, z) for bn, z in heard]).mean())
@@ -81,6 +81,71 @@ def test_of_several_outputs_the_worst_counts(head: str) -> None:
     assert sorted(fidelity.by_output(broken).values()) == [0.0, 1.0]
     assert fidelity.by_output(broken)[f"{head}.0"] == 0.0
     assert fidelity(broken) == hope.fidelity(net, broken, EXAMPLE) == 0.0
+    assert hope.fidelity_by_output(net, broken, EXAMPLE) == fidelity.by_output(broken)
+
+
+def test_an_encoding_tells_the_fidelity_of_each_output_the_worst_and_the_mean() -> None:
+    encoding = hope.encode(TwoHeads().eval(), EXAMPLE, density=0.5)
+    found = encoding.fidelity_by_output
+    assert found == hope.fidelity_by_output(encoding.original, encoding.model, EXAMPLE)
+    least, mean = min(found.values()), sum(found.values()) / 2
+    assert encoding.fidelity == least < mean
+    worst = min(found, key=lambda name: found[name])
+    words = " ".join(str(encoding).split())
+    assert f"fidelity {least:.3f} (predicted; 1 is the original), of {worst}, the worst of 2" in words
+    assert f"outputs; the mean is {mean:.3f}" in words
+
+
+def test_a_healed_encoding_tells_the_fidelities_of_its_own_outputs() -> None:
+    encoding = hope.encode(TwoHeads().eval(), EXAMPLE, density=0.3)
+    before, healed = encoding.fidelity_by_output, encoding.heal(steps=8)
+    assert healed.fidelity_by_output == hope.fidelity_by_output(healed.original, healed.model, EXAMPLE)
+    assert encoding.fidelity_by_output == before != healed.fidelity_by_output
+
+
+def test_of_one_output_no_worst_is_told() -> None:
+    encoding = hope.encode(network(1), EXAMPLE, density=0.5)
+    assert encoding.fidelity_by_output == {"": encoding.fidelity}
+    assert "worst" not in str(encoding)
+
+
+@pytest.mark.parametrize("head", ["boxes", "classes"])
+def test_an_eviction_that_hurts_one_of_two_heads_costs_what_that_head_loses(head: str) -> None:
+    class Branched(TwoHeads):
+        """A residual branch that only one head reads."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.branch = nn.Sequential(nn.Linear(5, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 5))
+            with torch.no_grad():
+                self.branch[3].weight *= 100  # type: ignore[operator]
+
+        def forward(self, x: torch.Tensor) -> dict[str, object]:
+            z = self.body(x)
+            more = z + self.branch(z)
+            boxes, classes = (more, z) if head == "boxes" else (z, more)
+            return {"boxes": self.boxes(boxes), "classes": self.classes(classes)}
+
+    net = Branched().eval()
+    space = SearchSpace.of(net, EXAMPLE, hope.inspect(net, EXAMPLE), hope.Absorb())
+    fidelity = Fidelity(net, EXAMPLE, space.anatomy.program)
+    (evict,) = (Evict(b.name, b.bias, release=b.release) for b in space.branches if "branch.0" in b.layers)
+    by_output = fidelity.by_output(_network(net, space, [evict]))
+    other = "classes" if head == "boxes" else "boxes"
+    assert by_output[other] == 1.0
+    assert by_output[head] < 0.95
+    trials = _EvictionLosses(net, space, fidelity)
+    assert trials.without([], evict) == pytest.approx(1 - by_output[head], abs=1e-6)
+
+
+@pytest.mark.parametrize("head", ["boxes", "classes"])
+def test_a_refit_repairs_each_of_two_heads(head: str) -> None:
+    net = TwoHeads().eval()
+    broken = copy.deepcopy(net)
+    for parameter in broken.get_submodule(head).parameters():
+        nn.init.zeros_(parameter)
+    fitted = hope.refit(net, broken, [torch.randn(32, *EXAMPLE.shape[1:])])
+    assert min(hope.fidelity_by_output(net, fitted, EXAMPLE).values()) > 0.9
 
 
 def test_a_model_without_float_outputs_cannot_be_compared() -> None:
@@ -179,7 +244,7 @@ def test_a_block_taken_out_of_a_copy_is_one_that_was_evicted_with_the_rest() -> 
     net = network(5)
     plan = SearchSpace.of(net, EXAMPLE, hope.inspect(net, EXAMPLE), hope.Absorb())
     fidelity = Fidelity(net, EXAMPLE, plan.anatomy.program)
-    looks, steps = _EvictionTrials(net, plan, fidelity), list(plan.steps())[:6]
+    looks, steps = _EvictionLosses(net, plan, fidelity), list(plan.steps())[:6]
     for branch in plan.branches:
         evict = Evict(branch.name, branch.bias, cost=0.0, release=branch.release)
         want = 1 - fidelity(_network(net, plan, [*steps, evict]))
@@ -199,7 +264,7 @@ def test_the_network_at_a_level_is_made_once(monkeypatch: pytest.MonkeyPatch) ->
 
     monkeypatch.setattr(eviction_search, "network", counted)
     sequence = list(plan.steps())
-    looks = _EvictionTrials(net, plan, Fidelity(net, EXAMPLE, plan.anatomy.program))
+    looks = _EvictionLosses(net, plan, Fidelity(net, EXAMPLE, plan.anatomy.program))
     before = [tensor.clone() for tensor in net.state_dict().values()]
     search = _EvictionSearch(plan, sequence, looks)
     reached = search.reach(0.8)

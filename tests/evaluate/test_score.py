@@ -12,6 +12,7 @@ import hope
 from hope.cli.main import main
 from hope.errors import InfeasibleBudget, InvalidExample, UnknownMethod
 from hope.storage.run import read_run
+from tests.report.test_page import embedded
 from tests.support import randomise
 
 EXAMPLE = torch.linspace(-1, 1, 4 * 3 * 64).reshape(4, 3, 8, 8)
@@ -69,6 +70,23 @@ def test_a_run_is_as_long_as_the_drop_allows(model: nn.Module, drop: float) -> N
     assert f"score {encoding.score:.4g}; of the original 1" in str(encoding)
 
 
+def test_a_score_below_zero_may_drop_by_any_amount(model: nn.Module) -> None:
+    score = Score(model)
+    encoding = hope.encode(
+        model, EXAMPLE, method="paper", drop=1.5, evaluate=lambda small: float(score(small)) - 2
+    )
+    assert encoding.score_after(0) == -1.0
+    assert encoding.steps > 0
+
+
+def test_a_score_may_compute_gradients(model: nn.Module) -> None:
+    def steep(small: nn.Module) -> float:
+        x = EXAMPLE.clone().requires_grad_()
+        return -float(torch.autograd.grad(small(x).sum(), x)[0].abs().mean())
+
+    assert hope.encode(model, EXAMPLE, method="paper", density=0.5, evaluate=steep).score < 0
+
+
 def test_scores_along_a_run_are_computed_once_and_drawn(model: nn.Module, tmp_path: Path) -> None:
     score = Score(model)
     encoding = hope.encode(model, EXAMPLE, method="paper", density=0.5, evaluate=score)
@@ -78,6 +96,10 @@ def test_scores_along_a_run_are_computed_once_and_drawn(model: nn.Module, tmp_pa
     calls = score.calls
     assert encoding.scores(4) == points
     assert score.calls == calls == len(points)
+    pytest.importorskip("matplotlib", reason="the report extra is not installed")
+    (line,) = encoding.plot().axes[2].get_lines()
+    assert [*line.get_ydata()] == pytest.approx([value for _, value in points], abs=1e-5)
+    assert encoding.plot().axes[2].get_ylabel() == "score"
 
 
 def test_scores_that_are_none_are_refused(model: nn.Module) -> None:
@@ -89,6 +111,13 @@ def test_scores_that_are_none_are_refused(model: nn.Module) -> None:
         hope.encode(model, EXAMPLE, method="paper", drop=0.1, evaluate=lambda _: None)  # type: ignore[arg-type, return-value]
     with pytest.raises(InfeasibleBudget, match="drop must be a number from 0, got -1"):
         hope.encode(model, EXAMPLE, drop=-1.0, evaluate=Score(model))
+    for drop in (1.0, 1.5):
+        score = Score(model)
+        with pytest.raises(
+            InfeasibleBudget, match=f"drop must be less than the score of the original, 1, got {drop:g}"
+        ):
+            hope.encode(model, EXAMPLE, method="paper", drop=drop, evaluate=score)
+        assert score.calls == 1  # before the run
     with pytest.raises(UnknownMethod, match="a score must have a function"):
         _ = hope.encode(model, EXAMPLE, method="paper", density=0.5).score
 
@@ -108,6 +137,29 @@ def test_the_command_line_takes_a_function_of_a_file(
     assert main([*call, "--evaluate", f"{place / 'scored.py'}:score"]) == 0
     assert "of the original 1" in capsys.readouterr().out
     assert read_run(tmp_path / "run").steps > 0
+
+
+@pytest.mark.parametrize("resumed", [False, True])
+def test_scores_of_a_run_are_saved_and_shown(place: Path, tmp_path: Path, resumed: bool) -> None:
+    call = ["encode", f"{place / 'scored.py'}:build", "--input", "1x3x8x8", "--method", "paper"]
+    call += ["--density", "0.5", "--out", str(tmp_path / "run")]
+    scored = [*call, "--evaluate", f"{place / 'scored.py'}:score"]
+    if resumed:
+        assert main(call) == 0
+        assert not read_run(tmp_path / "run").details.scores
+        scored.append("--resume")
+    assert main([*scored, "--report"]) == 0
+    details = read_run(tmp_path / "run").details
+    assert [steps for steps, _ in details.scores] == [steps for steps, _ in details.fidelities]
+    assert details.scores[0] == (0, 1.0)
+    assert 0 < details.scores[-1][1] < 1
+    (page,) = embedded((tmp_path / "run" / "report.html").read_text())["runs"]
+    assert page["score"] == [[*point] for point in details.scores]
+    assert main([*call, "--resume", "--curve"]) == 0  # without the function: they are kept
+    assert read_run(tmp_path / "run").details.scores == details.scores
+    pytest.importorskip("matplotlib", reason="the report extra is not installed")
+    assert main(["plot", str(tmp_path / "run"), "-o", str(tmp_path / "figure.svg")]) == 0
+    assert ">score</text>" in (tmp_path / "figure.svg").read_text()
 
 
 @pytest.mark.parametrize("scored", [False, True])

@@ -125,14 +125,14 @@ def test_augmentation_moves_and_mirrors_whole_images() -> None:
         (["--data", "nowhere"], "give --data FOLDER"),
     ],
 )
-def test_what_cannot_be_measured_is_told(
+def test_what_cannot_be_measured_is_reported(
     data: Path, tmp_path: Path, arguments: list[str], told: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert measure(data, tmp_path / "r.json", *arguments) == 2
     assert told in capsys.readouterr().err
 
 
-def test_missing_or_incomplete_images_are_told(data: Path, tmp_path: Path) -> None:
+def test_missing_or_incomplete_images_are_reported(data: Path, tmp_path: Path) -> None:
     with pytest.raises(MissingData, match=r"there is no .*cifar100-30c\.npz"):
         datasets.cifar100(tmp_path)
     np.savez(tmp_path / "cifar100-30c.npz", x_train=np.zeros(1))
@@ -142,7 +142,7 @@ def test_missing_or_incomplete_images_are_told(data: Path, tmp_path: Path) -> No
     assert labels.unique().tolist() == [0, 1, 2]
 
 
-def test_results_that_cannot_be_written_or_read_are_told_before_the_training(
+def test_results_that_cannot_be_written_or_read_are_reported_before_the_training(
     data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(finetune, "train", None)
@@ -154,7 +154,7 @@ def test_results_that_cannot_be_written_or_read_are_told_before_the_training(
     assert "r.json is damaged" in capsys.readouterr().err
 
 
-def test_a_budget_that_no_method_meets_is_told(
+def test_a_budget_that_no_method_meets_is_reported(
     data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     out = tmp_path / "r.json"

@@ -156,7 +156,7 @@ def test_labels_that_a_network_does_not_know_are_named(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("lacks", ["checkpoint", "images"])
-def test_what_a_later_network_lacks_is_told_before_the_first_is_measured(
+def test_what_a_later_network_lacks_is_reported_before_the_first_is_measured(
     tmp_path: Path, lacks: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     cifar(tmp_path, 40)

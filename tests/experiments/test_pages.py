@@ -153,3 +153,14 @@ def test_a_marker_that_no_page_has_is_named(tmp_path: Path) -> None:
     page.write_text("<!-- other:start -->\n<!-- other:end -->\n")
     with pytest.raises(SystemExit, match=r"none of page.md has <!-- mine:start -->"):
         readme.put("mine", "text", [page])
+
+
+def test_methods_are_compared_at_one_size() -> None:
+    points = {name: {"parameters": name, "accuracy": value} for name, value in ((0.4, 0.2), (0.6, 0.8))}
+    assert compression.at_size(points, 0.605, "accuracy") == (0.8, [0.6])  # measured there, or nearly
+    found = compression.at_size(points, 0.45, "accuracy")
+    assert found is not None
+    assert found == (pytest.approx(0.35), [0.4, 0.6])
+    assert compression.at_size(points, 0.7, "accuracy") is None
+    assert compression.at_size(points, 0.3, "accuracy") is None
+    assert compression.at_size(points, 0.5, "fine-tuned") is None

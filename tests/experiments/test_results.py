@@ -172,9 +172,9 @@ def test_a_budget_that_cannot_be_met_is_recorded_and_the_others_are_measured(
     results = json.loads(out.read_text())
     reason = results["networks"]["net"]["cannot be met"]["paper"]["density=0.01"]
     assert reason.startswith("density=0.01 cannot be met: the smallest reachable is density=0.1250")
-    told = text(*tables(results), width=140)
-    assert f"paper, density=0.01: {reason}" in " ".join(told.split())
-    row = next(line for line in told.splitlines() if line.startswith("l1-in"))
+    reported = text(*tables(results), width=140)
+    assert f"paper, density=0.01: {reason}" in " ".join(reported.split())
+    row = next(line for line in reported.splitlines() if line.startswith("l1-in"))
     assert row.split()[1:] == [f"{points['l1-in']['density=0.5']['accuracy']:.3f}", "–"]
     monkeypatch.setattr(compression, "_made", None)  # nothing is tried again
     assert measured(hard, out, "paper", "l1-in") == points
@@ -189,7 +189,7 @@ def test_a_peer_that_misses_its_budget_is_not_measured(task: Task, monkeypatch: 
         at("params=0.0001")
 
 
-def test_a_peer_that_is_not_installed_is_told_before_any_work(
+def test_a_peer_that_is_not_installed_is_reported_before_any_work(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(peers, "installed", lambda: False)
@@ -200,9 +200,11 @@ def test_a_peer_that_is_not_installed_is_told_before_any_work(
 
 def test_the_printed_tables_tell_what_a_point_is_worth(task: Task, tmp_path: Path) -> None:
     points = measured(task, tmp_path / "r.json", "paper", "absorb")
-    told = text(*tables(json.loads((tmp_path / "r.json").read_text())), width=140)
+    reported = text(*tables(json.loads((tmp_path / "r.json").read_text())), width=140)
     row = next(
-        line for line in told[told.index("net, density=0.5") :].splitlines() if line.startswith("paper")
+        line
+        for line in reported[reported.index("net, density=0.5") :].splitlines()
+        if line.startswith("paper")
     )
     point = points["paper"]["density=0.5"]
     assert row.split()[1:] == [
@@ -224,9 +226,9 @@ def test_the_interval_of_no_hits_is_not_empty() -> None:
 def test_the_committed_results_can_still_be_read_and_shown() -> None:
     results = read_results(COMMITTED)
     assert results["networks"]
-    told = text(*tables(results), width=140)
+    reported = text(*tables(results), width=140)
     for name, entry in results["networks"].items():
-        assert all(f"{name}, {budget}" in told for budget in budgets(entry, ""))
+        assert all(f"{name}, {budget}" in reported for budget in budgets(entry, ""))
 
 
 @pytest.mark.parametrize(
@@ -258,7 +260,7 @@ def test_a_damaged_file_is_named_and_left_alone(
     assert json.loads(out.read_text()) == results
 
 
-def test_a_place_that_cannot_be_written_is_told_before_any_work(
+def test_a_place_that_cannot_be_written_is_reported_before_any_work(
     task: Task, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(compression, "_network", None)
@@ -269,7 +271,7 @@ def test_a_place_that_cannot_be_written_is_told_before_any_work(
         measured(task, tmp_path / "file" / "r.json", "paper")
 
 
-def test_other_weights_are_told_before_another_network_is_measured(
+def test_other_weights_are_reported_before_another_network_is_measured(
     task: Task, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     out = tmp_path / "r.json"
@@ -281,7 +283,7 @@ def test_other_weights_are_told_before_another_network_is_measured(
         compression.run([first, other], out, methods=["paper"], progress=False)
 
 
-def test_images_of_another_seed_are_told(task: Task, tmp_path: Path) -> None:
+def test_images_of_another_seed_are_reported(task: Task, tmp_path: Path) -> None:
     measured(task, tmp_path / "r.json", "paper")
     other = Task(**{**vars(task), "seed": 1})
     with pytest.raises(UnusableResults, match="with seed 0, not 1"):

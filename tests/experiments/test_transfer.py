@@ -438,7 +438,7 @@ def test_results_are_there_after_every_trial(tmp_path: Path, monkeypatch: pytest
     assert "1 source models" in table(tmp_path / "out" / "results.json")
 
 
-def test_both_best_epochs_are_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_both_best_epochs_are_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     _fake(tmp_path)
     files = data_files(tmp_path, partial=True)
     source, target = source_task(files["source"], 0, 0, 48), target_task(files["target"], 0, 0, 48)

@@ -74,7 +74,7 @@ def test_smooth_activations_against_sampling(activation: object) -> None:
     assert torch.allclose(torch.cov(g.T), covariance(bent, bent, rho), atol=1e-2)
 
 
-def test_both_kinds_of_gelu_are_told_apart() -> None:
+def test_both_kinds_of_gelu_are_distinguished() -> None:
     x = torch.linspace(-3, 3, 7)
     for kind in ("none", "tanh"):
         net = nn.Sequential(nn.Linear(4, 4), nn.GELU(approximate=kind), nn.Linear(4, 2))

@@ -85,7 +85,7 @@ def test_alignment_is_that_of_kernels_between_the_parent_and_each_child(kernel: 
         got = found(layer, kernel)
         slope = float(layer.slope[0])
         sigma = covariance(layer)
-        told = []
+        reported = []
         for sign in (1, -1):
             z = sign * numbers(got.rows)
             mean, spread = float(z @ layer.mean), math.sqrt(z @ sigma @ z)
@@ -99,9 +99,9 @@ def test_alignment_is_that_of_kernels_between_the_parent_and_each_child(kernel: 
                 else:
                     both = energy(mean, spread, slope) * energy(layer.mean[m], layer.spread[m], slope)
                     reach[m] = zero_bias_cosine(float(rho[m]), slope, slope) * math.sqrt(both)
-            told.append(np.linalg.norm(reach @ layer.outs) / math.sqrt(energy(mean, spread, slope)))
-        assert float(got.alignment) == pytest.approx(told[0], rel=1e-8)
-        assert told[0] >= told[1] * (1 - 1e-9)  # the better sign
+            reported.append(np.linalg.norm(reach @ layer.outs) / math.sqrt(energy(mean, spread, slope)))
+        assert float(got.alignment) == pytest.approx(reported[0], rel=1e-8)
+        assert reported[0] >= reported[1] * (1 - 1e-9)  # the better sign
 
 
 def test_distortions_are_those_of_samples() -> None:

@@ -110,7 +110,7 @@ def test_bytes_follow_evictions_and_the_biases_they_leave(network: nn.Module, an
         assert encoding.trajectory.counts("size")[steps] == nbytes(encoding.at(steps=steps))
 
 
-def test_the_least_size_is_told_before_the_work(network: nn.Module, anatomy: hope.Anatomy) -> None:
+def test_the_least_size_is_reported_before_the_work(network: nn.Module, anatomy: hope.Anatomy) -> None:
     with pytest.raises(
         hope.InfeasibleBudget, match=r"size=100B cannot be met: the smallest reachable is size=0\.\d+ \("
     ):
@@ -121,15 +121,15 @@ def test_a_latency_is_met_by_the_prediction_and_measured(
     network: nn.Module, anatomy: hope.Anatomy, fake: Fake
 ) -> None:
     encoding = hope.encode(network, EXAMPLE, anatomy=anatomy, latency=0.6)
-    told, times = encoding.latency, encoding.trajectory.times
-    assert told is not None
+    reported, times = encoding.latency, encoding.trajectory.times
+    assert reported is not None
     assert times is not None
     assert times[encoding.steps] <= 0.6 * times[0] < times[: encoding.steps].min()
-    assert told.original == pytest.approx(fake.network(network, EXAMPLE, 1) / 1e6)
-    assert told.measured == pytest.approx(fake.network(encoding.model, EXAMPLE, 1) / 1e6)
-    assert told.predicted == times[encoding.steps] / 1e6
-    assert abs(told.error) < 0.1
-    assert f"latency {told.measured:.3g} ms" in str(encoding)
+    assert reported.original == pytest.approx(fake.network(network, EXAMPLE, 1) / 1e6)
+    assert reported.measured == pytest.approx(fake.network(encoding.model, EXAMPLE, 1) / 1e6)
+    assert reported.predicted == times[encoding.steps] / 1e6
+    assert abs(reported.error) < 0.1
+    assert f"latency {reported.measured:.3g} ms" in str(encoding)
     assert hope.encode(network, EXAMPLE, anatomy=anatomy, params=0.6).latency is None
 
 
@@ -156,7 +156,7 @@ def test_one_run_answers_every_latency(
     assert trained.record.timing == run.record.timing
 
 
-def test_the_least_latency_is_told_before_the_work(
+def test_the_least_latency_is_reported_before_the_work(
     network: nn.Module, anatomy: hope.Anatomy, fake: Fake
 ) -> None:
     with pytest.raises(

@@ -204,8 +204,8 @@ def test_what_is_measured_once_is_kept(network: nn.Module, anatomy: hope.Anatomy
     assert second.points == []
     assert second.networks == 2  # the original and the result, side by side
     assert after.trajectory.steps == before.trajectory.steps
-    told = json.loads(next(tmp_path.glob("latency/torch-*.json")).read_text())
-    assert told["machine"] == MACHINE
+    reported = json.loads(next(tmp_path.glob("latency/torch-*.json")).read_text())
+    assert reported["machine"] == MACHINE
 
 
 def test_a_table_of_another_machine_is_measured_anew_and_that_is_said(
@@ -216,9 +216,9 @@ def test_a_table_of_another_machine_is_measured_anew_and_that_is_said(
     assert capsys.readouterr().err == ""
     with faked(folder=str(tmp_path), machine={**MACHINE, "cpu": "Slide rule"}) as other:
         hope.encode(network, EXAMPLE, anatomy=anatomy, latency=0.9)
-    told = capsys.readouterr().err.strip()
-    assert "was measured elsewhere (cpu Abacus, here Slide rule): latencies are measured again" in told
-    assert "\n" not in told
+    reported = capsys.readouterr().err.strip()
+    assert "was measured elsewhere (cpu Abacus, here Slide rule): latencies are measured again" in reported
+    assert "\n" not in reported
     assert other.points
 
 
@@ -252,9 +252,11 @@ def test_a_changed_latency_is_noticed(
     with faked(folder=str(tmp_path)):
         before = hope.encode(network, EXAMPLE, anatomy=anatomy, latency=0.9)
         (path,) = tmp_path.glob("latency/*.json")
-        told = json.loads(path.read_text())
-        told["networks"] = {digest: [2 * one for one in times] for digest, times in told["networks"].items()}
-        path.write_text(json.dumps(told))
+        reported = json.loads(path.read_text())
+        reported["networks"] = {
+            digest: [2 * one for one in times] for digest, times in reported["networks"].items()
+        }
+        path.write_text(json.dumps(reported))
         after = hope.encode(network, EXAMPLE, anatomy=anatomy, latency=0.9)
     assert "was altered after it was written: latencies are measured again" in capsys.readouterr().err
     assert after.trajectory.steps == before.trajectory.steps
@@ -277,9 +279,9 @@ def test_only_latencies_that_are_positive_and_finite_are_kept(
         assert again.networks("b", 2, lambda: [1.0, 2.0]) == [EACH, EACH]
         assert again.networks("b", 3, lambda: [1.0, 2.0, 3.0]) == [1.0, 2.0, 3.0]
     assert measured == points[:1]
-    told = capsys.readouterr().err
-    assert told.endswith("has latencies that are not positive numbers: these are measured again\n")
-    assert told.count("\n") == 1
+    reported = capsys.readouterr().err
+    assert reported.endswith("has latencies that are not positive numbers: these are measured again\n")
+    assert reported.count("\n") == 1
 
 
 def test_an_interrupted_measurement_goes_on_where_it_was(tmp_path: Path) -> None:
@@ -311,7 +313,9 @@ def test_runners_take_turns() -> None:
     assert typical([5.0, 1.0, 2.0, 3.0, 4.0]) == 1.0
 
 
-def test_a_model_that_onnxruntime_cannot_run_is_told_in_a_line(network: nn.Module, tmp_path: Path) -> None:
+def test_a_model_that_onnxruntime_cannot_run_is_reported_in_a_line(
+    network: nn.Module, tmp_path: Path
+) -> None:
     pytest.importorskip("onnxruntime", reason="the onnx extra is not installed")
 
     class Strange(nn.Module):

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import pickle
+import re
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -63,14 +65,24 @@ def test_unknown_options_are_refused_in_one_line(
     assert "\n" not in str(refusal.value)
 
 
+def test_no_other_package_asks_which_method_it_is() -> None:
+    """What differs is a property of the method, so that a new one is known everywhere."""
+    source, asked = Path(hope.__file__).parent, re.compile(r"isinstance\([^()]*\b(Absorb|Paper|Score)\b")
+    assert asked.search("isinstance(method, Paper | Absorb)")
+    for path in source.rglob("*.py"):
+        assert source / "methods" in path.parents or not asked.search(path.read_text()), path
+    for path in source.rglob("*.js"):
+        assert not [name for name in METHODS if f'"{name}"' in path.read_text()], path
+
+
 # ---- what they tell ------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("method", ALL, ids=lambda method: method.name)
 def test_what_a_method_tells_is_plain_data(method: Method) -> None:
-    told = method.to_dict()
-    assert json.loads(json.dumps(told)) == told
-    assert told["name"] == method.name
+    reported = method.to_dict()
+    assert json.loads(json.dumps(reported)) == reported
+    assert reported["name"] == method.name
 
 
 def test_different_options_are_told_differently() -> None:

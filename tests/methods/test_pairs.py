@@ -155,14 +155,14 @@ def assert_same_state(state: PaperState, capacities: Array, layer: Layer, alive:
 def families(moves: list[Action], names: Array) -> list[tuple[str, frozenset[int]]]:
     """Moves in terms of the original neurons that each one stands for, whatever places they have."""
     members = {place: frozenset([int(name)]) for place, name in enumerate(names)}
-    told = []
+    reported = []
     for move in moves:
         if isinstance(move, Merge):
             members[move.keep] = members[move.keep] | members.pop(move.drop)
-            told.append(("merge", members[move.keep]))
+            reported.append(("merge", members[move.keep]))
         else:
-            told.append(("prune", members.pop(*move.removed)))
-    return told
+            reported.append(("prune", members.pop(*move.removed)))
+    return reported
 
 
 @pytest.mark.parametrize(("merge", "kernel"), [(None, "exact"), ("pair", "zero-bias"), ("sum", "exact")])
@@ -217,7 +217,7 @@ def test_opposite_twins_are_no_candidates_whatever_their_scale(merge: str, error
     """A = 0 has no parent, and what rounding leaves of A = 0 is 0: the path is the same for all λ."""
     for seed in range(12):
         rng = np.random.default_rng(seed)
-        told = []
+        reported = []
         for scale in (1.0, rng.uniform(0.3, 3)):
             layer = random_layer(seed, 6)
             layer.rows[5], layer.mean[5], layer.spread[5] = (
@@ -227,8 +227,8 @@ def test_opposite_twins_are_no_candidates_whatever_their_scale(merge: str, error
             moves = walk(layer, merge, "exact")
             assert all(np.isfinite([m.cost, m.left]).all() for m in moves)
             assert moves[0].neurons != (2, 5)
-            told.append([m.neurons for m in moves])
-        assert told[0] == told[1] or error > 1e-15  # their sizes differ then, and with them the order
+            reported.append([m.neurons for m in moves])
+        assert reported[0] == reported[1] or error > 1e-15  # their sizes differ then, and with them the order
 
 
 @pytest.mark.parametrize("merge", [None, "pair", "sum"])

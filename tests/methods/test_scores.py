@@ -50,22 +50,22 @@ def test_scores_are_sums_over_the_weights_that_the_name_says(by: str) -> None:
 @pytest.mark.parametrize("by", ["l1-in", "l1-joint", "bn-scale"])
 def test_the_lowest_raw_score_of_the_whole_network_goes_first_whatever_it_releases(by: str) -> None:
     net = network()
-    told = {(layer, k): float(s) for layer, some in scores(net)[by].items() for k, s in enumerate(some)}
+    reported = {(layer, k): float(s) for layer, some in scores(net)[by].items() for k, s in enumerate(some)}
     encoding = hope.encode(net, IMAGES, density=0.2, method=by, progress=False)
     steps = encoding.trajectory.steps
     assert all(isinstance(step, hope.Prune) for step in steps)
-    left = dict(told)
+    left = dict(reported)
     for step in steps:
         open_ = {key: s for key, s in left.items() if sum(layer == key[0] for layer, _ in left) > 1}
         first = min(open_, key=lambda key: open_[key])  # never the last neuron of a layer
         assert (step.name, *step.removed) == first
-        assert step.cost == pytest.approx(told[first], rel=1e-12)
+        assert step.cost == pytest.approx(reported[first], rel=1e-12)
         del left[first]
     assert len(left) == 2
     release = {step.name: step.release for step in steps}
     assert release["0"] != release["3"]
-    ranked = sorted(told, key=lambda key: told[key] / release[key[0]])
-    assert ranked != sorted(told, key=lambda key: told[key])  # by score/ΔP it would be another order
+    ranked = sorted(reported, key=lambda key: reported[key] / release[key[0]])
+    assert ranked != sorted(reported, key=lambda key: reported[key])  # by score/ΔP it would be another order
 
 
 def test_random_scores_are_the_same_whenever_they_are_drawn() -> None:

@@ -45,8 +45,8 @@ def written(kept: dict[str, Any]) -> str:
         tried = some["caught"] + idle + some["left"]
         possible = kept["of"].get(package, sum(kept["of"][name] for name in counts))
         shares = f"{first / tried:.0%} | {first / max(1, tried - idle):.0%}"
-        told = (package, f"{possible:,}", tried, first, shares, some["caught"], idle, some["left"])
-        lines.append("| " + " | ".join(map(str, told)) + " |")
+        reported = (package, f"{possible:,}", tried, first, shares, some["caught"], idle, some["left"])
+        lines.append("| " + " | ".join(map(str, reported)) + " |")
     entries = sorted(kept["mutants"].items())
     lines += ["", "By seed, each with the tests at that time:", "", *by_draw(kept)]
     lines += ["", "## Survivors that do not matter", "", "| change | why |", "|---|---|"]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import accumulate
 from pathlib import Path
 from typing import Any
@@ -16,13 +16,14 @@ import torch
 from torch import nn
 
 import hope
+import hope.methods
 from hope.actions import Absorption, AnyAction, Merge
 from hope.demo import DigitsNet
 from hope.geometry.projection import RIDGE
 from hope.report.absorbers import absorbers
 from hope.report.page import labels, page_data, render, run_data, scales, write_page
 from hope.storage import run as store
-from hope.storage.run import read_run
+from hope.storage.run import Run, read_run
 from tests.latency.fake import faked
 from tests.report.conftest import EXAMPLE
 from tests.support import randomise
@@ -105,6 +106,28 @@ def test_a_baselines_scores_fall_too(original: nn.Module, tmp_path: Path) -> Non
     gone = [data["who"][t] for t in range(20) if data["targets"][t] == data["targets"][0]]
     scores = data["layers"][data["targets"][0]]["capacities"]
     assert data["left"][last] == pytest.approx(sum(scores) - sum(scores[i] for i in gone), rel=1e-4)
+
+
+def test_the_page_takes_from_the_method_what_differs(
+    folder: Path, absorbed: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def differs(run: Run) -> tuple[Any, ...]:
+        data = run_data(run)
+        return data["relative"], data["searched"], data["price"]
+
+    assert differs(read_run(folder)) == (False, False, hope.Paper.price)
+    assert differs(read_run(absorbed)) == (True, True, hope.Absorb.price)
+
+    @dataclass(frozen=True)
+    class Toy(hope.Paper):
+        relative, price = True, "what a toy costs"
+        name = "toy"
+
+    run = read_run(folder)
+    run = replace(run, record=msgspec.structs.replace(run.record, method={"name": "toy"}))
+    assert differs(run) == (False, False, hope.methods.Method.price)  # it is not registered here
+    monkeypatch.setitem(hope.methods.METHODS, "toy", Toy)
+    assert differs(run) == (True, False, "what a toy costs")
 
 
 def test_absorbers_are_the_projection_on_the_survivors(absorbed: Path) -> None:
@@ -210,7 +233,7 @@ def test_the_page_asks_for_nothing_outside_itself(folder: Path) -> None:
     assert "default-src 'none'" in page
 
 
-def test_several_runs_are_told_apart(folder: Path, absorbed: Path) -> None:
+def test_several_runs_are_distinguished(folder: Path, absorbed: Path) -> None:
     data = page_data([read_run(folder), read_run(absorbed), read_run(folder)], accuracies=[[], [(3, 0.5)]])
     assert [run["name"] for run in data["runs"]] == ["paper (1)", "absorb", "paper (3)"]
     assert [run["accuracy"] for run in data["runs"]] == [[], [[3, 0.5]], []]

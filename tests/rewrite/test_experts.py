@@ -114,7 +114,7 @@ def test_an_expert_is_measured_on_what_it_is_sent() -> None:
     assert float((found * wanted).sum() / (found.norm() * wanted.norm())) > 0.98
 
 
-def test_an_expert_that_is_sent_nothing_is_told() -> None:
+def test_an_expert_that_is_sent_nothing_is_reported() -> None:
     model = made("Mixtral")
     method = hope.Absorb(calibration=batches(), refit=False)
 
@@ -124,9 +124,9 @@ def test_an_expert_that_is_sent_nothing_is_told() -> None:
 
     assert not notes()
     nn.init.zeros_(model.model.layers[1].mlp.gate.weight)  # type: ignore[union-attr, union-attr, index]
-    (told,) = notes()  # of equal shares the first two are sent
-    assert "layers.1.mlp.experts.each.2.down" in told
-    assert "each.1" not in told
+    (reported,) = notes()  # of equal shares the first two are sent
+    assert "layers.1.mlp.experts.each.2.down" in reported
+    assert "each.1" not in reported
 
 
 def test_experts_of_several_widths_are_not_stacked() -> None:
@@ -137,7 +137,7 @@ def test_experts_of_several_widths_are_not_stacked() -> None:
         hope.stack_experts(uneven)
 
 
-def test_widths_that_products_of_groups_do_not_take_are_told() -> None:
+def test_widths_that_products_of_groups_do_not_take_are_reported() -> None:
     opened = hope.unstack_experts(made("Mixtral"))
     anatomy = hope.inspect(opened, TOKENS)
     actions = [hope.Prune(layer.name, [0]) for layer in anatomy.layers if ".each." in layer.name]

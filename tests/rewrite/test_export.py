@@ -176,7 +176,7 @@ def test_a_blank_example_is_not_what_answers_are_compared_on() -> None:
 
 
 @pytest.mark.parametrize("write", [hope.export_program, hope.export_onnx])
-def test_a_full_disk_is_told_in_a_line_and_nothing_is_left(write: Any, tmp_path: Path) -> None:
+def test_a_full_disk_is_reported_in_a_line_and_nothing_is_left(write: Any, tmp_path: Path) -> None:
     net, before = nn.Sequential(nn.Linear(4, 64), nn.ReLU()).eval(), resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (100, before[1]))
     try:

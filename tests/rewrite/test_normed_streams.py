@@ -288,7 +288,7 @@ def test_what_a_channel_says_is_taken_over_behind_the_norm(norm: Callable[[int],
     assert errors[0] < 0.2 * errors[1]
 
 
-def test_what_stands_in_the_way_is_told() -> None:
+def test_what_stands_in_the_way_is_reported() -> None:
     tied = hope.inspect(llama(tie_word_embeddings=True).eval(), TOKENS, streams=True)
     assert not streams_of(tied)
     words = {str(one.reason) for one in tied.skipped if one.name.endswith("o_proj")}
@@ -326,5 +326,5 @@ def test_without_streams_norms_hold_them_fast() -> None:
     assert {one.reason.cause for one in closed.skipped if one.name == "embed"} == {hope.Cause.NORMALISED}
     assert not any(part.role == "norm" for unit in closed.units for part in unit.places)
     (stream,) = streams_of(anatomy)
-    assert stream.mixed is not None  # core and slack of such a stream cannot be told apart
+    assert stream.mixed is not None  # core and slack of such a stream cannot be distinguished
     assert stream.mixed.cause is hope.Cause.NORMALISED

@@ -279,8 +279,11 @@ def test_the_loop_is_closed_behind_streams_too(kind: str) -> None:
 def test_without_streams_nothing_changes() -> None:
     net, opened = made("projection", double=False)
     closed = hope.inspect(net, EXAMPLE)
-    plain, told = hope.encode(net, EXAMPLE, params=0.6), hope.encode(net, EXAMPLE, params=0.6, streams=False)
-    assert plain.trajectory.steps == told.trajectory.steps
+    plain, reported = (
+        hope.encode(net, EXAMPLE, params=0.6),
+        hope.encode(net, EXAMPLE, params=0.6, streams=False),
+    )
+    assert plain.trajectory.steps == reported.trajectory.steps
     streams = {one.name for one in opened.streams}
     assert streams
     assert streams.isdisjoint(step.name for step in plain.trajectory)

@@ -230,7 +230,7 @@ def test_several_widths_leave_the_configuration_alone_and_say_so() -> None:
 
 
 @pytest.mark.parametrize("name", ["llama", "mistral", "qwen2"])
-def test_fewer_heads_are_told(name: str, tmp_path: Path) -> None:
+def test_fewer_heads_are_reported(name: str, tmp_path: Path) -> None:
     model = CASES[name].build()
     if not any(unit.name.endswith("q_proj") for unit in hope.inspect(model, tokens()).layers):
         pytest.skip("heads are no neurons yet")
@@ -385,7 +385,7 @@ def test_a_uniform_run_exports_once_and_builds_one_model_per_configuration(
     exported, built = [], list[Any]()
     export, build = torch.export.export, config._built.__wrapped__
     monkeypatch.setattr(torch.export, "export", lambda *a, **k: [exported.append(a[0]), export(*a, **k)][1])
-    counted = lru_cache(config.TRIALS)(lambda recipe: [built.append(recipe), build(recipe)][1])
+    counted = lru_cache(config.BUILDS)(lambda recipe: [built.append(recipe), build(recipe)][1])
     monkeypatch.setattr(config, "_built", counted)
     model = CASES["llama"].build(num_hidden_layers=2)
     encode(model, params=0.9, method=hope.Absorb(calibration=[tokens(seed=1)]))
@@ -451,7 +451,7 @@ def test_the_example_may_have_a_mask_and_the_texts_none_or_the_reverse() -> None
 
 def test_a_second_text_is_asked_for() -> None:
     t5 = transformers.T5ForConditionalGeneration(transformers.T5Config(**T5, decoder_start_token_id=0)).eval()
-    with pytest.raises(hope.InvalidExample, match="reads two texts: give both by name, decoder_input_ids"):
+    with pytest.raises(hope.InvalidExample, match="two texts, got one: give both by name, decoder_input_ids"):
         hope.inspect(t5, tokens())
 
 

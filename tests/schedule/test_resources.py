@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import inspect
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -20,7 +21,7 @@ from hope.schedule.cost_model import CostModel, MacCost
 from hope.schedule.resources import UNITS, Resource, register
 from hope.storage.run import read_run
 from hope.structure.anatomy import Anatomy
-from hope.structure.sizes import Counts, sizes
+from hope.structure.sizes import Counts, sizes, stored
 
 EXAMPLE = torch.zeros(2, 3)
 MODEL = """
@@ -44,6 +45,18 @@ class PackedBytes(Resource):
     def counts(self, anatomy: Anatomy, steps: Sequence[Action]) -> Counts:
         """(steps + 1,) bytes."""
         return -(-sizes(anatomy, steps)[:, 1] // 2)
+
+
+class Flash(Resource):
+    """Bytes in a device's flash: as they are stored, and a header of 64."""
+
+    name, noun, rounds = "flash", "bytes in flash", True
+    scales: ClassVar[Mapping[str, int]] = {"B": 1, "kB": 1000}
+    examples = (0.6, "10kB")
+
+    def counts(self, anatomy: Anatomy, steps: Sequence[Action]) -> Counts:
+        """(steps + 1,) bytes."""
+        return stored(anatomy, steps) + 64
 
 
 class Energy(Resource):
@@ -76,7 +89,7 @@ class EnergyCost(MacCost):
 @pytest.fixture(autouse=True)
 def packed() -> Iterator[Resource]:
     units = dict(UNITS)
-    for resource in (PackedBytes(), Energy()):
+    for resource in (PackedBytes(), Flash(), Energy()):
         register(resource)
     yield UNITS["packed"]
     UNITS.clear()
@@ -142,7 +155,7 @@ def test_a_registered_unit_that_cannot_be_met_is_refused_in_its_own_words() -> N
 
 
 @pytest.mark.parametrize("method", ["absorb", "paper", "l1-in"])
-def test_a_measured_unit_ranks_the_steps_and_is_a_budget_of_its_own_runs(method: str) -> None:
+def test_a_measured_unit_ranks_the_steps_and_is_a_budget_of_its_own_runs(method: str, tmp_path: Path) -> None:
     net = build()
     encoding = hope.encode(net, EXAMPLE, energy=0.5, method=method)  # type: ignore[call-arg]
     macs = encoding.trajectory.sizes[:, 2]
@@ -151,9 +164,46 @@ def test_a_measured_unit_ranks_the_steps_and_is_a_budget_of_its_own_runs(method:
     assert encoding.run.details.settings["ranked"] == "energy"
     small = encoding.at(energy=3 * int(macs[1]))  # type: ignore[call-arg]
     assert all(map(torch.equal, small.parameters(), encoding.at(steps=1).parameters()))
+    folder = encoding.save(tmp_path / "run")
+    assert read_run(folder).trajectory.counts("energy").tolist() == (3 * macs).tolist()
+    loaded = hope.load(folder, net, energy=3 * int(macs[1]))  # type: ignore[call-arg]
+    assert all(map(torch.equal, loaded.parameters(), small.parameters()))
     other = hope.encode(net, EXAMPLE, params=0.5, method=method)
     with pytest.raises(hope.InfeasibleBudget, match="does not know its energy: encode again with energy="):
         other.at(energy=0.5)  # type: ignore[call-arg]
+
+
+def test_a_registered_unit_that_rounding_saves_is_met_by_bits_too() -> None:
+    net = build()
+    encoding = hope.encode(net, EXAMPLE, flash=0.5)  # type: ignore[call-arg]
+    assert encoding.trajectory.mix(encoding.steps)["quantise"]
+    assert encoding.trajectory.steps == hope.encode(net, EXAMPLE, size=0.3).trajectory.steps
+    only = hope.encode(net, EXAMPLE, flash=0.5, bits=8)  # type: ignore[call-arg]
+    assert {step.bits for step in only.trajectory if isinstance(step, hope.Quantise)} == {8}
+    words = "bits must go with size=, got packed, which they do not save"
+    with pytest.raises(hope.UnknownMethod, match=words):
+        hope.encode(net, EXAMPLE, packed=0.5, bits=8)  # type: ignore[call-arg]
+
+
+def test_a_run_in_a_registered_measured_unit_is_found_again(
+    file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = ["encode", f"{file}:build", "--input", "2x3", "--out", str(tmp_path / "run"), "--energy", "0.5"]
+    assert main(run) == 0
+    capsys.readouterr()
+    assert main([*run, "--resume"]) == 0
+    assert "already has this run" in capsys.readouterr().out
+
+
+def test_no_unit_is_known_by_its_name_outside_its_class() -> None:
+    names = {unit.name for unit in UNITS.values()}
+    for path in sorted(Path(hope.__file__).parent.rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.Compare):
+                texts = {one.value for one in ast.walk(node) if isinstance(one, ast.Constant)}
+                named = {getattr(one, "attr", getattr(one, "id", "")) for one in ast.walk(node)}
+                told = {"unit", "resource"} & named and names & texts
+                assert not told, f"{path.name}:{node.lineno} compares a unit with {told}"
 
 
 def test_a_name_is_taken_once(packed: Resource) -> None:
@@ -171,7 +221,7 @@ def test_a_name_is_taken_once(packed: Resource) -> None:
     ],
 )
 def test_help_and_editors_list_the_budgets(call: Any, keywords: type[ReplayBudget]) -> None:
-    own = {name: unit for name, unit in UNITS.items() if not isinstance(unit, (PackedBytes, Energy))}
+    own = {name: unit for name, unit in UNITS.items() if not isinstance(unit, (PackedBytes, Flash, Energy))}
     names = [name for name, unit in own.items() if keywords is RunBudget or unit.replayable]
     assert list(keywords.__annotations__) == names
     assert [name for name in inspect.signature(call).parameters if name in own] == names

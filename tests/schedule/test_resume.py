@@ -176,7 +176,7 @@ DEEP = json.loads("[" * 500 + "]" * 500)
     ],
     ids=lambda change: str(change)[:60],
 )
-def test_a_checkpoint_that_makes_no_sense_is_told_in_a_line(
+def test_a_checkpoint_that_makes_no_sense_is_reported_in_a_line(
     tmp_path: Path,
     change: dict[str, Any],
     monkeypatch: pytest.MonkeyPatch,
@@ -195,7 +195,7 @@ def test_a_checkpoint_that_makes_no_sense_is_told_in_a_line(
 
 
 @pytest.mark.parametrize("content", [b"", b"[]", b"\xff\xfe", b"[" * 100_000, b'{"a":' * 100_000])
-def test_a_checkpoint_that_is_no_record_is_told_in_a_line(
+def test_a_checkpoint_that_is_no_record_is_reported_in_a_line(
     tmp_path: Path, content: bytes, capsys: pytest.CaptureFixture[str]
 ) -> None:
     net, file = model(), tmp_path / "partial.json"

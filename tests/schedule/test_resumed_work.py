@@ -47,7 +47,7 @@ def everything_is_worth_it(monkeypatch: pytest.MonkeyPatch) -> None:
 WORK: dict[str, tuple[Any, str]] = {
     "recalibration": (bn_recalibration, "_recalibrated"),
     "moments": (measured, "_gather"),
-    "probes": (fidelity, "made_inputs"),
+    "probes": (fidelity, "synthetic_inputs"),
     "fidelity": (fidelity.Fidelity, "by_output"),
     "solutions": (NormalEquations, "solve"),
     "refit": (refit.LayerwiseRefit, "run"),
@@ -152,7 +152,7 @@ def test_every_flipped_bit_of_a_value_is_noticed(tmp_path: Path) -> None:
         assert torch.equal(found["x"], torch.arange(4.0))
 
 
-def test_a_worker_that_ends_is_told_in_a_line() -> None:
+def test_a_worker_that_ends_is_reported_in_a_line() -> None:
     pool = ProcessPoolExecutor(1, get_context("spawn"), os._exit, (1,))
     with pool, pytest.raises(hope.errors.LostWorker, match="a worker of executor= ended") as refusal:
         hope.encode(model(), EXAMPLE, density=0.9, method="paper", executor=pool)

@@ -37,7 +37,11 @@ class Normalised(nn.Module):
 NETS: dict[str, tuple[Callable[[], nn.Module], dict[str, str]]] = {
     # layer -> the module whose output is its signal before the activation
     "none": (lambda: Normalised(nn.Identity()), {"first": "norm", "second": "second", "last": "last"}),
-    "group": (lambda: Normalised(nn.GroupNorm(2, 6)), {"second": "second", "last": "last"}),
+    "groups": (
+        lambda: Normalised(nn.GroupNorm(2, 6)),
+        {"first": "norm", "second": "second", "last": "last"},
+    ),
+    "one group": (lambda: Normalised(nn.GroupNorm(1, 6)), {"second": "second", "last": "last"}),
     "layer": (lambda: Normalised(nn.LayerNorm([6, 8, 8])), {"second": "second", "last": "last"}),
     "instance": (
         lambda: Normalised(nn.InstanceNorm2d(6, affine=True)),
@@ -203,7 +207,7 @@ def test_measured_bns_say_what_their_own_statistics_say() -> None:
     )  # fmt: skip
     batches = [torch.randn(32, 3, 12, 12) for _ in range(4)]
     net = hope.recalibrate_bn(randomise(net).eval(), batches)
-    told, heard = (hope.capacities(net, batches[0][:1], calibration=some) for some in (None, batches))
-    assert told.keys() == heard.keys() == {"0", "3"}
-    for name in told:
-        assert heard[name] == pytest.approx(told[name], rel=2e-3)
+    reported, heard = (hope.capacities(net, batches[0][:1], calibration=some) for some in (None, batches))
+    assert reported.keys() == heard.keys() == {"0", "3"}
+    for name in reported:
+        assert heard[name] == pytest.approx(reported[name], rel=2e-3)

@@ -46,8 +46,8 @@ def test_what_is_not_trusted_is_taken_to_be_independent() -> None:
     with torch.no_grad():
         read = net.signals(x).double()
     plain = torch.cov(read.T, correction=0)
-    told = [1 - plain[i, i] ** -1 * torch.linalg.inv(plain)[i, i] ** -1 for i in range(10)]
-    left = 1 - float(sum(told)) / 10
+    reported = [1 - plain[i, i] ** -1 * torch.linalg.inv(plain)[i, i] ** -1 for i in range(10)]
+    left = 1 - float(sum(reported)) / 10
     ratio = 10 / 30 * left * 1.5 / (1 - left * 1.5)  # one sample per channel, as far as others tell no more
     wanted = (plain + ratio * plain.diagonal().diag()) / (1 + ratio)
     torch.testing.assert_close(statistics.covariance.double(), wanted, rtol=1e-4, atol=1e-7)

@@ -110,7 +110,7 @@ def test_the_checkpoint_tells_how_neighbours_relate(q: float) -> None:
     assert follow(net, torch.zeros(1, 4, 8, 8)).readings["0.weight"].decay == pytest.approx(q)
 
 
-def test_what_cannot_be_followed_falls_back_and_is_told() -> None:
+def test_what_cannot_be_followed_falls_back_and_is_reported() -> None:
     class Odd(nn.Module):
         def __init__(self) -> None:
             super().__init__()

@@ -38,8 +38,8 @@ def json_schema(form: Format[Any]) -> Plain:
     packed = {"type": "array", "description": "[size, neurons, places, start, step, step], or [owners]"}
     schema = msgspec.json.schema(form.record, schema_hook=lambda _: packed)
     record = schema["$defs"][form.record.__name__]
-    told = {"format": {"const": form.name}, "version": {"const": form.version}}
-    record["properties"].update(told, schema={"const": form.schema}, sha256={"type": "string"})
+    reported = {"format": {"const": form.name}, "version": {"const": form.version}}
+    record["properties"].update(reported, schema={"const": form.schema}, sha256={"type": "string"})
     record["required"] = [*_ENVELOPE, *record["required"]]
     for entry in schema["$defs"].values():
         entry.pop("description", None)  # docstrings, which may be reworded

@@ -148,14 +148,17 @@ def altered(tmp_path: Path, change: Callable[[dict[str, Any]], object], *, seale
         (lambda plan: plan.pop("anatomy"), "missing required field `anatomy`"),
         (lambda plan: plan.update(steps="44"), "Expected `int`, got `str`"),
         (lambda plan: plan["anatomy"]["units"][0].update(neurons=1.5), "Expected `int`"),
-        (lambda plan: plan["anatomy"]["units"][0]["places"][0].update(owner=[3, 9, 9, 9, 1, 1]), "leads out"),
+        (
+            lambda plan: plan["anatomy"]["units"][0]["places"][0].update(owner=[3, 9, 9, 9, 1, 1]),
+            "must be inside the tensor",
+        ),
         (lambda plan: plan["anatomy"]["units"][0]["places"][0].update(owner=["a"]), "Expected"),
         (lambda plan: plan["anatomy"]["skipped"][0]["reason"].update(cause="whim"), "Invalid enum value"),
         (lambda plan: plan["anatomy"]["blocks"][0]["way"].update(kind="blow up"), "Invalid value"),
         (lambda plan: plan["trajectory"][0].__setitem__(0, "blow up"), "Invalid value"),
         (lambda plan: plan["trajectory"].append(["evict", "nowhere", None, 0.0, 0, 0.0]), "nowhere"),
-        (lambda plan: plan.update(method={}), "the method has no name"),
-        (lambda plan: plan.update(method={"name": 3}), "the method has no name"),
+        (lambda plan: plan.update(method={}), "the method must have a name"),
+        (lambda plan: plan.update(method={"name": 3}), "the method must have a name"),
         (lambda plan: plan["details"].update(fidelities=[[1]]), "Expected `array`"),
     ],
 )
@@ -203,8 +206,8 @@ def test_an_altered_byte_is_noticed(tmp_path: Path, name: str) -> None:
 
 @pytest.mark.parametrize("form", FORMS, ids=lambda form: form.name)
 def test_a_format_changes_only_with_its_version(form: Format[Any]) -> None:
-    told = json.loads((SCHEMAS / f"{form.schema}.json").read_text())
-    assert told == json_schema(form), (
+    reported = json.loads((SCHEMAS / f"{form.schema}.json").read_text())
+    assert reported == json_schema(form), (
         f"{form.name} has changed: add a migration, which makes it version {form.version + 1}, and record "
         "folders and schema of that version (python -m tests.storage.record); if all that is new is a cause, "
         "a kind of action or an optional field, recording the schema again is enough"

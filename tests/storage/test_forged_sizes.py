@@ -113,7 +113,7 @@ def test_a_migration_takes_no_memory_for_sizes_either(tmp_path: Path) -> None:
 
 
 def mask(plan: Plan, kind: str, outline: list[int]) -> None:
-    name = next(name for name, told in plan[kind].items() if isinstance(told, list))
+    name = next(name for name, reported in plan[kind].items() if isinstance(reported, list))
     plan[kind][name] = outline
 
 

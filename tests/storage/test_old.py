@@ -41,14 +41,14 @@ def test_adapters_of_version_1(kind: str) -> None:
 
 @pytest.mark.parametrize("name", ["run-v2-absorb", "run-v2-hope", "run-v2-trained", "adapter-v2-mask"])
 def test_folders_of_version_2(name: str) -> None:
-    for told, found in outputs(OLD / name, EXPECTED_2["x"]).items():
-        torch.testing.assert_close(found, EXPECTED_2[told], rtol=1e-6, atol=1e-6)
+    for reported, found in outputs(OLD / name, EXPECTED_2["x"]).items():
+        torch.testing.assert_close(found, EXPECTED_2[reported], rtol=1e-6, atol=1e-6)
 
 
 @pytest.mark.parametrize("name", ["run-v3-hope", "run-v3-latency", "run-v3-trained"])
 def test_folders_of_version_3(name: str) -> None:
-    for told, found in outputs(OLD / name, EXPECTED_3["x"]).items():
-        torch.testing.assert_close(found, EXPECTED_3[told], rtol=1e-6, atol=1e-6)
+    for reported, found in outputs(OLD / name, EXPECTED_3["x"]).items():
+        torch.testing.assert_close(found, EXPECTED_3[reported], rtol=1e-6, atol=1e-6)
 
 
 def test_runs_that_know_no_times_know_their_bytes() -> None:
@@ -59,6 +59,12 @@ def test_runs_that_know_no_times_know_their_bytes() -> None:
     assert run.trajectory.counts("size")[0] == sum(one.nbytes for one in [*net.parameters(), *net.buffers()])
     with pytest.raises(hope.InfeasibleBudget, match="does not know its latency: encode again with latency="):
         hope.load(folder, net, latency=0.5)
+
+
+def test_a_run_that_was_stored_with_times_knows_its_latency() -> None:
+    run = read_run(OLD / "run-v3-latency")
+    assert run.trajectory.counts("latency").tolist() == list(run.record.times)
+    assert run.trajectory.steps_to("latency", 0.6) == run.steps
 
 
 def test_a_run_by_the_former_name_of_a_method_has_the_present_one() -> None:

@@ -103,7 +103,7 @@ def test_a_network_without_parameters_prints_too() -> None:
     assert "0 parameters, of which 0.0% are prunable" in str(hope.inspect(nn.ReLU(), torch.zeros(1, 3)))
 
 
-def test_equal_reasons_are_told_once() -> None:
+def test_equal_reasons_are_reported_once() -> None:
     class Heads(nn.Module):
         def __init__(self) -> None:
             super().__init__()

@@ -93,7 +93,7 @@ def losses(some: Side, inner: torch.Tensor, outer: torch.Tensor) -> dict[str, fl
     kernel = exact_signs(i.mean, j.mean, i.spread, j.spread, rho, i.slope, j.slope)[0].numpy()
     kernel[np.diag_indices(m)] = some.energy.numpy()
     a, total = float((kernel * h).trace()), float((kernel * h).sum())
-    told = {"pair, at once": a - b**2 / m, "sum, at once": total - b**2}
+    reported = {"pair, at once": a - b**2 / m, "sum, at once": total - b**2}
     sigma = (rho * some.spread[:, None] * some.spread).numpy()
     for merge in ("pair", "sum"):
         z, out = pair_by_pair(some, inner, outer, merge)
@@ -103,9 +103,11 @@ def losses(some: Side, inner: torch.Tensor, outer: torch.Tensor) -> dict[str, fl
         reach = exact_signs(mean, some.mean, spread, some.spread, toward, some.slope, some.slope)[0].numpy()
         own = float(_energy(mean, spread)[0]) * float(out @ h @ out)  # ‖f_p‖²
         shared = float(reach * (h @ out) @ np.ones(m))  # ⟨f_p, Σf⟩
-        told[f"{merge}, in pairs"] = a + m * own - 2 * shared if merge == "pair" else total + own - 2 * shared
+        reported[f"{merge}, in pairs"] = (
+            a + m * own - 2 * shared if merge == "pair" else total + own - 2 * shared
+        )
     sizes = {"pair": a, "sum": total}
-    return {name: np.sqrt(max(lost, 0.0) / sizes[name.partition(",")[0]]) for name, lost in told.items()}
+    return {name: np.sqrt(max(lost, 0.0) / sizes[name.partition(",")[0]]) for name, lost in reported.items()}
 
 
 def families(state: PaperState, count: int) -> Iterator[list[int]]:
@@ -137,8 +139,8 @@ def consolidation() -> str:
     lines = ["| neurons | M | " + " | ".join(names) + " |", "|---|---" + "|---:" * len(names) + "|"]
     for group, layers in groups.items():
         for count in (3, 5, 8):
-            told = [losses(*cut_out(layer, some)) for layer in layers for some in families(layer, count)]
-            cells = (f"{np.mean([one[name] for one in told]):.3f}" for name in names)
+            reported = [losses(*cut_out(layer, some)) for layer in layers for some in families(layer, count)]
+            cells = (f"{np.mean([one[name] for one in reported]):.3f}" for name in names)
             lines.append(f"| {group} | {count} | " + " | ".join(cells) + " |")
     return "\n".join(lines)
 

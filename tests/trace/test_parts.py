@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import linecache
+from collections.abc import Callable
+from pathlib import Path
+
 import pytest
 import torch
 from torch import Tensor, nn
 
 import hope
+from hope.trace.capture import _line
 
 
 class Detector(nn.Module):
@@ -24,6 +29,14 @@ class Detector(nn.Module):
         if found.numel() > 3:
             return found[:3]
         return found
+
+
+class LargeHead(Detector):
+    """The head has most of the parameters, and no batch norm."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.head = nn.Sequential(nn.Conv2d(8, 64, 3), nn.ReLU(), nn.Conv2d(64, 1, 1))  # type: ignore[assignment]
 
 
 class Everywhere(nn.Module):
@@ -54,6 +67,27 @@ def test_a_detector_is_refused_with_the_line_and_the_part(capfd: pytest.CaptureF
     out, err = capfd.readouterr()
     assert (out, err) == ("", "")
     assert not model.backbone._forward_pre_hooks
+
+
+def test_the_part_with_batch_norm_is_named_even_if_another_is_larger() -> None:
+    model = LargeHead().eval()
+    assert sum(p.numel() for p in model.head.parameters()) > sum(
+        p.numel() for p in model.backbone.parameters()
+    )
+    with pytest.raises(hope.UnsupportedModel, match=r"model\.backbone = hope\.encode"):
+        hope.inspect(model, (IMAGES,))
+
+
+@pytest.mark.parametrize(("package", "quoted"), [("torch", False), ("torchvision", True)])
+def test_the_line_is_quoted_where_it_is_not_torchs(package: str, quoted: bool) -> None:
+    file = str(Path(torch.__file__).parents[1] / package / "made_up.py")
+    code = "def forward():\n    raise ValueError\n"
+    linecache.cache[file] = (len(code), None, code.splitlines(keepends=True), file)
+    made: dict[str, Callable[[], None]] = {}
+    exec(compile(code, file, "exec"), made)
+    with pytest.raises(ValueError) as failure:  # noqa: PT011
+        made["forward"]()
+    assert ("in made_up.py, line 2: raise ValueError" in _line(failure.value)) == quoted
 
 
 def test_the_part_is_compressed_in_place_as_the_message_says() -> None:

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 import hope
 from hope.trace.trace import Trace
+from tests.latency.fake import faked
 from tests.support import randomise
 
 
@@ -54,6 +55,45 @@ class Sizes(nn.Module):
         return torch.tanh(self.a(x)) if len(x) > 1 else torch.relu(self.a(x))
 
 
+class Block(nn.Module):
+    """A residual block, whose skip is a convolution where the width changes."""
+
+    def __init__(self, inputs: int, outputs: int) -> None:
+        super().__init__()
+        self.conv1, self.bn1 = nn.Conv2d(inputs, outputs, 3, padding=1), nn.BatchNorm2d(outputs)
+        self.conv2, self.bn2 = nn.Conv2d(outputs, outputs, 3, padding=1), nn.BatchNorm2d(outputs)
+        wider = nn.Sequential(nn.Conv2d(inputs, outputs, 1), nn.BatchNorm2d(outputs))
+        self.skip = wider if inputs != outputs else nn.Identity()
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.bn2(self.conv2(torch.relu(self.bn1(self.conv1(x)))))
+        return torch.relu(self.skip(x) + y)
+
+
+class Auxiliary(nn.Module):
+    """Has a head that only training uses."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.bn, self.b = nn.Linear(6, 16), nn.BatchNorm1d(16), nn.Linear(16, 16)
+        self.bn2, self.c, self.aux = nn.BatchNorm1d(16), nn.Linear(16, 4), nn.Linear(16, 3)
+
+    def forward(self, x: Tensor) -> Tensor | tuple[Tensor, Tensor]:
+        x = torch.relu(self.bn(self.a(x)))
+        y: Tensor = self.c(torch.relu(self.bn2(self.b(x))))
+        return (y, self.aux(x)) if self.training else y
+
+
+def residual() -> nn.Sequential:
+    return randomise(
+        nn.Sequential(
+            nn.Conv2d(3, 8, 3, padding=1), nn.BatchNorm2d(8), nn.ReLU(),
+            Block(8, 8), Block(8, 16), Block(16, 16),
+            nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(16, 5),
+        )
+    )  # fmt: skip
+
+
 def network() -> nn.Sequential:
     net = nn.Sequential(
         nn.Conv2d(3, 12, 3, padding=1), nn.BatchNorm2d(12), nn.ReLU(),
@@ -77,6 +117,40 @@ def test_a_run_exports_its_network_once(exports: list[type], method: hope.Method
     encoding = hope.encode(network(), torch.zeros(1, 3, 12, 12), density=0.5, method=method, progress=False)
     assert encoding.model[0].out_channels < 12  # type: ignore[index, union-attr, operator]
     assert exports == [nn.Sequential]
+
+
+def test_a_run_with_streams_exports_its_network_once(exports: list[type]) -> None:
+    encoding = hope.encode(
+        residual(), torch.zeros(1, 3, 12, 12), density=0.3, streams=True, evict=False, progress=False
+    )
+    cut = {step.name for step in encoding.trajectory.steps[: encoding.steps]}
+    assert cut & {unit.name for unit in encoding.anatomy.streams}
+    assert encoding.model[0].out_channels  # type: ignore[index, union-attr]
+    assert exports == [nn.Sequential]
+
+
+def test_a_network_without_a_block_is_another_one_and_is_exported_too(exports: list[type]) -> None:
+    encoding = hope.encode(residual(), torch.zeros(1, 3, 12, 12), params=0.2, streams=True, progress=False)
+    assert encoding.trajectory.mix(encoding.steps)["evict"]
+    assert encoding.model[0].out_channels  # type: ignore[index, union-attr]
+    assert exports == [nn.Sequential, nn.Sequential]
+
+
+@pytest.mark.parametrize("runtime", ["torch", "onnxruntime"])
+def test_a_run_to_a_latency_exports_its_network_once(exports: list[type], runtime: str) -> None:
+    how: dict[str, Any] = {"latency": 0.7, "runtime": runtime, "method": hope.Absorb(calibration="patterns")}
+    with faked():
+        encoding = hope.encode(network(), torch.zeros(1, 3, 12, 12), progress=False, **how)
+    assert encoding.inputs
+    assert sum(p.numel() for p in encoding.model.parameters()) < encoding.anatomy.size().parameters
+    assert exports == [nn.Sequential]
+
+
+def test_a_network_with_parts_for_training_is_exported_once_in_either_mode(exports: list[type]) -> None:
+    net = Auxiliary().eval()
+    encoding = hope.encode(net, torch.zeros(2, 6), params=0.6, progress=False)
+    assert encoding.model.b.out_features < 16  # type: ignore[union-attr, operator]
+    assert exports == [Auxiliary, Auxiliary]
 
 
 @pytest.mark.parametrize(("width", "count"), [(12, 7), (8, 2), (4, 7)])

@@ -165,7 +165,12 @@ def duplicate(model: nn.Module, shared: Iterable[Tensor] = ()) -> nn.Module:
         with torch.inference_mode(False):  # what is made there could not be trained
             return copy.deepcopy(model, {id(tensor): tensor for tensor in shared})
     except Exception as error:  # whatever a module's attributes raise
-        raise UnsupportedModel(
-            f"the model must be one that copy.deepcopy copies, got {type(model).__name__} "
-            f"({first_line(error)}): remove old-style weight_norm (torch.nn.utils.remove_weight_norm)"
-        ) from error
+        raise no_copy(model, error) from error
+
+
+def no_copy(model: nn.Module, error: Exception) -> UnsupportedModel:
+    """The error for a model that cannot be copied."""
+    return UnsupportedModel(
+        f"the model must be one that copy.deepcopy copies, got {type(model).__name__} "
+        f"({first_line(error)}): remove old-style weight_norm (torch.nn.utils.remove_weight_norm)"
+    )

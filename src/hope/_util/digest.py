@@ -29,7 +29,7 @@ def parsed(data: bytes) -> dict[str, Any]:
     try:
         plan = json.loads(data)
     except RecursionError as error:
-        raise ValueError("nested too deeply") from error
+        raise ValueError("JSON must be nested less deeply, got more levels than Python reads") from error
     return plan if isinstance(plan, dict) else {}
 
 

@@ -167,7 +167,7 @@ def read_tensors(path: Path) -> tuple[dict[str, str], dict[str, Tensor]]:
         metadata = file.metadata() or {}
         tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
     if metadata.pop("sha256") != _digest(tensors, metadata):
-        raise ValueError(f"{path} is damaged")
+        raise ValueError(f"{path} must have the digest that it names, got another")
     return metadata, tensors
 
 

@@ -17,6 +17,7 @@ from hope.errors import CannotWrite, first_line
 
 # .NAME.PID.HOST-TOKEN.part: while it is written
 PART = re.compile(r"\.(?P<name>.+)\.(?P<pid>[0-9]+)\.(?P<host>[0-9a-f]{8})-[0-9a-f]{8}\.part")
+ANOTHER = "give a path that can be written to"
 _being_written: set[str] = set()  # by this process
 
 
@@ -26,7 +27,9 @@ def make_folder(folder: Path) -> None:
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise CannotWrite(f"{folder} cannot be made: {error.strerror or first_line(error)}") from error
+        raise CannotWrite(
+            f"{folder} cannot be made: {error.strerror or first_line(error)}: {ANOTHER}"
+        ) from error
 
 
 def check_folder(folder: Path) -> None:
@@ -51,7 +54,9 @@ def write_file(path: Path, data: bytes | Iterable[bytes]) -> None:
                 os.fsync(file.fileno())
             os.replace(partial, path)
         except OSError as error:
-            raise CannotWrite(f"{path} cannot be written: {error.strerror or first_line(error)}") from error
+            raise CannotWrite(
+                f"{path} cannot be written: {error.strerror or first_line(error)}: {ANOTHER}"
+            ) from error
         finally:
             if partial.parent.is_dir():
                 partial.unlink(missing_ok=True)
@@ -73,7 +78,9 @@ def staged(path: Path) -> Iterator[Path]:
         except CannotWrite:
             raise
         except OSError as error:
-            raise CannotWrite(f"{path} cannot be written: {error.strerror or first_line(error)}") from error
+            raise CannotWrite(
+                f"{path} cannot be written: {error.strerror or first_line(error)}: {ANOTHER}"
+            ) from error
         finally:
             shutil.rmtree(folder, ignore_errors=True)
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from hope._util.files import is_alive, make_folder
+from hope._util.files import ANOTHER, is_alive, make_folder
 from hope.errors import CannotWrite, first_line
 
 try:
@@ -92,7 +92,9 @@ def _acquire(folder: Path, place: Path) -> int | None:
             if error.errno in NO_LOCKS:
                 _acquire_by_existence(folder, place)
                 return None
-            raise CannotWrite(f"{path} cannot be locked: {error.strerror or first_line(error)}") from error
+            raise CannotWrite(
+                f"{path} cannot be locked: {error.strerror or first_line(error)}: {ANOTHER}"
+            ) from error
         finally:
             if file is not None:
                 os.close(file)
@@ -110,7 +112,9 @@ def _acquire_by_existence(folder: Path, place: Path) -> None:
                 raise _refusal(folder, owner, f"remove {path} if it is no longer running") from None
             path.unlink(missing_ok=True)
         except OSError as error:
-            raise CannotWrite(f"{path} cannot be made: {error.strerror or first_line(error)}") from error
+            raise CannotWrite(
+                f"{path} cannot be made: {error.strerror or first_line(error)}: {ANOTHER}"
+            ) from error
         else:
             _write_owner(file)
             os.close(file)

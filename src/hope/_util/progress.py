@@ -40,6 +40,7 @@ REFIT = "refitting the weights"
 FIDELITY = "predicting the fidelity"
 EVALUATE = "evaluating networks"
 LOAD = "loading the model"
+DREAM = "making synthetic inputs"
 
 QUIET = 10.0  # seconds before the first line of a log
 AGAIN = 60.0  # seconds between two lines about one phase
@@ -101,8 +102,10 @@ class RunProgress:
 
     @property
     def share(self) -> float | None:
-        """How much of the run is done; None if unknown."""
+        """How much of the run is done, by its phases if there is no estimate; None if unknown."""
         left, spent = self.left, time.monotonic() - self.started
+        if left is None and len(self.phases) > 1 and not self.expected:
+            return (max(0, self.number) + self.done) / len(self.phases)
         return spent / max(1e-9, spent + left) if left is not None else None
 
     @property

@@ -1,7 +1,7 @@
 """What every action has: its record, what it frees, how it rewrites weights, how it is described.
 
-A kind of action is one file with one subclass of `Action`, registered in `actions.registry`: everything else
-in the package uses what is defined here. Neurons and blocks have the numbers and names of the original
+A kind of action is one file with one subclass of `Action`, registered in `actions.registered`. Everything
+else in the package uses what is defined here. Neurons and blocks have the numbers and names of the original
 network, whatever happened before. A method fills in what an action costs; for actions made by hand these
 fields stay 0.
 """

@@ -7,7 +7,7 @@ import argparse
 from typing import Any
 
 from hope.schedule.budget import one_budget
-from hope.schedule.resources import UNITS
+from hope.schedule.resources import UNITS, BudgetUnit
 
 
 def add_budgets(parser: argparse.ArgumentParser, *, required: bool, or_bits: bool = False) -> None:
@@ -83,3 +83,8 @@ def budget_of(options: argparse.Namespace) -> dict[str, Any]:
     if found:
         one_budget(**found)
     return found
+
+
+def unit_given(options: argparse.Namespace) -> BudgetUnit | None:
+    """The unit of the budget that was given; None if there is none."""
+    return next((UNITS[name] for name in UNITS if getattr(options, name, None) is not None), None)

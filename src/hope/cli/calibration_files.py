@@ -45,10 +45,10 @@ def _array(what: str, example: Tensor) -> Tensor:
             with held:
                 names = ["x"] if "x" in held.files else held.files
                 if len(names) != 1:
-                    raise ValueError(f"its arrays are {', '.join(names) or 'none'}: call the inputs x")
+                    raise ValueError(f"its array must be called x, got {', '.join(names) or 'none'}")
                 array = held[names[0]]
         if not isinstance(array, np.ndarray) or array.ndim < 2:
-            raise ValueError("it holds no batch of inputs")
+            raise ValueError("it must hold a batch of inputs, got no rows of them")
         tensor = torch.from_numpy(array)
     except (OSError, ValueError, TypeError, EOFError) as error:
         raise InvalidExample(

@@ -23,7 +23,7 @@ USUAL = {
 
 def _unsaid(budget: Budget, given: dict[str, Any]) -> dict[str, Any]:
     """What else distinguishes runs: the ranking of steps, unless by time, and the origin of the widths."""
-    ranks = budget.resource is not None and budget.resource.ranks and given["method"].by_budget
+    ranks = budget.ranks(given["method"].by_budget) and not budget.kind.timed
     ranked = budget.unit if ranks else USUAL["ranked"]
     widths = "chosen" if given["multiple_of"] is None else USUAL["widths"]
     return {"ranked": ranked, "widths": widths}

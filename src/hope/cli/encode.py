@@ -10,8 +10,8 @@ from hope._util.files import check_folder
 from hope._util.locks import locked
 from hope._util.names import current_method
 from hope._util.notes import note
-from hope.cli import gguf_option, healing, models
-from hope.cli.budget_options import add_bits, add_budgets, budget_of
+from hope.cli import curves, gguf_option, healing, models
+from hope.cli.budget_options import add_bits, add_budgets, budget_of, unit_given
 from hope.cli.compare import differing, started_otherwise
 from hope.cli.output_paths import path, saved
 from hope.cli.text import windows
@@ -37,7 +37,6 @@ PAPER = {
 }
 OPTIONS = {**dict.fromkeys(PAPER, ("paper",)), "calibration": ("absorb", "paper")}  # whose they are
 PARTIAL = "partial.json"
-POINTS = 10  # of --curve
 LONG = 10.0  # seconds from which on an estimate is printed
 
 
@@ -61,8 +60,8 @@ def register(commands: Any) -> None:
     parser.add_argument(
         "--resume",
         action="store_true",
-        help="resume an interrupted run; do nothing if the folder already has this run; a run with other "
-        "options is replaced with --force only",
+        help="resume an interrupted run; of a run that the folder already has, compute only what --curve and "
+        "--report lack; a run with other options is replaced with --force only",
     )
     parser.add_argument(
         "--report",
@@ -75,8 +74,8 @@ def register(commands: Any) -> None:
     parser.add_argument(
         "--curve",
         action="store_true",
-        help="also predict the fidelity at ten points along the run, for the report and for `hope plot`; "
-        "takes longer than the run itself on most networks",
+        help="also predict the fidelity, and compute the score of --evaluate, at ten points along the run, "
+        "for the report and for `hope plot`; takes longer than the run itself on most networks",
     )
     parser.set_defaults(run=run)
 
@@ -162,6 +161,8 @@ def _run(options: argparse.Namespace, out: Path, budget: dict[str, Any]) -> None
     partial, curve = out / PARTIAL, options.curve or options.report is not None
     if differs == [] and not partial.exists():
         print(f"{options.out} already has this run")
+        if curve:
+            curves.complete(out, model, example, given["method"], score)
         _report(options, model, example, given)
         return
     if options.resume and not options.force:
@@ -173,7 +174,7 @@ def _run(options: argparse.Namespace, out: Path, budget: dict[str, Any]) -> None
     if not options.resume:
         remove_checkpoint(partial)
     healing.forget(out)
-    given |= {"evaluations": POINTS + 2 if curve else 1, "on_estimate": _print_estimate}
+    given |= {"evaluations": curves.POINTS + 2 if curve else 1, "on_estimate": _print_estimate}
     given["evaluate"] = score  # no option of the run: it is not compared above
     source = _source(options)
     with run_of((READ,)):
@@ -183,12 +184,12 @@ def _run(options: argparse.Namespace, out: Path, budget: dict[str, Any]) -> None
         except InfeasibleBudget:  # nothing can be resumed
             remove_checkpoint(partial)
             raise
-        encoding.save(out, source=source)
+        encoding.save(out, source=source)  # what follows may take longer than the run, or fail
         if curve:
-            encoding.fidelities(POINTS)
-            encoding.save(out, source=source)
-        remove_checkpoint(partial)
+            curves.draw(encoding)
         summary = str(encoding)
+        encoding.save(out, source=source)  # with the numbers of the summary
+        remove_checkpoint(partial)
     print(summary)
     print(saved(out, options.out))
     _report(options, model, example, given)
@@ -246,7 +247,8 @@ def _check_options(options: argparse.Namespace) -> None:
         raise InfeasibleBudget(
             f"one of the arguments {names} --bits must be given, got none: see `hope encode --help`"
         )
-    if options.drop is not None and not options.evaluate:
+    unit = unit_given(options)
+    if unit is not None and unit.scored and not options.evaluate:
         raise UnknownMethod(
             "--drop must have a score, got no --evaluate: add --evaluate FILE.py:FUNCTION, or give "
             "--fidelity 0.9"
@@ -257,13 +259,13 @@ def _check_options(options: argparse.Namespace) -> None:
                 f"--{name} must be left out with --method {options.method}, which does not have it: omit "
                 f"it, or use --method {' or '.join(methods)}"
             )
-    where = _runtime(options)
-    if where and options.latency is None:
+    where, timed = _runtime(options), unit is not None and unit.timed
+    if where and not timed:
         name = next(iter(where)).replace("engine", "runtime")
         raise UnknownMethod(
             f"--{name} must come with --latency, got another budget: omit it, or give --latency (0.6, 12ms)"
         )
-    if options.latency is not None:
+    if timed:
         from hope.latency.runtime import Runtime, runtime_of
 
         runtime_of(Runtime(**{"engine": "torch", **where}))
@@ -311,8 +313,8 @@ def _given(options: argparse.Namespace, model: Any, example: Any) -> dict[str, A
     """The other options of the run, as keywords."""
     from hope.rewrite.experts import widths_of
 
-    multiple_of = options.multiple_of
-    if multiple_of is None and options.latency is None:
+    multiple_of, unit = options.multiple_of, unit_given(options)
+    if multiple_of is None and not (unit is not None and unit.timed):
         multiple_of = widths_of(model) if options.uniform else 1
         if multiple_of > 1:
             note(
@@ -330,7 +332,7 @@ def _given(options: argparse.Namespace, model: Any, example: Any) -> dict[str, A
         "group": options.group,
         "round": options.round,
     }
-    if options.latency is not None:
+    if unit is not None and unit.timed:
         from hope.latency.runtime import Runtime
 
         given["runtime"] = Runtime(**{"engine": "torch", **_runtime(options)})

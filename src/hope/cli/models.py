@@ -251,7 +251,9 @@ def example(shape: str) -> Tensor:
     try:
         return torch.randn(sizes, generator=torch.Generator().manual_seed(0))
     except RuntimeError as error:
-        raise InvalidExample(f"--input {shape} cannot be made: {first_line(error)}") from error
+        raise InvalidExample(
+            f"--input {shape} cannot be made: {first_line(error)}: give a smaller one"
+        ) from error
 
 
 def _sizes(shape: str) -> list[int]:

@@ -7,6 +7,7 @@ import os
 from collections.abc import Iterable
 from pathlib import Path
 
+from hope._util.locks import LOCK
 from hope.errors import CannotWrite
 from hope.schedule.resources import Bytes
 
@@ -34,7 +35,8 @@ def check_apart(target: str, sources: Iterable[Path]) -> None:
 
 def saved(out: Path, name: str) -> str:
     """How large the folder is, and what is large in it."""
-    sizes = {file.name: file.stat().st_size for file in out.iterdir() if file.is_file()}
+    files = [file for file in out.iterdir() if file.is_file() and file.name != LOCK]
+    sizes = {file.name: file.stat().st_size for file in files}
     large = [
         f"{KINDS[key]} {Bytes().format(size)}"
         for file, size in sorted(sizes.items())

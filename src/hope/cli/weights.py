@@ -17,12 +17,12 @@ INSIDE = ("state_dict", "model_state_dict", "model", "net", "network", "weights"
 PREFIXES = ("module.", "_orig_mod.", "model.")  # of DataParallel, of torch.compile, of a wrapping class
 SOME = 3  # of the names that do not fit
 AGAIN = "download or copy it again"
-KINDS: tuple[tuple[bytes, str], ...] = (
-    (b"version https://git-lfs", "a Git LFS pointer, not the file itself: run `git lfs pull`"),
-    (b"\x89HDF", "an HDF5 file, as Keras writes them: convert it to safetensors"),
-    (b"\x93NUMPY", "a NumPy array: give a state dict, as .safetensors or .pt"),
-    (b"\x1f\x8b", "a compressed archive: unpack it first"),
-    (b"<", "a web page or XML, not a checkpoint: " + AGAIN),
+KINDS: tuple[tuple[bytes, str, str], ...] = (  # first bytes, what the file is, and what to do
+    (b"version https://git-lfs", "a Git LFS pointer, not the file itself", "run `git lfs pull`"),
+    (b"\x89HDF", "an HDF5 file, as Keras writes them", "convert it to safetensors"),
+    (b"\x93NUMPY", "a NumPy array", "give a state dict, as .safetensors or .pt"),
+    (b"\x1f\x8b", "a compressed archive", "unpack it first"),
+    (b"<", "a web page or XML, not a checkpoint", AGAIN),
 )
 
 
@@ -53,9 +53,9 @@ def _read(path: Path) -> Any:
         head = file.read(64)
     if not head:
         raise _Foreign(f"it is empty: {AGAIN}")
-    for start, words in KINDS:
+    for start, what, way in KINDS:
         if head.startswith(start):
-            raise _Foreign(f"it is {words}")
+            raise _Foreign(f"it is {what}: {way}")
     if head[8:9] == b"{":
         return _safetensors(path)
     if head.startswith(b"PK"):

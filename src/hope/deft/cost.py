@@ -72,8 +72,10 @@ def accuracy_on(network: nn.Module, batches: Iterable[tuple[Tensor, Tensor]]) ->
                     f"batches must be inputs of the source task's size, got {tuple(inputs.shape)}, on which "
                     f"it does not run ({first_line(error)}): resize them"
                 ) from error
-            right += int((answers.argmax(dim=1) == labels.to(inputs.device)).sum())
-            total += len(labels)
+            answers = getattr(answers, "logits", answers)  # a model of transformers
+            classes = 1 if answers.shape[:1] + answers.shape[2:] == labels.shape else -1  # last, of tokens
+            right += int((answers.argmax(dim=classes) == labels.to(inputs.device)).sum())
+            total += labels.numel()
     if total == 0:
         raise InvalidExample(
             "batches must be pairs of inputs and labels, got none: pass such pairs, or omit it"

@@ -140,3 +140,17 @@ def by_capacity(
         core[name] = (values > tau) & left[name]
         core[name][int(values.masked_fill(~left[name], -1).argmax())] = True
     return tau, core
+
+
+def unit_partitions(
+    states: Sequence[PaperState],
+    paths: Sequence[Sequence[Action]],
+    percentile: float,
+    merges: Callable[[PaperState], PairPath] | None,
+) -> tuple[Lock, dict[str, UnitPartition]]:
+    """J_lock over the paths of all units, and the partition of each unit."""
+    lock = lock_threshold([cost for steps in paths for cost in prune_costs(steps)], percentile)
+    return lock, {
+        state.name: by_prune_cost(state, steps, lock.threshold, merges)
+        for state, steps in zip(states, paths, strict=True)
+    }

@@ -13,7 +13,19 @@ from torch import Tensor, nn
 from hope.errors import InvalidHead
 from hope.storage.adapter import Head
 
+FROZEN = "frozen"  # instead of a module's name: both tasks share the last layer, which is core
 PLAIN = {kind.__name__: kind for kind in (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)}
+
+
+def head_of(model: nn.Module, name: str) -> nn.Module:
+    """The head; an empty module if it is frozen and so has no name."""
+    return model.get_submodule(name) if name else nn.Identity()
+
+
+def put_head(model: nn.Module, name: str, head: nn.Module) -> None:
+    """Replace the head, in place; a frozen one stays."""
+    if name:
+        model.set_submodule(name, head)
 
 
 def recipe(layer: nn.Module) -> dict[str, Any] | None:
@@ -58,9 +70,15 @@ def new_head(old: nn.Module, head: int | nn.Module | None, name: str, source: nn
     """A new head of the old one's kind with so many outputs, the given module, or a copy of the old one.
 
     Args:
-        name: the old head's.
+        name: the old head's; "" if it is frozen.
         source: the source model; a module of its own is copied, so that training leaves it alone.
     """
+    if not name:
+        if head is not None:
+            raise InvalidHead(
+                f"head must be None, since the partition has a frozen head, got {head!r}: omit it"
+            )
+        return old
     if next(old.parameters(), None) is None:
         raise InvalidHead(
             f"the head must have parameters, and {name} has none: name the last layer of the model"
@@ -91,7 +109,7 @@ def check_recipe(known: Mapping[str, Any], stored: Mapping[str, Tensor]) -> None
     """Refuse to build a head whose shapes differ from the stored ones."""
     want, have = shapes_of(known), {name: tuple(value.shape) for name, value in stored.items()}
     if want != have:
-        raise ValueError(f"the head's recipe gives {want}, but stored is {have}")
+        raise ValueError(f"tensors of the head must have the shapes {want} of its recipe, got {have}")
 
 
 def known_recipe(saved: Head, old: nn.Module) -> dict[str, Any] | None:

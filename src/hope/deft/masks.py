@@ -8,6 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from hope.reasons import Cause
 from hope.structure.anatomy import Anatomy
 from hope.structure.units import IndexMap, Unit
 from hope.trace.labels import Ids
@@ -93,14 +94,24 @@ def severed_masks(
     return masks
 
 
-def relearnable(anatomy: Anatomy, units: Sequence[Unit], severed: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def last_weights(anatomy: Anatomy) -> list[str]:
+    """The weights that write the model's outputs, and nothing else."""
+    last = {one.name for one in anatomy.skipped if one.reason.cause is Cause.OUTPUT}
+    shared = {one.tensors.get("weight") for one in anatomy.program if one.operator == "embedding"}
+    return [name for name in anatomy.shapes if name.rpartition(".")[0] in last and name not in shared]
+
+
+def relearnable(
+    anatomy: Anatomy, units: Sequence[Unit], severed: Mapping[str, Tensor], last: Sequence[str] = ()
+) -> dict[str, Tensor]:
     """Weight -> a mask that broadcasts to its shape, True where it writes from slack into one of these units.
 
-    All neurons of these units are core, so slack that writes only there could not reach the head. These
-    weights are severed like all others from slack to core, but they are trainable: core reads slack through
-    them, except in `source()`, where all trainable entries are zero.
+    `last` are weights of a frozen head, which count like such a unit. All neurons of these units are core, so
+    slack that writes only there could not reach the head. These weights are severed like all others from
+    slack to core, but they are trainable: core reads slack through them, except in `source()`, where all
+    trainable entries are zero.
     """
-    masks: dict[str, Tensor] = {}
+    masks: dict[str, Tensor] = {weight: severed[weight] for weight in last if weight in severed}
     for unit in units:
         for place in unit.places:
             if place.role == "out" and place.tensor in severed:

@@ -12,6 +12,7 @@ from pathlib import Path
 from torch import Tensor, nn
 
 from hope._util.calls import Example, duplicate
+from hope._util.memo import Memo
 from hope.actions import Merge
 from hope.deft import masks
 from hope.deft.bounds import Bounds
@@ -33,7 +34,7 @@ class Partition:
 
     Attributes:
         anatomy: the network.
-        head: the module that a new task replaces.
+        head: the module that a new task replaces; "" if the head is frozen.
         by: "prune-cost", "capacity", "absorption" if the core was refitted, or "growth".
         percentile: P; of a refitted core the share of slack, in percent.
         threshold: the upper limit of slack: J_lock, or τ.
@@ -54,6 +55,7 @@ class Partition:
         growth: how the network was widened, with grow=; the partition is then of the wider network.
         example: an input of the network; synthetic inputs have its shape.
         clamp: whether parents have the BN numbers that the paper prints.
+        known: a memo of its fidelity, which the partitions of one search share.
 
     Example:
         >>> import torch, hope
@@ -87,7 +89,7 @@ class Partition:
     refitted: RefittedCore | None = None
     growth: Growth | None = None
     clamp: bool = False
-    _fidelities: list[Fidelity] = field(default_factory=list)
+    known: Memo[str, Fidelity | None] = field(default_factory=Memo)
 
     def fidelity(self, model: nn.Module) -> Fidelity | None:
         """Fidelity to the source, on synthetic inputs; created once. None without an example, or if the
@@ -96,12 +98,14 @@ class Partition:
         Args:
             model: the partitioned model.
         """
-        if not self._fidelities and self.example is not None:
-            anatomy, count = self.anatomy, images_for(self.anatomy.size().macs)
+        return self.known.of("fidelity", lambda: self._fidelity(model))
+
+    def _fidelity(self, model: nn.Module) -> Fidelity | None:
+        anatomy, count = self.anatomy, images_for(self.anatomy.size().macs)
+        if self.example is not None:
             with suppress(InvalidExample):
-                found = Fidelity(model, self.example, anatomy.program, count, trace=anatomy.trace)
-                self._fidelities.append(found)
-        return self._fidelities[0] if self._fidelities else None
+                return Fidelity(model, self.example, anatomy.program, count, trace=anatomy.trace)
+        return None
 
     @cached_property
     def units(self) -> list[Unit]:
@@ -123,8 +127,9 @@ class Partition:
         """Weight -> a mask, True for severed weights that may be trained, because slack has no other path to
         the head.
         """
+        last = () if self.head else masks.last_weights(self.anatomy)
         whole = [unit for unit in self.units if unit.mixed or (self.fresh and self.core[unit.name].all())]
-        return masks.relearnable(self.anatomy, whole, self.severed)
+        return masks.relearnable(self.anatomy, whole, self.severed, last)
 
     @cached_property
     def frozen(self) -> dict[str, Tensor]:

@@ -45,7 +45,7 @@ def parts_of(partition: Partition) -> list[object]:
     if bounds.left_out:
         names = ", ".join(bounds.left_out)
         parts.append(f"not included, because the capacity of their readers is unknown: {names}")
-    parts.append(f"head: {partition.head}")
+    parts.append(f"head: {partition.head or 'frozen, shared by both tasks'}")
     if partition.left_alone:
         whole = list(partition.left_alone)
         more = f" and {len(whole) - 5} more" if len(whole) > 5 else ""

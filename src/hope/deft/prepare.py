@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from functools import partial
 from typing import Any
 
 import torch
@@ -11,12 +12,13 @@ from torch import Tensor, nn
 from hope._util.tensors import get
 from hope.deft.checks import check_sever, check_weights
 from hope.deft.cost import cost_of, report_cost
-from hope.deft.heads import new_head
+from hope.deft.heads import head_of, new_head
 from hope.deft.partition import Partition
 from hope.deft.severing import Absorbed, absorb
 from hope.deft.tuning import Tuning
 from hope.errors import InvalidPartition
 from hope.methods.method import listed
+from hope.storage.adapter import Cost
 
 
 def prepare(
@@ -55,7 +57,8 @@ def prepare(
     Args:
         model: the partitioned model.
         partition: the result of `hope.deft.partition` for it.
-        head: number of outputs of the new head, a module, or None to start from the source's head.
+        head: number of outputs of the new head, a module, or None to start from the source's head, or to
+            share a frozen one.
         freeze_statistics: freeze the running statistics of core channels. The hooks belong to the BN modules:
             use `SyncBatchNorm.convert_sync_batchnorm` before `prepare`, not after.
         sever: "mask" as in the paper, or "absorb"; weights with unknown input moments are masked, and
@@ -85,11 +88,11 @@ def prepare(
         True
     """
     check_weights(model, partition.original)
-    tuning = ready(
-        model, partition, head=head, freeze_statistics=freeze_statistics, sever=sever, calibration=calibration
-    )
-    tuning.cost = cost_of(model, partition, tuning, batches)
-    report_cost(tuning.cost, partition)
+    how: dict[str, Any] = {"freeze_statistics": freeze_statistics, "sever": sever, "calibration": calibration}
+    cost = partial(cost_of, model, partition, batches=batches)
+    tuning = ready(model, partition, head=head, cost=cost, **how)
+    if tuning.cost is not None:
+        report_cost(tuning.cost, partition)
     return tuning
 
 
@@ -101,8 +104,9 @@ def ready(
     freeze_statistics: bool = False,
     sever: str | None = None,
     calibration: Iterable[Any] | None = None,
+    cost: Callable[[Tuning], Cost] | None = None,
 ) -> Tuning:
-    """The same without measuring the cost."""
+    """The same without measuring the cost, unless `cost` does."""
     sever = partition.sever if sever is None else check_sever(sever)
     if sever != partition.sever and (partition.fresh or sever == "refit"):
         raise InvalidPartition(
@@ -118,7 +122,7 @@ def ready(
         tuned,
         method="deft",
         head=partition.head,
-        new_head=new_head(tuned.get_submodule(partition.head), head, partition.head, model),
+        new_head=new_head(head_of(tuned, partition.head), head, partition.head, model),
         frozen=partition.frozen,
         columns=partition.head_columns,
         freeze_statistics=freeze_statistics,
@@ -129,6 +133,7 @@ def ready(
         shares_head=head is None,
         absorbed_head=absorbed.head,
         notes=(*absorbed.notes, *_notes(partition)),
+        cost=cost,
     )
 
 

@@ -16,7 +16,7 @@ import torch
 from torch import nn
 
 from hope._util.calls import Example
-from hope._util.progress import busy
+from hope._util.progress import MEASURE, RANK, busy
 from hope._util.tensors import get
 from hope.actions import Action
 from hope.deft.freed import consolidate
@@ -25,6 +25,7 @@ from hope.errors import InvalidPartition
 from hope.evaluate.fidelity import Fidelity, images_for
 from hope.evaluate.sensitivity import with_sensitivities
 from hope.methods.absorb import Absorb
+from hope.reasons import LISTED
 from hope.rewrite.apply import kept_places, outcome
 from hope.rewrite.refit import compressed
 from hope.schedule.search_space import SearchSpace, search_space, waiting
@@ -104,7 +105,8 @@ def ranking(
         calibration: of the method; without it, it is data-free.
     """
     method = Absorb(calibration="patterns" if calibration is None else calibration)
-    statistics = method.collect(model, example, anatomy, progress=progress)
+    with busy(MEASURE, progress):
+        statistics = method.collect(model, example, anatomy, progress=progress)
     space = search_space(statistics, method.resolve(statistics), evict=False)
     if space.method.needs_sensitivity:
         probes = Fidelity(model, example, count=images_for(anatomy.size().macs), inputs=statistics.inputs)
@@ -112,11 +114,9 @@ def ranking(
     allowed = {unit.name for unit in targets.free}
     space = replace(space, states=tuple(state for state in space.states if state.name in allowed))
     if not space.states:
-        advice = waiting(anatomy, space.left_alone)
-        raise InvalidPartition(
-            f"{anatomy.model} must have a neuron that can be slack, got none"
-            + (f": {advice}: pass a few inputs, calibration=batches" if advice else "")
-        )
+        waits = waiting(anatomy, space.left_alone)
+        way = f"{waits}; pass a few inputs, calibration=batches" if waits else LISTED
+        raise InvalidPartition(f"{anatomy.model} must have a neuron that can be slack, got none: {way}")
     able = sum(state.neurons for state in space.states)
-    with busy("ranking neurons", progress):
+    with busy(RANK, progress):
         return Ranking(model, space, tuple(space.steps()), able, progress)

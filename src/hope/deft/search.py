@@ -8,12 +8,15 @@ from typing import Any
 from torch import nn
 
 from hope._util.notes import note
+from hope._util.progress import bar
 from hope.deft.checks import Request
 from hope.deft.cost import kept_fidelity
 from hope.deft.elasticity import least_percentile
 from hope.deft.partition import Partition
 from hope.deft.prepare import ready
 from hope.errors import InvalidPartition
+
+SLACK = "searching the most slack"
 
 
 def bisected(keeps: Callable[[int], Partition | None], first: Partition, low: int, high: int) -> Partition:
@@ -25,14 +28,16 @@ def bisected(keeps: Callable[[int], Partition | None], first: Partition, low: in
         keeps: number -> its partition, or None if it does not keep the fidelity.
         first: the partition at `low`; `high` is out of the question.
     """
-    best = first
-    while high - low > 1:
-        middle = (low + high) // 2
-        found = keeps(middle)
-        if found is None:
-            high = middle
-        else:
-            low, best = middle, found
+    best, most, done = first, (high - low).bit_length(), 0
+    with bar(SLACK, most) as show:
+        while high - low > 1:
+            show(done)
+            middle, done = (low + high) // 2, done + 1
+            found = keeps(middle)
+            if found is None:
+                high = middle
+            else:
+                low, best = middle, found
     return best
 
 

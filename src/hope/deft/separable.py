@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from fnmatch import fnmatchcase
 
 from hope import ops
+from hope.deft.heads import FROZEN
 from hope.errors import NotSeparable
 from hope.ops.weight import is_weight
 from hope.reasons import Cause
@@ -30,14 +31,16 @@ def matches(names: Sequence[str], patterns: Sequence[str]) -> bool:
 
 
 def find_head(anatomy: Anatomy, name: str | None) -> str:
-    """The module whose outputs are the model's: a new task replaces it."""
+    """The module whose outputs are the model's: a new task replaces it. "" if both tasks share it."""
+    if name == FROZEN:
+        return ""
     modules = {tensor.rpartition(".")[0] for tensor in anatomy.parameters}
     found = [one.name for one in anatomy.skipped if one.kind == "layer" and one.reason.cause is Cause.OUTPUT]
     tied = _tied(anatomy)
     if tied and not found and (name is None or name not in modules):
         raise NotSeparable(
             f"the head of {anatomy.model} shares the weight {tied} with the embedding, which cannot be "
-            "trained for one task alone: give the head its own copy first (tie_word_embeddings=False)"
+            f"trained for one task alone: share it with head={FROZEN!r}"
         )
     if name is not None:
         if name not in modules:
@@ -107,10 +110,13 @@ def check_separable(anatomy: Anatomy, units: Sequence[Unit], head: str, core: Se
     inside |= {unit.name for unit in anatomy.units if unit.fixed is not None}  # nothing is cut here
     left = [one for one in anatomy.skipped if one.name not in inside and one.name != head]
     left = [one for one in left if one.kind != "block"]  # nor evicted
+    tied = _tied(anatomy)
     reading = {p.tensor.rpartition(".")[0] for unit in units for p in unit.places if p.role == "in"}
     for one in left:
         if one.kind != "layer" or one.reason.cause in HARMLESS or one.name not in reading:
             continue
+        if not head and f"{one.name}.weight" == tied:
+            continue  # a frozen head: it writes the outputs
         if not matches([one.name], core):
             raise NotSeparable(
                 f"{one.name} cannot be split into core and slack: {one.reason}; "

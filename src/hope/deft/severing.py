@@ -22,6 +22,7 @@ from torch import Tensor, nn
 
 from hope._util.tensors import get
 from hope.actions.absorption import compensate, write_back
+from hope.deft.heads import head_of
 from hope.deft.masks import in_head, owned
 from hope.deft.partition import Partition
 from hope.ops.norm import uses_of_bns
@@ -56,7 +57,7 @@ def absorb(model: nn.Module, partition: Partition, calibration: Iterable[Any] | 
             model, anatomy, calibration, input_statistics, units=partition.units
         )
     uses = uses_of_weights(anatomy.program) + uses_of_bns(anatomy.program)
-    head = model.get_submodule(partition.head)
+    head = head_of(model, partition.head)
     before = {name: value.clone() for name, value in head.state_dict().items()}
     notes = []
     for weight in sorted(partition.severed.keys() | partition.head_columns.keys()):

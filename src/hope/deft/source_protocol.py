@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor, nn
 
 from hope._util.calls import duplicate
-from hope.deft.heads import masked_head
+from hope.deft.heads import head_of, masked_head, put_head
 from hope.deft.statistics import put_back, snapshot
 
 if TYPE_CHECKING:
@@ -39,7 +39,7 @@ def source(tuning: Tuning, masked: bool) -> Iterator[nn.Module]:
     if masked and tuning.growth is not None:
         yield _narrow(tuning, tuning.growth)
         return
-    head = model.get_submodule(tuning.head)
+    head = head_of(model, tuning.head)
     forward = _without_autocast(model)
     modes = [(module, module.training) for module in model.modules()]
     drifted = snapshot(model)
@@ -50,13 +50,13 @@ def source(tuning: Tuning, masked: bool) -> Iterator[nn.Module]:
     try:
         for parameter, data, slack in slack_entries:
             parameter.data = data.masked_fill(slack.to(data.device), 0)
-        model.set_submodule(tuning.head, grafted)
+        put_head(model, tuning.head, grafted)
         put_back(model, tuning.statistics)
         model.eval()
         yield model
     finally:
         vars(model).update(forward)
-        model.set_submodule(tuning.head, head)
+        put_head(model, tuning.head, head)
         for parameter, data, _ in slack_entries:
             parameter.data = data
         put_back(model, drifted)
@@ -81,7 +81,7 @@ def _without_autocast(model: nn.Module) -> dict[str, Any]:
 def _narrow(tuning: Tuning, growth: Growth) -> nn.Module:
     """The source model, cut out of a wider one."""
     model = duplicate(tuning.model)
-    model.set_submodule(tuning.head, copy.deepcopy(tuning.source_head))
+    put_head(model, tuning.head, copy.deepcopy(tuning.source_head))
     put_back(model, tuning.statistics)
     growth.narrow(model)
     _without_autocast(model)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -11,31 +11,23 @@ from torch import nn
 
 from hope._util.calls import Example, duplicate, unlabelled
 from hope._util.finite import check_finite
-from hope.actions import Action
+from hope._util.memo import Memo
+from hope._util.progress import MEASURE, RANK, READ, REFIT, SENSITIVITY, busy, run_of
 from hope.deft import search
 from hope.deft.bounds import Bounds, CoreSlackSplit, find_bounds
 from hope.deft.capacities import Energies, unit_state
 from hope.deft.checks import FRESH, Request, check_same
-from hope.deft.elasticity import (
-    Lock,
-    UnitPartition,
-    by_capacity,
-    by_prune_cost,
-    lock_threshold,
-    prune_costs,
-    walk,
-)
+from hope.deft.elasticity import Lock, by_capacity, unit_partitions, walk
 from hope.deft.freed import consolidate
 from hope.deft.grow import growable, growth
 from hope.deft.partition import Partition
-from hope.deft.refitted_core import RefittedCore, ranking
+from hope.deft.refitted_core import Ranking, RefittedCore, ranking
 from hope.deft.separable import find_units
 from hope.deft.targets import Targets, find_targets
 from hope.errors import InvalidPartition
 from hope.evaluate.dry_run import verify
 from hope.evaluate.fidelity import Fidelity, images_for
 from hope.methods.calibration import batches_of
-from hope.methods.pairs import PairPath, PaperState
 from hope.methods.paper import Paper
 from hope.statistics.checkpoint import Checkpoint
 from hope.statistics.marginals import measured_marginals
@@ -44,6 +36,7 @@ from hope.structure.analyse import read_model
 from hope.structure.anatomy import Anatomy
 
 _NONE = torch.zeros(1, dtype=torch.bool)
+PHASES = (READ, MEASURE, SENSITIVITY, RANK, search.SLACK, REFIT)
 
 
 def partition(  # noqa: PLR0913
@@ -94,6 +87,7 @@ def partition(  # noqa: PLR0913
             True or "sum": a parent approximates the sum of two neurons; "pair": the paper's; False: none.
             Default: True, or without a percentile none if that alone costs more; a refitted core has none.
         head: the module that a new task replaces; found automatically if only one layer writes the outputs.
+            "frozen": nothing is replaced, both tasks share the head, which may be tied to an embedding.
         core: pattern or patterns (`*`, `?`) of layers and streams that are completely core.
         anatomy: the result of `hope.inspect`, to avoid a second analysis.
         seed: of the fresh weights of freed neurons.
@@ -102,7 +96,7 @@ def partition(  # noqa: PLR0913
         calibration: a few unlabelled batches to measure statistics on, instead of reading them from BNs (see
             `hope.Paper`), and to refit on (see `hope.Absorb`). Required without BN.
         reading, kernel: of the paper's equations (see `hope.Paper`), for "mask" and "absorb".
-        progress: show progress; by default on a terminal only.
+        progress: show progress; by default on a terminal or in a notebook.
 
     Raises:
         InvalidPartition: an argument is invalid, or the weights are not finite.
@@ -132,25 +126,34 @@ def partition(  # noqa: PLR0913
             "reading= and kernel= must go with sever='mask' or 'absorb', got another: omit them"
         )
     patterns = [core] if isinstance(core, str) else list(core)
-    anatomy = _read(model, example, anatomy, progress, cuts=asked.sever in FRESH, streams=grow is not None)
-    common: dict[str, Any] = {
-        "original": fingerprint(model),
-        "seed": seed,
-        "sever": asked.sever,
-        "example": example,
-    }
-    if grow is not None:
-        return _grown(model, example, anatomy, head, patterns, asked.free, common)
-    if not asked.refits:
-        targets = find_targets(anatomy, head, patterns)
-        batches = _batches(calibration, model, example, anatomy, progress)
-        return _by_paper(model, anatomy, targets, asked, paper, batches, common, progress)
-    targets = find_targets(anatomy, head, patterns, lambda unit: unit.kind == "layer" and unit.fixed is None)
-    order = ranking(model, example, anatomy, targets, calibration, progress)
-    fidelities = list[Fidelity]()
+    common: dict[str, Any] = {"seed": seed, "sever": asked.sever, "example": example}
+    with run_of(PHASES, progress):
+        anatomy = _read(
+            model, example, anatomy, progress, cuts=asked.sever in FRESH, streams=grow is not None
+        )
+        common["original"] = fingerprint(model)
+        if grow is not None:
+            return _grown(model, example, anatomy, head, patterns, asked.free, common)
+        if not asked.refits:
+            targets = find_targets(anatomy, head, patterns)
+            with busy(MEASURE):
+                batches = _batches(calibration, model, example, anatomy, progress)
+            return _by_paper(model, anatomy, targets, asked, paper, batches, common, progress)
+        targets = find_targets(
+            anatomy, head, patterns, lambda unit: unit.kind == "layer" and unit.fixed is None
+        )
+        order = ranking(model, example, anatomy, targets, calibration, progress)
+        return _by_absorption(model, order, targets, asked, common)
+
+
+def _by_absorption(
+    model: nn.Module, order: Ranking, targets: Targets, asked: Request, common: dict[str, Any]
+) -> Partition:
+    """A partition with a refitted core, of a given share of slack or of the most that keeps a fidelity."""
+    known = Memo[str, Fidelity | None]()
 
     def make(free: float) -> Partition:
-        return _refitted(order.core(free), targets, {**common, "_fidelities": fidelities})
+        return _refitted(order.core(free), targets, {**common, "known": known})
 
     if asked.fidelity is None:
         return make(asked.free)
@@ -217,7 +220,7 @@ def _grown(
         bounds=Bounds((), proven=True),
         left_alone=targets.left_alone,
         growth=found,
-        _fidelities=[fidelity],
+        known=Memo({"fidelity": fidelity}),
         **common,
     )
 
@@ -237,11 +240,11 @@ def _by_paper(
     known = _energies(model, anatomy, batches, literal, progress)
     states = [unit_state(unit, known, merges=asked.merge is not None) for unit in targets.free]
     paths = [walk(state) for state in states]
-    fidelities = list[Fidelity]()
+    memo = Memo[str, Fidelity | None]()
 
     def make(percentile: float, merge: str | None) -> Partition:
         path = None if merge is None else replace(paper, merge=merge).path
-        lock, found = _unit_partitions(states, paths, percentile, path)
+        lock, found = unit_partitions(states, paths, percentile, path)
         threshold, locks = lock.threshold, {name: one.core for name, one in found.items()}
         merges = tuple(action for one in found.values() for action in one.merges)
         freed = {name: one.freed for name, one in found.items() if one.freed}
@@ -271,7 +274,7 @@ def _by_paper(
             bounds=find_bounds(split, tau, merge != "pair" or not merges),
             left_alone=targets.left_alone,
             clamp=paper.rewrite.clamp,
-            _fidelities=fidelities,
+            known=memo,
             **common,
         )
 
@@ -297,26 +300,13 @@ def _read(
     """
     tensors = {n: t.detach().cpu() for n, t in [*model.named_parameters(), *model.named_buffers()]}
     if anatomy is None or anatomy.thins != streams:
-        anatomy, candidates = read_model(model, example, streams=streams, progress=progress)
-        anatomy = verify(model, example, anatomy, candidates) if cuts else anatomy
+        with busy(READ):
+            anatomy, candidates = read_model(model, example, streams=streams, progress=progress)
+            anatomy = verify(model, example, anatomy, candidates) if cuts else anatomy
     else:
         check_same(anatomy, tensors)
     check_finite(tensors, anatomy.parameters, InvalidPartition)
     return anatomy
-
-
-def _unit_partitions(
-    states: Sequence[PaperState],
-    paths: Sequence[Sequence[Action]],
-    percentile: float,
-    merges: Callable[[PaperState], PairPath] | None,
-) -> tuple[Lock, dict[str, UnitPartition]]:
-    """J_lock over the paths of all units, and the partition of each unit."""
-    lock = lock_threshold([cost for steps in paths for cost in prune_costs(steps)], percentile)
-    return lock, {
-        state.name: by_prune_cost(state, steps, lock.threshold, merges)
-        for state, steps in zip(states, paths, strict=True)
-    }
 
 
 def _batches(

@@ -28,6 +28,7 @@ from hope.deft.heads import (
     build,
     check_recipe,
     head_differences,
+    head_of,
     known_recipe,
     new_head,
     plain_recipe,
@@ -39,7 +40,7 @@ from hope.deft.tuning import Tuning
 from hope.errors import CheckpointMismatch, DamagedFolder, InvalidHead
 from hope.storage.adapter import ADAPTER, PLAN, AdapterRecord, Head, read_adapter, write_adapter
 from hope.storage.arrays import fingerprint, read_arrays
-from hope.storage.codec import SENSELESS, not_as_it_should
+from hope.storage.codec import SENSELESS, damaged
 
 __all__ = ["PLAN", "load", "save"]
 
@@ -55,7 +56,7 @@ def save(tuning: Tuning, folder: str | PathLike[str]) -> Path:
         **_bits(tuning),
         **_grown(tuning),
     }
-    new, penalty = tuning.model.get_submodule(tuning.head), tuning._penalty
+    new, penalty = head_of(tuning.model, tuning.head), tuning._penalty
     write_adapter(
         folder,
         {name: value.detach().cpu().clone() for name, value in tensors.items()},
@@ -101,7 +102,7 @@ def _moved(tuning: Tuning) -> dict[str, Tensor]:
 
 def _heads(tuning: Tuning) -> dict[str, Tensor]:
     """The new head, and the source's if it was rewritten or compensates for slack."""
-    new = tuning.model.get_submodule(tuning.head)
+    new = head_of(tuning.model, tuning.head)
     found = {f"head/{name}": value for name, value in tensors_of(new).items()}
     for name, value in tuning.source_head.state_dict().items():
         mask = tuning.rewritten.get(f"{tuning.head}.{name}")
@@ -185,7 +186,7 @@ def load(folder: str | PathLike[str], model: nn.Module, *, head: nn.Module | Non
     try:
         for name, array in arrays.items():
             if not bool(array.isfinite().all()):
-                raise ValueError(f"{name} has entries that are NaN or infinite")
+                raise ValueError(f"{name} must be finite, got NaN or infinite entries")
         places = {key.partition("/"): old for key, old in _under(arrays, "grown").items()}
         grown = Growth({(key[2], int(key[0])): old for key, old in places.items()}) if places else None
         base = duplicate(model) if grown is None else grown.widen(model)
@@ -195,7 +196,7 @@ def load(folder: str | PathLike[str], model: nn.Module, *, head: nn.Module | Non
     except InvalidHead:
         raise
     except SENSELESS as error:
-        raise not_as_it_should(folder / PLAN, ADAPTER, error) from error
+        raise damaged(folder / PLAN, ADAPTER, error) from error
 
 
 def _check_masks(record: AdapterRecord, arrays: Mapping[str, Tensor], model: nn.Module) -> None:
@@ -287,7 +288,9 @@ def _rewrite(
 
 def _head(saved: Head, arrays: Mapping[str, Tensor], source: nn.Module, given: nn.Module | None) -> nn.Module:
     """The given module, or one built like the saved one; refused if it differs from the saved one."""
-    old = source.get_submodule(saved.name)
+    old = head_of(source, saved.name)
+    if not saved.name:
+        return new_head(old, given, saved.name, source)
     known = known_recipe(saved, old)
     if given is None and known is None:
         raise InvalidHead(

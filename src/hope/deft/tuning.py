@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from os import PathLike
 from pathlib import Path
@@ -13,6 +13,8 @@ from torch import Tensor, nn
 from hope.deft.adapters import Adapter, check_core, merged
 from hope.deft.gate import Gate
 from hope.deft.grow import Growth
+from hope.deft.heads import head_of, put_head
+from hope.deft.input_size import InputSize
 from hope.deft.masks import in_head
 from hope.deft.penalty import Penalty
 from hope.deft.source_protocol import source
@@ -27,7 +29,7 @@ class Tuning:
     Attributes:
         model: the model, of the source model's class; its `state_dict` has the same keys.
         method: "deft", or a baseline's name.
-        head: the replaced module.
+        head: the replaced module; "" if the head is frozen.
         source_head: the source's head, unchanged.
         frozen: parameter or running mean -> a mask that broadcasts to it, True if it belongs to the core.
         columns: the head's parameters (names within it) -> True if they read slack.
@@ -74,7 +76,7 @@ class Tuning:
         penalty: Penalty | None = None,
         absorbed_head: Mapping[str, Tensor] | None = None,
         notes: Sequence[str] = (),
-        cost: Cost | None = None,
+        cost: Cost | Callable[[Tuning], Cost] | None = None,
         growth: Growth | None = None,
         shares_head: bool = False,
     ) -> None:
@@ -85,10 +87,11 @@ class Tuning:
             frozen: parameter or buffer -> mask; the head's are ignored.
             masks_source: whether `source()` masks the head by default.
             rewritten: where the model already differs from the source checkpoint.
-            absorbed_head, notes, cost, growth, shares_head: as attributes.
+            cost: as attribute, or what measures it.
+            absorbed_head, notes, growth, shares_head: as attributes.
         """
         self.model, self.method, self.head, self.original = model, method, head, original
-        self.source_head = model.get_submodule(head).requires_grad_(False)
+        self.source_head = head_of(model, head).requires_grad_(False)
         self.columns = {name.removeprefix(f"{head}."): mask for name, mask in columns.items()}
         self.statistics = snapshot(model)
         self.masks_source = masks_source
@@ -96,11 +99,10 @@ class Tuning:
         self._penalty = penalty
         self.absorbed_head = dict(absorbed_head or {})
         self.notes = tuple(notes)
-        self.cost = cost
         self.growth, self.shares_head = growth, shares_head
         self.active_adapter = "default"
         self._adapters: dict[str, Adapter] = {}
-        model.set_submodule(head, new_head)
+        put_head(model, head, new_head)
         self.frozen = {
             name: mask
             for name, mask in frozen.items()
@@ -116,9 +118,11 @@ class Tuning:
             parameter.requires_grad_(not bool(mask.all()))
             if bool(mask.any()):
                 self._gates[name] = Gate(parameter, mask)
+        model.register_forward_pre_hook(InputSize(), with_kwargs=True)
         self.holds_statistics = freeze_statistics
         if freeze_statistics:
             hold(model, frozen, head)
+        self.cost: Cost | None = cost(self) if callable(cost) else cost
 
     def penalty(self) -> Tensor:
         """The method's penalty on the loss: 0 for DEFT, full, head-only and BN-tuning."""
@@ -162,7 +166,8 @@ class Tuning:
         not change, and of the network as it is, with the source's head on slack in its present state.
 
         Args:
-            batches: labelled inputs of the source task, pairs (x, y).
+            batches: labelled inputs of the source task, pairs (x, y), or of tokens and the
+                next ones.
 
         Example:
             >>> import torch, hope
@@ -281,15 +286,18 @@ class Tuning:
         free, total = self.trainable()
         inside = sum(p.numel() for name, p in self.model.named_parameters() if in_head(name, self.head))
         new, old = (
-            " ".join(str(head).split()) for head in (self.model.get_submodule(self.head), self.source_head)
+            " ".join(str(head).split()) for head in (head_of(self.model, self.head), self.source_head)
         )
         effect = "reads core only" if self.masks_source else "is unchanged"
+        head, ran = f"{self.head} is {new}", f"{old}, which {effect}"
+        if not self.head:
+            head, ran = "frozen, shared by both tasks", "the same head"
         lines = [
             f"{type(self.model).__name__} by {self.method}, from the source checkpoint {self.original[:12]}",
             f"trainable: {free:,} of {total:,} parameters ({free / max(total, 1):.1%}), "
             f"{inside:,} of them in the head",
-            f"head: {self.head} is {new}",
-            f"source: {old}, which {effect}; `with tuning.source() as model:` runs it",
+            f"head: {head}",
+            f"source: {ran}; `with tuning.source() as model:` runs it",
             f"running statistics of frozen channels: {'frozen' if self.holds_statistics else 'adapting'}",
         ]
         if self.cost is not None:

@@ -8,8 +8,9 @@ from typing import Any
 from torch import nn
 
 from hope._util.calls import Example
+from hope._util.progress import FIDELITY, busy, run_of
 from hope.deft.prepare import prepare
-from hope.deft.split import partition
+from hope.deft.split import PHASES, partition
 from hope.deft.tuning import Tuning
 
 
@@ -20,6 +21,7 @@ def wrap(
     head: int | nn.Module | None,
     sever: str | None = None,
     calibration: Iterable[Any] | None = None,
+    progress: bool | None = None,
     **options: Any,
 ) -> Tuning:
     """Partition a trained network, sever slack from core, and replace its classifier.
@@ -33,8 +35,8 @@ def wrap(
         head: number of outputs of the new classifier, a module, or None to start from the source's.
         sever: "refit", "mask" or "absorb" (see `hope.deft.partition`).
         calibration: a few unlabelled batches to measure statistics on; required without BN.
-        **options: of `partition`: `free`, `fidelity`, `percentile`, `by`, `merge`, `core`,
-            `seed`, `progress`.
+        progress: show progress; by default on a terminal only.
+        **options: of `partition`: `free`, `fidelity`, `percentile`, `by`, `merge`, `core`, `seed`.
 
     Example:
         >>> import torch, hope
@@ -47,5 +49,7 @@ def wrap(
         (2, 5)
     """
     batches = None if calibration is None else list(calibration)
-    part = partition(model, example, sever=sever, calibration=batches, **options)
-    return prepare(model, part, head=head, calibration=batches if sever == "absorb" else None)
+    with run_of((*PHASES, FIDELITY), progress):
+        part = partition(model, example, sever=sever, calibration=batches, **options)
+        with busy(FIDELITY):
+            return prepare(model, part, head=head, calibration=batches if sever == "absorb" else None)

@@ -9,11 +9,12 @@ from math import isfinite, nan
 from torch import nn
 
 from hope._util.disk_cache import DiskCache, cached_number, using
+from hope._util.memo import Memo
 from hope._util.numbers import plural
-from hope._util.progress import SEARCH, bar, busy
+from hope._util.progress import EVALUATE, SEARCH, bar, busy
 from hope.actions import Action
 from hope.actions.registered import digest_of_steps
-from hope.errors import InvalidExample
+from hope.errors import InfeasibleBudget, InvalidExample, UnknownMethod
 from hope.evaluate.fidelity import EVALUATIONS, longest_above
 from hope.schedule.budget import Budget
 
@@ -28,7 +29,7 @@ class Along:
     Attributes:
         phase: what is shown while it is computed.
         compute: the number of steps -> the number.
-        known: what was computed.
+        known: what was computed; it outlives this.
 
     >>> along = Along("counting", lambda steps: 1 - steps / 16)
     >>> along.points(range(0, 10, 4)), along.known[8]
@@ -37,14 +38,16 @@ class Along:
 
     phase: str
     compute: Callable[[int], float]
-    known: dict[int, float] = field(default_factory=dict)
+    known: Memo[int, float] = field(default_factory=Memo)
 
     def after(self, steps: int) -> float:
         """The number after so many steps."""
-        if steps not in self.known:
+
+        def compute() -> float:
             with busy(self.phase):
-                self.known[steps] = self.compute(steps)
-        return self.known[steps]
+                return self.compute(steps)
+
+        return self.known.of(steps, compute)
 
     def points(self, steps: Sequence[int], progress: bool | None = None) -> list[tuple[int, float]]:
         """(steps, number) after each of these steps."""
@@ -85,10 +88,23 @@ def longest(
         fidelity, score: the number of steps -> the number after them.
     """
     with bar(SEARCH, EVALUATIONS, progress) as show:
-        least, after = budget.value, fidelity
-        if budget.unit == "drop":
-            least, after = score(0) - budget.value - ROUNDED, score
-        return longest_above(least, total, after, show)
+        if budget.kind.scored:
+            return longest_above(least_score(budget, score(0)), total, score, show)
+        return longest_above(budget.value, total, fidelity, show)
+
+
+def least_score(budget: Budget, original: float) -> float:
+    """The score that is left of the original's after a drop.
+
+    Raises:
+        InfeasibleBudget: every score from 0 is.
+    """
+    if 0 < original <= budget.value:
+        raise InfeasibleBudget(
+            f"drop must be less than the score of the original, {original:.4g}, got {budget.value:g}: give "
+            f"drop={original / 100:.2g} to lose a hundredth of it"
+        )
+    return original - budget.value - ROUNDED
 
 
 def score(evaluate: Callable[[nn.Module], object], model: nn.Module) -> float:
@@ -103,6 +119,24 @@ def score(evaluate: Callable[[nn.Module], object], model: nn.Module) -> float:
     return number
 
 
+def scored(
+    evaluate: Callable[[nn.Module], object] | None,
+    network: Callable[[int], nn.Module],
+    known: Memo[int, float],
+) -> Along:
+    """The user's score along a run.
+
+    Args:
+        network: the number of steps -> the network after them.
+        known: what was computed.
+    """
+    if evaluate is None:
+        raise UnknownMethod(
+            "a score must have a function, got none: hope.encode(..., evaluate=function of a model)"
+        )
+    return Along(EVALUATE, lambda steps: score(evaluate, network(steps)), known)
+
+
 def growth(before: nn.Module, after: nn.Module, names: Iterable[str]) -> dict[str, float]:
     """Weight -> its largest entry now, relative to the largest before."""
     old, new = (dict(net.named_parameters()) for net in (before, after))
@@ -113,14 +147,18 @@ def growth(before: nn.Module, after: nn.Module, names: Iterable[str]) -> dict[st
     }
 
 
-def growth_note(found: dict[str, float]) -> str:
-    """What to do about weights that grew; "" if none did."""
+def growth_note(found: dict[str, float], calibrated: bool) -> str:
+    """What to do about weights that grew; "" if none did.
+
+    >>> growth_note({"head.weight": 5.0}, calibrated=True).partition(": ")[2]
+    '5.0 times; measure the accuracy, and use a larger budget if it is too low'
+    """
     grown = {name: times for name, times in found.items() if times > GROWTH}
     if not grown:
         return ""
     worst = max(grown, key=lambda name: grown[name])
     return (
         f"{plural(len(grown), 'weight')} grew by more than {GROWTH:g} times, most {worst}: "
-        f"{grown[worst]:.1f} times; measure the accuracy, and use a larger budget or calibration=batches "
-        "if it is too low"
+        f"{grown[worst]:.1f} times; measure the accuracy, and use a larger budget"
+        f"{'' if calibrated else ' or calibration=batches'} if it is too low"
     )

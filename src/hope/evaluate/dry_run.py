@@ -21,14 +21,15 @@ import msgspec
 import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
-from hope._util.calls import Example, as_call, mode
+from hope._util.calls import Example, as_call, mode, no_copy
 from hope.actions import Action, Evict, Prune, evict
 from hope.errors import UnsupportedModel, first_line
 from hope.reasons import Cause
-from hope.rewrite.apply import operate
+from hope.rewrite.apply import reshape
 from hope.structure.analyse import UnitCandidate
 from hope.structure.anatomy import Anatomy
 from hope.structure.units import Skipped, Unit
@@ -118,32 +119,29 @@ class DryRun:
 
     def _run(self, change: Callable[[nn.Module], object], training: bool) -> Any:
         """Shapes of all outputs of a changed copy."""
-        fake = FakeTensorMode(allow_non_fake_inputs=True)
+        # as in export, a number that is read out of a tensor is a symbol
+        symbols = ShapeEnv(allow_dynamic_output_shape_ops=False)
+        fake = FakeTensorMode(allow_non_fake_inputs=True, shape_env=symbols, static_shapes=True)
         tensors = [*self.model.parameters(), *self.model.buffers()]
         memo: dict[int, Any] = {id(tensor): fake.from_tensor(tensor) for tensor in tensors}
         try:
             skeleton = copy.deepcopy(self.model, memo)
         except Exception as error:
-            raise UnsupportedModel(
-                f"{type(self.model).__name__} cannot be copied: {first_line(error)}"
-            ) from error
+            raise no_copy(self.model, error) from error
         with fake, _quiet(), torch.no_grad():
             change(skeleton)
             args, kwargs = pytree.tree_map_only(Tensor, fake.from_tensor, self.call)
             with mode(skeleton, training), _Numbers() as numbers:
                 out = skeleton(*args, **kwargs)
             self._numbers = numbers.seen
-        return pytree.tree_map(
-            lambda leaf: tuple(leaf.shape) if isinstance(leaf, Tensor) else None, pytree.tree_leaves(out)
-        )
+        shapes = [leaf.shape if isinstance(leaf, Tensor) else () for leaf in pytree.tree_leaves(out)]
+        return [tuple(size if isinstance(size, int) else None for size in shape) for shape in shapes]
 
     def failure(self, anatomy: Anatomy, actions: Sequence[Action]) -> str | None:
         """Why the model does not run after these actions; None if it does."""
         for training in (False, True):
             try:
-                shapes = self._run(
-                    lambda skeleton: operate(skeleton, anatomy, actions, arithmetic=False), training
-                )
+                shapes = self._run(lambda skeleton: reshape(skeleton, anatomy, actions), training)
             except Exception as error:
                 if self.original(training) is not None:
                     return _reason(error)
@@ -199,9 +197,9 @@ def verify(
     model: nn.Module, example: Example | None, anatomy: Anatomy, candidates: Sequence[UnitCandidate]
 ) -> Anatomy:
     """The anatomy with its blocks, and with a reason for everything that the model's code rejects."""
-    trial = DryRun(model, example)
-    trial.original(training=False)
-    refused = _refused(anatomy.layers, partial(_narrowing, trial, anatomy))
+    dry_run = DryRun(model, example)
+    dry_run.original(training=False)
+    refused = _refused(anatomy.layers, partial(_narrowing, dry_run, anatomy))
     reasons = {
         name: Cause.FIXED_WIDTH.at(detail=words + HEADS * anatomy.unit(name).attends)
         for name, words in refused.items()
@@ -209,7 +207,7 @@ def verify(
     units = tuple(replace(unit, fixed=reasons.get(unit.name)) for unit in anatomy.units)
     fixed = [Skipped(unit.name, unit.neurons, unit.fixed) for unit in units if unit.fixed is not None]
     anatomy = replace(anatomy, units=units)
-    blocks, stuck = _blocks(trial, anatomy, candidates)
+    blocks, stuck = _blocks(dry_run, anatomy, candidates)
     return replace(anatomy, blocks=blocks, skipped=(*anatomy.skipped, *fixed, *stuck))
 
 
@@ -236,22 +234,22 @@ def _refused(items: Sequence[T], failure: Callable[[Sequence[T]], str | None]) -
     return refused
 
 
-def _narrowing(trial: DryRun, anatomy: Anatomy, layers: Sequence[Unit]) -> str | None:
+def _narrowing(dry_run: DryRun, anatomy: Anatomy, layers: Sequence[Unit]) -> str | None:
     """Both extremes of a cut: one neuron less, and one neuron left."""
     one_less = [Prune(layer.name, layer.neurons - 1) for layer in layers]
     one_left = [Prune(layer.name, range(1, layer.neurons)) for layer in layers]
-    return trial.failure(anatomy, one_less) or trial.failure(anatomy, one_left)
+    return dry_run.failure(anatomy, one_less) or dry_run.failure(anatomy, one_left)
 
 
 def _blocks(
-    trial: DryRun, anatomy: Anatomy, candidates: Sequence[UnitCandidate]
+    dry_run: DryRun, anatomy: Anatomy, candidates: Sequence[UnitCandidate]
 ) -> tuple[tuple[Block, ...], list[Skipped]]:
     """For every candidate the best eviction strategy that the code accepts."""
-    calls = trial.calls(
+    calls = dry_run.calls(
         sorted({path for c in candidates for block in c.strategies for path in block.way.paths})
     )
     chosen: dict[str, Block] = {}
-    shared = _shared_modules(trial.model)
+    shared = _shared_modules(dry_run.model)
     reasons = {c.name: Cause.INTERWOVEN.at() for c in candidates}
     left = []
     fixed = {unit.name: unit.fixed for unit in anatomy.units if unit.fixed is not None}
@@ -274,7 +272,7 @@ def _blocks(
         for level in sorted(set(depth.values())):
             for some in _compatible([block for block in tried if depth[block.name] == level]):
                 listed = replace(anatomy, blocks=tuple(some))
-                refused = _refused(some, partial(_evicting, trial, listed))
+                refused = _refused(some, partial(_evicting, dry_run, listed))
                 reasons |= {name: Cause.NEEDED.at(detail=words) for name, words in refused.items()}
                 chosen |= {block.name: block for block in some if block.name not in refused}
     blocks = tuple(chosen[c.name] for c in candidates if c.name in chosen)
@@ -300,8 +298,8 @@ def _within(path: str, modules: set[str]) -> bool:
     return any(".".join(parts[:depth]) in modules for depth in range(1, len(parts)))
 
 
-def _evicting(trial: DryRun, anatomy: Anatomy, blocks: Sequence[Block]) -> str | None:
-    return trial.failure(anatomy, [Evict(block.name) for block in blocks])
+def _evicting(dry_run: DryRun, anatomy: Anatomy, blocks: Sequence[Block]) -> str | None:
+    return dry_run.failure(anatomy, [Evict(block.name) for block in blocks])
 
 
 def _compatible(blocks: Sequence[Block]) -> Iterator[list[Block]]:

@@ -19,9 +19,10 @@ from hope._util.calls import Example, as_call, evaluation
 from hope._util.memory import allowed, size_of
 from hope.evaluate.eviction_search import LEVELS, TRIED
 from hope.evaluate.fidelity import EVALUATIONS, images_for
-from hope.methods import Absorb, Method
+from hope.methods import Method
 from hope.methods.absorb import MOST
 from hope.rewrite.normal_equations import LEAST, ROWS
+from hope.schedule.budget import unit_of
 from hope.statistics.dreams import PASSES, STEPS, enough, smaller
 from hope.statistics.measured import KINDS
 from hope.structure.anatomy import Anatomy
@@ -77,27 +78,26 @@ def estimate(
     product = _seconds(lambda: torch.mm(*[torch.ones(SIDE, SIDE, dtype=torch.float64)] * 2)) / SIDE**3
     weights, widths = [*_weights(anatomy, example)], [layer.neurons for layer in anatomy.layers]
     passes = count * forward
-    absorbs = isinstance(method, Absorb)
     moments = sum(places * count * inputs**2 for places, inputs, _, _ in weights)
     seconds = {progress.MEASURE: (made + 5) * passes + product * moments}
-    if unit == "latency":
+    if unit_of(unit).timed:
         seconds[progress.TIME] = MEASURED
     if bits:
         seconds[progress.ROUND] = product * sum(wide**2 * (wide + out) for _, _, wide, out in weights)
-    if method.needs_sensitivity or (absorbs and count and not anatomy.eps):
+    if method.expects_sensitivity(anatomy, inputs=count > 0):
         seconds[progress.SENSITIVITY] = len(widths) * probe
     seconds[progress.RANK] = product * PATH * sum(width**3 for width in widths)
     if evict and method.evictions == "searched" and any(block.residual for block in anatomy.blocks):
         seconds[progress.BLOCKS] = BACKWARD * STEPS * probe + len(LEVELS) * (2 + TRIED) * probe
     refit = 0.0
-    if isinstance(method, Absorb) and count and method.refit is not False:
+    if count and method.may_refit:
         few = min(count, MOST)
         fitted = (
             (min(places * few, max(LEAST, ROWS * wide)) + wide) * wide * (wide + out)
             for places, _, wide, out in weights
         )
         refit = 4 * few * forward + product / 2 * sum(fitted)
-    if unit in ("fidelity", "drop"):
+    if unit_of(unit).searched:
         seconds[progress.SEARCH] = EVALUATIONS / 2 * (refit + probe)
     if evaluations:
         seconds |= {progress.REFIT: refit, progress.FIDELITY: evaluations * probe + (evaluations - 1) * refit}

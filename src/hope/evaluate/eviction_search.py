@@ -24,7 +24,7 @@ from hope._util.progress import BLOCKS, RANK, bar
 from hope.actions import Action, Evict
 from hope.actions.evict import bias_left, remove_branch
 from hope.actions.registered import digest_of_steps
-from hope.rewrite.apply import operate
+from hope.rewrite.apply import finish, operate
 from hope.schedule.resume import EvictionProgress, Resume, RunCheckpoint
 from hope.schedule.search_space import SearchSpace, waiting
 from hope.structure.sizes import Counts
@@ -56,7 +56,7 @@ def decide(
         done: what an interrupted search has decided.
         note: called with what is decided so far.
     """
-    search = _EvictionSearch(space, sequence, _EvictionTrials(model, space, fidelity))
+    search = _EvictionSearch(space, sequence, _EvictionLosses(model, space, fidelity))
     if done.evicted:
         search.evicted = list(done.evicted)
         search.steps = search.interleave(search.evicted)
@@ -120,17 +120,13 @@ def with_evictions(
 def network(model: nn.Module, space: SearchSpace, steps: Sequence[Action]) -> nn.Module:
     """The network after these steps."""
     small = duplicate(model)
-    operate(
-        small,
-        space.anatomy,
-        steps,
-        input_statistics=space.statistics.input_statistics,
-        rewrite=space.method.rewrite,
-    )
+    known, rewrite = space.statistics.input_statistics, space.method.rewrite
+    operate(small, space.anatomy, steps, input_statistics=known, rewrite=rewrite)
+    finish(small, space.anatomy, steps, input_statistics=known, rewrite=rewrite)
     return small
 
 
-class _EvictionTrials:
+class _EvictionLosses:
     """Losses of fidelity. The last network is kept, and so is every loss."""
 
     def __init__(self, model: nn.Module, space: SearchSpace, fidelity: Callable[[nn.Module], float]) -> None:
@@ -191,9 +187,9 @@ class _EvictionSearch:
         self,
         space: SearchSpace,
         sequence: Sequence[Action],
-        trials: _EvictionTrials | None = None,
+        losses: _EvictionLosses | None = None,
     ) -> None:
-        self.space, self.sequence, self._trials = space, sequence, trials
+        self.space, self.sequence, self._losses = space, sequence, losses
         self._order = {step: position for position, step in enumerate(sequence)}
         self.evicted: list[tuple[int, int]] = []
         self.steps = list(sequence)
@@ -225,7 +221,7 @@ class _EvictionSearch:
         """Evict the best block after so many steps, if it clearly pays, or if absorption cannot reach some
         level otherwise.
         """
-        assert self._trials is not None
+        assert self._losses is not None
         so_far = self.steps[:reached]
         here, found, least = self._position(so_far), None, math.inf
         same = {
@@ -233,23 +229,23 @@ class _EvictionSearch:
             for branch in self._candidates(so_far)[:TRIED]
         }
         tried = [branch for branch, steps in same.items() if must or steps is not None]
-        losses = [self._trials.without(so_far, self._step(branch)) for branch in tried]  # of one network
+        losses = [self._losses.without(so_far, self._step(branch)) for branch in tried]  # of one network
         for branch, after in zip(tried, losses, strict=True):
-            trial, steps = [*self.evicted, (here, branch)], same[branch]
-            gap = 1.0 if steps is None else (self._trials.after(so_far) + self._after(steps)) / 2
+            attempt, steps = [*self.evicted, (here, branch)], same[branch]
+            gap = 1.0 if steps is None else (self._losses.after(so_far) + self._after(steps)) / 2
             if (must or after < self.space.method.margin * gap) and after / gap < least:
-                least, found = after / gap, (trial, self.interleave(trial))
+                least, found = after / gap, (attempt, self.interleave(attempt))
         if found is not None:
             self.evicted, self.steps = found
         return found is not None
 
     def _after(self, steps: int) -> float:
         """The loss of absorption after so many steps, interpolated linearly between levels."""
-        assert self._trials is not None
+        assert self._losses is not None
         ends = [0, *(met for level in LEVELS if (met := self.reach(level)) is not None), len(self.steps)]
         low = max(end for end in ends if end <= steps)
         high = min(end for end in ends if end >= steps)
-        a, b = (self._trials.after(self.steps[:end]) for end in (low, high))
+        a, b = (self._losses.after(self.steps[:end]) for end in (low, high))
         return a if low == high else a + (b - a) * (steps - low) / (high - low)
 
     def reach(self, level: float) -> int | None:

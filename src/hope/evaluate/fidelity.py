@@ -17,7 +17,7 @@ from hope._util.batching import Batching, batching_of, flatten, unflatten
 from hope._util.calls import Example, evaluation
 from hope._util.disk_cache import cached
 from hope.errors import InvalidExample
-from hope.statistics.dreams import made_inputs
+from hope.statistics.dreams import synthetic_inputs
 from hope.statistics.token_weights import mask_of
 from hope.trace.program import Program
 from hope.trace.trace import Trace
@@ -43,7 +43,7 @@ class Fidelity:
     Args:
         example: an input it runs on; probes have its shape.
         program: the original's order of operations, for the scale of its input.
-        progress: show progress; None shows it on a terminal.
+        progress: show progress; None shows it on a terminal or in a notebook.
         inputs: batches to use instead of probes, the first `count` inputs of them.
     """
 
@@ -61,7 +61,9 @@ class Fidelity:
         call: tuple[tuple[Any, ...], dict[str, Any]]
         if not inputs:
             how: dict[str, Any] = {"count": count, "trace": trace, "progress": progress}
-            call = cached(f"probes-{count}", lambda: unflatten(*made_inputs(model, example, program, **how)))
+            call = cached(
+                f"probes-{count}", lambda: unflatten(*synthetic_inputs(model, example, program, **how))
+            )
         else:
             call = _joined(inputs, count, batching_of(model, inputs[0]))
         self._args, self._kwargs = call
@@ -201,7 +203,7 @@ def fidelity(
     Both run on the same noise, which has the example's shape (half of it for large images, if the network
     accepts that) and is optimised to match the original's BN statistics. The fidelity ranks compressed
     versions of one network similarly to accuracy; it is not an accuracy. The same networks give the same
-    value.
+    value. Of several outputs the worst counts (see `hope.fidelity_by_output`).
 
     Args:
         original: the network before compression.
@@ -217,9 +219,54 @@ def fidelity(
         >>> hope.fidelity(net, net, torch.zeros(1, 3, 8, 8))
         1.0
     """
+    return min(fidelity_by_output(original, compressed, example, count=count).values())
+
+
+def fidelity_by_output(
+    original: nn.Module,
+    compressed: nn.Module,
+    example: Example | None = None,
+    *,
+    count: int = IMAGES,
+) -> dict[str, float]:
+    """Output -> its fidelity, for networks that return several; `hope.fidelity` is the least of these.
+
+    Outputs are named by their places in what the network returns: "boxes.0" is the first of the list
+    "boxes". A network that returns one tensor has one output, "".
+
+    Args:
+        original, compressed, example, count: see `hope.fidelity`.
+
+    Example:
+        >>> import copy, torch, hope
+        >>> class TwoHeads(torch.nn.Module):
+        ...     def __init__(self):
+        ...         super().__init__()
+        ...         self.boxes, self.classes = torch.nn.Linear(6, 4), torch.nn.Linear(6, 3)
+        ...     def forward(self, x):
+        ...         return {"boxes": self.boxes(x), "classes": self.classes(x)}
+        >>> net = TwoHeads()
+        >>> broken = copy.deepcopy(net)
+        >>> _ = torch.nn.init.zeros_(broken.boxes.weight)
+        >>> hope.fidelity_by_output(net, broken, torch.zeros(1, 6))
+        {'boxes': 0.0, 'classes': 1.0}
+    """
     trace = Trace()
     program = trace.captured(original, example, progress=None).program
-    return Fidelity(original, example, program, count, trace=trace)(compressed)
+    return Fidelity(original, example, program, count, trace=trace).by_output(compressed)
+
+
+def in_words(least: float, found: Mapping[str, float]) -> str:
+    """A fidelity as a line of a summary.
+
+    >>> in_words(0.5, {"boxes": 0.5, "classes": 1.0})
+    'fidelity 0.500 (predicted; 1 is the original), of boxes, the worst of 2 outputs; the mean is 0.750'
+    """
+    line = f"fidelity {least:.3f} (predicted; 1 is the original)"
+    if len(found) < 2:
+        return line
+    worst, mean = min(found, key=lambda name: found[name]), sum(found.values()) / len(found)
+    return f"{line}, of {worst}, the worst of {len(found)} outputs; the mean is {mean:.3f}"
 
 
 def longest_above(

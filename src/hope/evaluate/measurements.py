@@ -9,6 +9,7 @@ from functools import cached_property
 from torch import nn
 
 from hope._util.calls import Example
+from hope._util.memo import Memo
 from hope.evaluate.fidelity import Fidelity, images_for
 from hope.latency.runtime import Runtime
 from hope.latency.stopwatch import Stopwatch
@@ -17,7 +18,8 @@ from hope.structure.anatomy import Anatomy
 
 
 class Measurements:
-    """Fidelities and times of the networks of one run, by number of steps.
+    """Fidelities and times of the networks of one run, by number of steps: the memo of a run, which grows as
+    they are asked for, and no part of its value.
 
     Attributes:
         fidelities: steps -> predicted fidelity, as far as measured.
@@ -36,9 +38,10 @@ class Measurements:
         self._original, self._example, self._anatomy = original, example, anatomy
         self._inputs, self._progress = inputs, progress
         self._count = images_for(anatomy.size().macs)
-        self.fidelities: dict[int, float] = {}
-        self.scores: dict[int, float] = {}
+        self.fidelities: Memo[int, float] = Memo()
+        self.scores: Memo[int, float] = Memo()
         self.times: dict[int, int] = {}
+        self._by_output: Memo[int, dict[str, float]] = Memo()
 
     @cached_property
     def on_probes(self) -> Fidelity:
@@ -58,8 +61,16 @@ class Measurements:
     def renewed(self) -> Measurements:
         """For other weights of the same sizes: the same times, no fidelity and no score yet."""
         found = copy(self)
-        found.fidelities, found.scores = {}, {}
+        found.fidelities, found.scores, found._by_output = Memo(), Memo(), Memo()
         return found
+
+    def by_output(self, steps: int, network: Callable[[], nn.Module]) -> dict[str, float]:
+        """Output -> its fidelity without data, of the network after so many steps; computed once."""
+        return self._by_output.of(steps, lambda: self.on_probes.by_output(network()))
+
+    def least(self, steps: int, network: Callable[[], nn.Module]) -> float:
+        """The fidelity of the worst output."""
+        return min(self.by_output(steps, network).values())
 
     def time(
         self,

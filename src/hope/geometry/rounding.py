@@ -82,7 +82,6 @@ def scales(
     importance: Tensor,
     group: int = 0,
     precision: int = SIGNIFICANT,
-    extra: int = 0,
 ) -> Tensor:
     """(rows, groups) scales of least weighted squared error, of those that end at a few fractions of the
     largest entry.
@@ -92,7 +91,6 @@ def scales(
         importance: (columns,) what a squared error of a column counts.
         group: columns that share a scale, all by default; a last group may be shorter.
         precision: significant bits of a scale.
-        extra: 1 for a grid from −n − 1 to n: the largest entry is on its longer side, scales have a sign.
     """
     rows, columns = weight.shape
     width = min(group or columns, columns)
@@ -100,14 +98,12 @@ def scales(
     parts = torch.nn.functional.pad(weight.double(), (0, pad)).reshape(rows, -1, width)
     counts = torch.nn.functional.pad(importance.double(), (0, pad)).reshape(1, -1, width)
     largest, most = parts.abs().amax(dim=-1), levels(bits)
-    if extra:
-        largest = -parts.gather(-1, parts.abs().argmax(dim=-1, keepdim=True))[..., 0]
-    best = significant(largest / (most + extra), precision)
+    best = significant(largest / most, precision)
     least = torch.full_like(best, torch.inf)
     for clip in CLIPS.flip(0):
-        scale = significant(largest * clip / (most + extra), precision)
+        scale = significant(largest * clip / most, precision)
         safe = torch.where(scale != 0, scale, 1.0)[..., None]
-        whole = (parts / safe).round().clamp(-most - extra, most)
+        whole = (parts / safe).round().clamp(-most, most)
         error = ((whole * safe - parts).square() * counts).sum(dim=-1)
         best, least = torch.where(error < least, scale, best), torch.minimum(error, least)
     return best
@@ -129,23 +125,17 @@ def per_column(scale: Tensor, columns: int, group: int = 0) -> Tensor:
     return torch.where(spread != 0, spread, 1.0)
 
 
-def nearest(weight: Tensor, scale: Tensor, bits: int, group: int = 0, extra: int = 0) -> Tensor:
-    """(rows, columns) on the grid, each entry rounded to the nearest.
-
-    Args:
-        extra: 1 for a grid from −n − 1 to n.
-    """
+def nearest(weight: Tensor, scale: Tensor, bits: int, group: int = 0) -> Tensor:
+    """(rows, columns) on the grid, each entry rounded to the nearest."""
     spread, most = per_column(scale, weight.shape[1], group), levels(bits)
-    return (weight.double() / spread).round().clamp(-most - extra, most) * spread
+    return (weight.double() / spread).round().clamp(-most, most) * spread
 
 
-def with_feedback(
-    weight: Tensor, scale: Tensor, bits: int, moments: ColumnMoments, group: int = 0, extra: int = 0
-) -> Tensor:
+def with_feedback(weight: Tensor, scale: Tensor, bits: int, moments: ColumnMoments, group: int = 0) -> Tensor:
     """(rows, columns) on the grid, rounded with error feedback; to nearest where that has the smaller
     expected error, so that no row has a larger one (see `nearest`).
     """
-    plain = nearest(weight, scale, bits, group, extra)
+    plain = nearest(weight, scale, bits, group)
     upper = _kron_factors(moments)
     if upper is None:
         return plain
@@ -162,7 +152,7 @@ def with_feedback(
         part = left[:, start:end]
         for k in range(end - start):
             unit, column = spread[:, start + k], part[:, k]
-            rounded = (column / unit).round().clamp(-most - extra, most) * unit
+            rounded = (column / unit).round().clamp(-most, most) * unit
             found[:, start + k] = rounded
             errors[:, k] = (column - rounded) / rows[k, k]
             part[:, k:] -= torch.outer(errors[:, k], rows[k, k : end - start])

@@ -16,17 +16,18 @@ from torch import Tensor, nn
 from hope._util.calls import Example, duplicate
 from hope._util.notes import note
 from hope._util.numbers import plural
-from hope._util.progress import bar
+from hope._util.progress import bar, run_of
 from hope.actions import Action
 from hope.errors import InvalidExample, UnknownMethod
 from hope.geometry.rounding import BITS, grid_of
 from hope.healing.distillation import Distillation
-from hope.healing.inputs import Inputs, synthetic
+from hope.healing.inputs import INPUTS, Inputs, synthetic
 from hope.healing.loop import Duration, Loop
 from hope.rewrite.apply import kept_places, outcome
 from hope.rewrite.refit_checkpoint import Fitted
 from hope.structure.anatomy import Anatomy
 
+HEALING = "healing"
 GROUPS = (0, 32, 64, 128)  # columns that share a scale, of rounded weights that are recognised
 
 
@@ -138,8 +139,8 @@ def heal(  # noqa: PLR0913
             are not changed either.
         checkpoint: a file for the state of an interrupted call. The same call resumes it, and with `steps`
             and one thread gives the same result to the bit. It is deleted at the end.
-        progress: show a progress bar; by default on a terminal only. Ctrl-C ends the call with the best
-            network so far.
+        progress: show a progress bar; by default on a terminal or in a notebook. Ctrl-C ends the call
+            with the best network so far.
 
     Raises:
         InvalidExample: the inputs are too few or of different shapes, or the outputs of the two networks are.
@@ -186,10 +187,23 @@ def distilled(  # noqa: PLR0913
     progress: bool | None = None,
 ) -> Healed:
     """What `heal` returns."""
-    budget, exclude = budget_of(minutes, steps), sorted(settings.exclude)
-    if batches is None:
-        batches = synthetic(original, settings.example, progress=progress)
-    inputs = Inputs.of(original, batches)
+    budget = budget_of(minutes, steps)
+    with run_of((INPUTS, HEALING) if batches is None else (HEALING,), progress):
+        if batches is None:
+            batches = synthetic(original, settings.example, progress=progress)
+        return _distilled(original, small, batches, settings, budget, augment, checkpoint)
+
+
+def _distilled(
+    original: nn.Module,
+    small: nn.Module,
+    batches: Iterable[Any],
+    settings: Settings,
+    budget: Duration,
+    augment: bool,
+    checkpoint: str | PathLike[str] | None,
+) -> Healed:
+    inputs, exclude = Inputs.of(original, batches), sorted(settings.exclude)
     train, held = inputs.split()
     file = None
     if checkpoint is not None:
@@ -204,7 +218,7 @@ def distilled(  # noqa: PLR0913
         first = held.taken(torch.arange(2)).on(next(iter(weights.values())).device)
         distillation = Distillation(original, healed, first, settings.rows)
         loop = Loop(healed, distillation, train, held, budget, masters, grids, augment, file)
-        with bar("healing", 1.0, progress) as show:
+        with bar(HEALING, 1.0) as show:
             loop.run(show)
     if file is not None and not loop.interrupted:
         file.path.unlink(missing_ok=True)

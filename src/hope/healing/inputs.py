@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from hope._util.batching import Nesting, as_example, batching_of, flatten
 from hope._util.calls import Example, unlabelled
+from hope._util.progress import bar
 from hope._util.tokens import check_tokens
 from hope.errors import InvalidExample
 from hope.statistics.dreams import dreamed
@@ -23,6 +24,7 @@ SHIFT = 8  # images are shifted by up to one part of so many of a side
 ENTRIES = 1 << 22  # entries of inputs and outputs in a batch
 BATCH = (4, 64)
 DREAMS = 4  # parts of synthetic inputs, each as many as calibration uses
+INPUTS = "making inputs to heal on"
 
 
 @dataclass(frozen=True, eq=False)
@@ -176,5 +178,9 @@ def batch_size(inputs: Inputs, outputs: int) -> int:
 def synthetic(model: nn.Module, example: Example | None, *, progress: bool | None = None) -> list[Any]:
     """Dreams, or texts that the model writes: several times as many as calibration uses."""
     trace = Trace()
-    every = (dreamed(model, example, trace, seed=seed, progress=progress) for seed in range(DREAMS))
-    return [batch for some in every for batch in some]
+    found = []
+    with bar(INPUTS, DREAMS, progress) as show:
+        for seed in range(DREAMS):
+            show(seed)
+            found += dreamed(model, example, trace, seed=seed, progress=progress)
+    return found

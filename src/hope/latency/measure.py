@@ -18,7 +18,7 @@ from hope.latency.runtime import Runtime, block_of, check_device, runtime_of
 from hope.latency.stopwatch import Stopwatch
 from hope.latency.surface import ALIGNED, FRACTIONS, LatencyCurve
 from hope.latency.timed_operators import movable, read_layout
-from hope.rewrite.apply import operate
+from hope.rewrite.apply import reshape
 from hope.rewrite.rounded import as_integers
 from hope.schedule.budget import Budget
 from hope.structure.anatomy import Anatomy
@@ -28,7 +28,7 @@ ODD = (1.0, 0.5, 0.25)  # shares of the widths at which networks with uneven wid
 
 def runtime_for(budget: Budget, given: Runtime | str | None, example: Example | None) -> Runtime | None:
     """The resolved runtime of a latency budget; None for other budgets."""
-    if budget.unit == "latency":
+    if budget.kind.timed:
         return resolve_runtime(runtime_of(given), example)
     if given is not None:
         raise UnknownMethod(
@@ -123,7 +123,7 @@ def narrow(
         for name, count in removed.items()
         if count
     ]
-    operate(small, anatomy, [*steps, *map(Evict, evicted)], arithmetic=False)
+    reshape(small, anatomy, [*steps, *map(Evict, evicted)])
     return small.eval()
 
 

@@ -58,8 +58,8 @@ def with_calibration(method: Method | str, calibration: Any) -> Method:
 def method_from_dict(data: Mapping[str, Any]) -> Method | None:
     """A method from `Method.to_dict`, without its inputs; None if the data describe no method.
 
-    >>> method_from_dict({"name": "paper", "merge": "sum", "reading": "literal"})
-    Paper(merge='sum', kernel='zero-bias', release='static', reading='literal')
+    >>> method_from_dict({"name": "paper", "merge": "pair", "reading": "literal"})
+    Paper(merge='pair', kernel='zero-bias', release='static', reading='literal')
     """
     made = METHODS.get(current_method(str(data.get("name"))))
     if made is None:

@@ -67,6 +67,8 @@ class Absorb(Method):
     by_budget: ClassVar[bool] = True
     quantises: ClassVar[bool] = True
     margin: ClassVar[float] = 0.85  # fidelity overrates evictions
+    relative: ClassVar[bool] = True
+    price: ClassVar[str] = "what an absorption loses of the signal, as a logarithm"
 
     calibration: Calibration = field(default="patterns", repr=False, compare=False)
     refit: bool | None = None
@@ -168,14 +170,21 @@ class Absorb(Method):
         """Whether costs are weighted by sensitivities."""
         return bool(self.sensitivity)
 
+    def expects_sensitivity(self, anatomy: Anatomy, *, inputs: bool) -> bool:
+        """Whether sensitivities will be needed: by default only without BN and with inputs."""
+        return inputs and not anatomy.eps if self.sensitivity is None else self.sensitivity
+
+    @property
+    def may_refit(self) -> bool:
+        """Whether the refit is not off."""
+        return self.refit is not False
+
     def resolve(self, known: NetworkStatistics) -> Absorb:
         """Resolve the options that depend on the network: whether to measure sensitivities, and to refit."""
         leaves = pytree.tree_leaves_with_path(list(known.inputs[:1]))
         given = [one for path, one in leaves if isinstance(one, Tensor) and "mask" not in pytree.keystr(path)]
         tokens = not any(one.is_floating_point() for one in given)
-        sensitivity = (
-            bool(known.inputs) and not known.anatomy.eps if self.sensitivity is None else self.sensitivity
-        )
+        sensitivity = self.expects_sensitivity(known.anatomy, inputs=bool(known.inputs))
         return replace(self, sensitivity=sensitivity, refit=not tokens if self.refit is None else self.refit)
 
     @property

@@ -123,12 +123,16 @@ class Method(ABC):
         by_budget: whether a budget in MACs ranks steps by the MACs that they save.
         quantises: whether a budget in bytes is met by bits, too, without being asked for.
         margin: in the eviction search, an eviction must cost less than this share of the loss it saves.
+        relative: whether `Path.left` is a share of the signal (1 in the original) instead of a capacity.
+        price: what J is, for the report.
     """
 
     evictions: ClassVar[Literal["priced", "searched", "none"]] = "none"
     by_budget: ClassVar[bool] = False
     quantises: ClassVar[bool] = False
     margin: ClassVar[float] = 1.0
+    relative: ClassVar[bool] = False
+    price: ClassVar[str] = "what an action costs, relative to what its layer has left"
 
     @property
     @abstractmethod
@@ -167,6 +171,19 @@ class Method(ABC):
     @property
     def needs_sensitivity(self) -> bool:
         """Whether costs are weighted by sensitivities."""
+        return False
+
+    def expects_sensitivity(self, anatomy: Anatomy, *, inputs: bool) -> bool:
+        """Whether the method will need sensitivities once it is resolved.
+
+        Args:
+            inputs: whether statistics are measured on inputs.
+        """
+        return self.needs_sensitivity
+
+    @property
+    def may_refit(self) -> bool:
+        """Whether weights may be fitted to the original's activations."""
         return False
 
     def resolve(self, known: NetworkStatistics) -> Method:

@@ -42,10 +42,11 @@ class Paper(Method):
 
     Attributes:
         merge: "pair" as in the paper, "sum" (one neuron that approximates the sum replaces two), or None.
-        kernel: "zero-bias", the paper's (see `reading`), or "exact".
+        kernel: "zero-bias", the paper's (see `reading`), or "exact", which sums always use.
         release: rank steps by the parameters they save in the original network ("static", as in the paper),
             or in the current network ("live").
-        reading: "mended" (corrected), or "literal": everything as printed. The corrections: (1) The zero-bias
+        reading: "mended" (corrected), or "literal": these three as printed (docs/theory.md lists the rest of
+            HOPE's readings, which have no switch). The corrections: (1) The zero-bias
             kernel treats parallel neurons with different thresholds as identical; for |ρ̂| > 0.99, and for
             constant signals, HOPE uses the exact kernel. (2) A signal's deviation is
             γ_eff = |γ|·√(σ²/(σ² + ε)), the expression before ε is dropped, not |γ|. (3) A parent's BN
@@ -73,11 +74,13 @@ class Paper(Method):
             release=(self.release, ("static", "live")),
             reading=(self.reading, READINGS),
         )
-        if self.merge == "sum" and self.reading == "literal kernel":
-            raise UnknownMethod(
-                "reading='literal kernel' of paper must go with merge='pair', got 'sum', which uses the "
-                "exact kernel: omit one of them"
-            )
+        if self.literal("kernel"):
+            exact = {"merge='sum'": self.merge == "sum", "kernel='exact'": self.kernel == "exact"}
+            for option in (name for name, given in exact.items() if given):
+                raise UnknownMethod(
+                    f"reading={self.reading!r} of paper must go with the printed kernel, got {option}, which "
+                    "uses the exact one: omit one of them"
+                )
         check_calibration(self.calibration)
 
     @property
@@ -126,7 +129,7 @@ class Paper(Method):
     @property
     def path(self) -> Callable[[PaperState], PairPath]:
         """Prunes and merges."""
-        kernel = "printed" if self.literal("kernel") and self.kernel == "zero-bias" else self.kernel
+        kernel = "printed" if self.literal("kernel") else self.kernel
         return partial(PairPath, merge=self.merge, kernel=kernel)
 
     def branch(self, block: Block, known: NetworkStatistics, states: Sequence[State]) -> Branch | Reason:

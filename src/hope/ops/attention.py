@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from fractions import Fraction
+from typing import Any
 
 import numpy as np
 from torch import nn
@@ -22,6 +23,7 @@ CONFIG_HEADS = ("num_attention_heads", "num_heads", "encoder_attention_heads", "
 HEADS = (
     *SHARED_HEADS, "num_heads", "num_attention_heads", "n_head", "n_heads", "nhead", "n_kv_heads", "heads",
 )  # fmt: skip
+HEAD_WIDTH, STREAM_WIDTH = "head_dim", "hidden_size"  # in configurations of transformers
 WIDTHS = (
     "attn_dim", "key_attn_dim", "val_attn_dim", "kv_dim", "all_head_size", "split_size", "inner_dim",
     "dim_head_total",
@@ -31,6 +33,17 @@ WIDTHS = (
 def counts_heads(module: nn.Module) -> bool:
     """Whether a module has an attribute with the number of its heads."""
     return any(_counts(module, name) for name in HEADS)
+
+
+def head_width(config: Any, heads: int) -> int:
+    """Channels of each of a configuration's heads, 0 if it does not say.
+
+    >>> from types import SimpleNamespace
+    >>> head_width(SimpleNamespace(hidden_size=96), 12), head_width(SimpleNamespace(head_dim=16), 12)
+    (8, 16)
+    """
+    width: int = getattr(config, HEAD_WIDTH, None) or getattr(config, STREAM_WIDTH, 0) // heads
+    return width
 
 
 def recount(module: nn.Module, share: Fraction) -> None:

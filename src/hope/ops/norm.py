@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeGuard
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -20,6 +21,8 @@ from hope.reasons import Cause
 from hope.trace.labels import dims
 from hope.trace.program import Operation, Program, Ref, Shape, module_of
 from hope.trace.values import Link, Value
+
+LLAMA_NORMS = ("input_layernorm", "post_attention_layernorm")  # before the attention and before the MLP
 
 
 @dataclass(frozen=True)
@@ -62,6 +65,19 @@ def read_bn(tensors: Mapping[str, Tensor], name: str, eps: float) -> Bn | None:
     )
 
 
+def _apart(flow: Tracer, operation: Operation, kind: str) -> Any:
+    """Every channel by itself, tied to its numbers."""
+    found = per_channel(flow, operation)
+    if found is None:
+        return None
+    result, parameters = found
+    module = next((module_of(p.tensor) for p in parameters if p.tensor is not None), operation.operator)
+    eps = operation.arguments.get("eps")
+    value = result.then(kind, module, (float(eps),) if eps is not None else ())
+    rest = [Value(())] * (len(operation.shapes) - 1)  # statistics of the batch, which evaluation ignores
+    return [value, *rest] if operation.several else value
+
+
 class PerChannel(Operator):
     """A normalisation of every channel by itself."""
 
@@ -70,15 +86,7 @@ class PerChannel(Operator):
 
     def channels(self, flow: Tracer, operation: Operation) -> Any:
         """Channels are tied to their numbers."""
-        found = per_channel(flow, operation)
-        if found is None:
-            return None
-        result, parameters = found
-        module = next((module_of(p.tensor) for p in parameters if p.tensor is not None), operation.operator)
-        eps = operation.arguments.get("eps")
-        value = result.then(self.kind, module, (float(eps),) if eps is not None else ())
-        rest = [Value(())] * (len(operation.shapes) - 1)  # statistics of the batch, which evaluation ignores
-        return [value, *rest] if operation.several else value
+        return _apart(flow, operation, self.kind)
 
     def resize(self, module: nn.Module, before: Mapping[str, Shape]) -> None:
         """As many features as are left; a frozen BN may have no such attribute."""
@@ -164,6 +172,33 @@ class CrossChannelNorm(Operator):
         return range(1, ndim)
 
 
+class GroupNorm(CrossChannelNorm):
+    """Normalisation of groups of channels. A group depends on no other, so it is a neuron: of one channel, if
+    there are as many groups as channels, as in an instance norm.
+    """
+
+    modules = (nn.GroupNorm,)
+
+    def channels(self, flow: Tracer, operation: Operation) -> Any:
+        """Channels of a group are joined, and tied to their numbers. A single group is kept whole."""
+        x, groups = flow.value(operation.first), int(operation.arguments["num_groups"])
+        if x is None or groups == 1 or any(dims(label) != (1,) for label in x.labels):
+            return super().channels(flow, operation)
+        for label in x.labels:
+            rows = label.reshape(groups, -1)
+            whole = (rows >= 0).all(axis=1)
+            flow.pin(rows[~whole], Cause.NORMALISED.at(str(operation)))
+            flow.ties.tie(np.broadcast_to(rows[whole, :1], rows[whole].shape), rows[whole])
+        return _apart(flow, operation, "norm")
+
+    def resize(self, module: nn.Module, before: Mapping[str, Shape]) -> None:
+        """As many channels and groups as are left."""
+        names, numbers = vars(module), module.get_parameter("weight")
+        size = names["num_channels"] // names["num_groups"]
+        names["num_channels"] = len(numbers)
+        names["num_groups"] = len(numbers) // size
+
+
 class RootMeanSquareNorm(CrossChannelNorm):
     """Normalisation by the root of the mean square: the last dimensions."""
 
@@ -201,7 +236,7 @@ class Softmax(CrossChannelNorm):
 
 
 TABLE.update(dict.fromkeys(("batch_norm", "_native_batch_norm_legit_no_training"), BatchNorm()))
-TABLE.update({"instance_norm": PerChannel(), "group_norm": CrossChannelNorm()})
+TABLE.update({"instance_norm": PerChannel(), "group_norm": GroupNorm()})
 TABLE.update({"layer_norm": LayerNorm(), "rms_norm": RootMeanSquareNorm()})
 TABLE.update(dict.fromkeys(("softmax", "log_softmax", "_softmax", "_log_softmax"), Softmax()))
 

@@ -16,6 +16,12 @@ from hope.reasons import Cause
 from hope.trace.program import Operation, Program, Shape
 from hope.trace.values import Value, origins_of
 
+SETTINGS = (
+    "kernel_size", "stride", "padding", "padding_mode", "dilation", "output_size", "num_groups", "num_heads",
+    "normalized_shape", "eps", "alpha", "beta", "negative_slope", "threshold", "min_val", "max_val",
+    "approximate",
+)  # settings of torch's modules that change what they compute  # fmt: skip
+
 
 @dataclass(frozen=True)
 class Form:

@@ -19,7 +19,9 @@ def read_accuracies(path: Path, total: int) -> list[tuple[int, float]]:
     try:
         data = json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
-        raise InvalidAccuracies(f"{path} cannot be read: {error.strerror}") from error
+        raise InvalidAccuracies(
+            f"{path} cannot be read: {error.strerror}: give a file like {EXAMPLE}"
+        ) from error
     except (ValueError, RecursionError) as error:
         raise InvalidAccuracies(
             f"{path} is not JSON ({first_line(error)}): write it like {EXAMPLE}"
@@ -51,16 +53,3 @@ def checked_points(data: Mapping[Any, Any], total: int, source: str) -> list[tup
             )
         points.append((int(key), float(value)))
     return sorted(points)
-
-
-def points_of(
-    given: Mapping[int, float] | None, scored: Mapping[int, float], total: int
-) -> list[tuple[int, float]]:
-    """Accuracies that were given, or else computed scores, where these may be accuracies.
-
-    >>> points_of(None, {0: 0.9}, 5), points_of({0: 0.8}, {0: 0.9}, 5), points_of(None, {0: -3.0}, 5)
-    ([(0, 0.9)], [(0, 0.8)], [])
-    """
-    if given is None:
-        given = scored if all(0 <= score <= 1 for score in scored.values()) else {}
-    return checked_points(given, total, "accuracy")

@@ -10,14 +10,14 @@ function ticks(low, high, most, least = 0) {
   for (let at = Math.ceil(low / size - 1e-9) * size; at <= high + size * 1e-9; at += size) found.push(Math.abs(at) < size * 1e-9 ? 0 : at);
   return found;
 }
-const shares = (marks) => { // percentages with as many digits as it takes to tell them apart
+const shares = (marks) => { // percentages with as many digits as it takes to distinguish them
   const digits = [0, 1, 2, 3].find((n) => new Set(marks.map((at) => (100 * at).toFixed(n))).size === marks.length) ?? 4;
   return marks.map((at) => (100 * at).toFixed(digits) + "%");
 };
 class Chart { // lines over the run; the cursor follows the slider, the pointer moves it
   constructor(svg) {
     this.svg = svg; this.tip = svg.parentNode.querySelector(".tip");
-    let held = null; // a finger moves the step when it taps or goes sideways; upwards and downwards it scrolls
+    let held = null; // a finger moves the step when it taps or moves sideways; upwards and downwards it scrolls
     svg.addEventListener("pointerdown", (event) => {
       if (event.button) return;
       svg.setPointerCapture(event.pointerId);
@@ -61,17 +61,17 @@ class Chart { // lines over the run; the cursor follows the slider, the pointer 
     return width;
   }
   px(value) { return EDGE.left + ((value - this.x0) / (this.x1 - this.x0 || 1)) * (this.wide - EDGE.left - EDGE.right); }
-  py(value) { return this.tall - EDGE.bottom - (value / (this.top || 1)) * (this.tall - EDGE.top - EDGE.bottom); }
-  render({ series, points = [], axis, top, format, words }) {
+  py(value) { return this.tall - EDGE.bottom - ((value - this.low) / (this.top - this.low || 1)) * (this.tall - EDGE.top - EDGE.bottom); }
+  render({ series, points = [], axis, low = 0, top, format, words }) {
     this.wide = Math.max(240, this.svg.parentNode.clientWidth); // one unit is one pixel
     this.tall = this.wide < NARROW && innerWidth < NARROW ? 165 : 220;
-    this.xOf = (one, k) => (axis === "steps" ? k : one.share(axis, k)); this.words = words; this.top = top;
+    this.xOf = (one, k) => (axis === "steps" ? k : one.share(axis, k)); this.words = words; this.low = low; this.top = top;
     if (axis === "steps") { this.x0 = 0; this.x1 = Math.max(1, ...RUNS.map((one) => one.steps)); }
     else { this.x0 = 1; this.x1 = Math.min(0.99, ...RUNS.map((one) => one.share(axis, one.steps))); }
     const svg = this.svg, base = this.tall - EDGE.bottom;
     svg.setAttribute("viewBox", `0 0 ${this.wide} ${this.tall}`);
     svg.replaceChildren();
-    for (const at of ticks(0, top, 4)) {
+    for (const at of ticks(low, top, 4)) {
       svg.append(draw("line", { class: "grid", x1: EDGE.left, x2: this.wide - EDGE.right, y1: this.py(at), y2: this.py(at) }));
       svg.append(draw("text", { class: "y", x: EDGE.left - 6, y: this.py(at) + 4, "text-anchor": "end" }, format(at)));
     }
@@ -89,9 +89,9 @@ class Chart { // lines over the run; the cursor follows the slider, the pointer 
       svg.append(draw("path", { class: "curve", d: path, fill: "none", stroke: `var(${tint})`, "stroke-dasharray": dash || "none", "stroke-width": thin ? 1.3 : 2.2, "stroke-linejoin": "round" }));
     }
     for (const { of, tint, dash, thin, what } of points) {
-      const path = of[what].map(([k, a], n) => (n ? "L" : "M") + this.px(this.xOf(of, k)).toFixed(1) + " " + this.py(Math.max(0, a)).toFixed(1)).join("");
+      const path = of[what].map(([k, a], n) => (n ? "L" : "M") + this.px(this.xOf(of, k)).toFixed(1) + " " + this.py(Math.max(this.low, a)).toFixed(1)).join("");
       if (what !== "timed") svg.append(draw("path", { class: "looks", d: path, fill: "none", stroke: `var(${tint})`, "stroke-width": thin ? 1.5 : 2.2, "stroke-dasharray": dash || "none", "stroke-linejoin": "round" }));
-      for (const [k, a] of of[what]) svg.append(draw("circle", { class: what, cx: this.px(this.xOf(of, k)), cy: this.py(Math.max(0, a)), r: thin ? 2.5 : 3.5, fill: "var(--card)", stroke: `var(${tint})`, "stroke-width": 1.8 }));
+      for (const [k, a] of of[what]) svg.append(draw("circle", { class: what, cx: this.px(this.xOf(of, k)), cy: this.py(Math.max(this.low, a)), r: thin ? 2.5 : 3.5, fill: "var(--card)", stroke: `var(${tint})`, "stroke-width": 1.8 }));
     }
     this.cursor = draw("line", { class: "cursor", y1: EDGE.top, y2: base });
     this.dots = series.filter((one) => one.of === run).map((one) => ({ ...one, dot: draw("circle", { r: 4.5, fill: `var(${one.tint})`, stroke: "var(--card)", "stroke-width": 1.5 }) }));
@@ -129,7 +129,7 @@ function curves() {
     axis, top: 1, format: percent, series: plotted,
     words: (k) => Object.entries(UNITS).map(([name, word]) => `${percent(run.share(name, k))} of the ${word}`).join("\n"),
   });
-  pace(axis, ordered.filter((one) => one.times.length));
+  latencyLine(axis, ordered.filter((one) => one.times.length));
   legend($("legend-size"), several
     ? RUNS.map(looks).map((one) => [`${one.of.name}, ${UNITS[unit]} kept`, one.tint, one.dash])
     : plotted.map((one) => [`${UNITS[one.name]} kept`, one.tint, one.dash]), line);
@@ -143,7 +143,7 @@ function curves() {
   $("scale-note").textContent = nothing + (alike.length < RUNS.length ? "Only runs of the same method on the same model are drawn here: J of others is on another scale." : "");
 }
 
-function pace(axis, known) { // predicted latency along the run, and what was measured
+function latencyLine(axis, known) { // predicted latency along the run, and what was measured
   $("panel-time").hidden = !known.length;
   if (!known.length) return;
   $("runtimes").textContent = "predicted, in ms; circles are measured: " + [...new Set(known.map((one) => one.runtime))].join("; ");
@@ -223,7 +223,7 @@ function mapCursor() {
   $("map-layer").style.top = layer * picture.each + "px";
   $("map-layer").style.height = picture.each + "px";
 }
-function mapSpot(event) {
+function mapCell(event) {
   const box = $("map").getBoundingClientRect();
   const row = Math.max(0, Math.min(run.layers.length - 1, Math.floor((event.clientY - box.top) / picture.each)));
   const k = Math.floor(((event.clientX - box.left) / box.width) * (run.steps + 1));
@@ -231,7 +231,7 @@ function mapSpot(event) {
 }
 $("map").addEventListener("pointermove", (event) => {
   if (!run.layers.length) return;
-  const [row, k, box] = mapSpot(event), tip = $("map").parentNode.querySelector(".tip");
+  const [row, k, box] = mapCell(event), tip = $("map").parentNode.querySelector(".tip");
   tip.textContent = `${run.layers[row].name}\nstep ${count(k)}: ${count(run.width(row, k))} of ${count(run.layers[row].neurons)} neurons`;
   tip.hidden = false;
   tip.style.left = Math.max(0, Math.min(box.width - tip.offsetWidth, event.clientX - box.left + 14)) + "px";
@@ -240,6 +240,6 @@ $("map").addEventListener("pointermove", (event) => {
 $("map").addEventListener("pointerleave", () => { $("map").parentNode.querySelector(".tip").hidden = true; });
 $("map").addEventListener("click", (event) => {
   if (!run.layers.length) return;
-  const [row, k] = mapSpot(event);
+  const [row, k] = mapCell(event);
   choose(row); go(k);
 });

@@ -1,4 +1,4 @@
-"""Figures for papers: remaining sizes, cost and, if measured, accuracy."""
+"""Figures for papers: remaining sizes, cost and, if measured, accuracy or score."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def check_matplotlib() -> None:
 
 def draw(runs: Sequence[Run], accuracies: Sequence[Sequence[tuple[int, float]]] = ()) -> Figure:
     """The figure: shares kept along the run, distortion against parameters; and accuracy if it was measured,
-    else the predicted fidelity if it was computed along a run.
+    else the scores, or else the predicted fidelity, if they were computed along a run.
     """
     from matplotlib.figure import Figure
 
@@ -74,9 +74,11 @@ def draw(runs: Sequence[Run], accuracies: Sequence[Sequence[tuple[int, float]]] 
 
     measured = "accuracy" if any(accuracies) else ""
     points = accuracies
-    if not measured:
-        points = [run.details.fidelities if len(run.details.fidelities) > 1 else () for run in runs]
-        measured = "predicted fidelity" if any(points) else ""
+    for name, what in (("scores", "score"), ("fidelities", "predicted fidelity")):
+        if not measured:
+            known = [getattr(run.details, name) for run in runs]
+            points = [some if len(some) > 1 else () for some in known]
+            measured = what if any(points) else ""
     panels = 3 if measured else 2
     figure = Shown(figsize=(3.4 * panels, 2.8), layout="constrained")
     axes: Any = figure.subplots(1, panels)
@@ -101,7 +103,9 @@ def draw(runs: Sequence[Run], accuracies: Sequence[Sequence[tuple[int, float]]] 
     for entry, name in zip(legend.get_texts(), names, strict=True):  # a label would be parsed as mathematics
         entry.set(text=name, parse_math=False)
     if measured:
-        axes[2].set(xlabel="% of parameters kept", ylabel=measured, ylim=(0, 1.02))
+        axes[2].set(xlabel="% of parameters kept", ylabel=measured)
+        if measured != "score":
+            axes[2].set(ylim=(0, 1.02))
         axes[2].invert_xaxis()
     for panel in axes:
         panel.spines[["top", "right"]].set_visible(False)

@@ -37,7 +37,7 @@ function heading(words) {
 function networkNow() {
   rows.forEach(({ node, rest, energy, seen, share }, number) => {
     const one = run.layers[number], left = run.width(number, step), capacity = run.keeps(number, step);
-    node.classList.toggle("gone", left === 0);
+    node.classList.toggle("removed", left === 0);
     node.setAttribute("aria-pressed", String(number === layer));
     rest.style.setProperty("--width", (100 * left) / one.neurons + "%");
     energy.style.setProperty("--energy", capacity === null ? "0%" : 100 * capacity + "%");
@@ -46,19 +46,19 @@ function networkNow() {
   });
   whole();
   for (const { node, note, number } of groups) {
-    const gone = run.blocks[number].evicted, now = gone !== null && step >= gone;
-    node.classList.toggle("gone", now);
-    note.textContent = now ? `evicted at step ${count(gone)}` : "";
+    const removed = run.blocks[number].evicted, now = removed !== null && step >= removed;
+    node.classList.toggle("removed", now);
+    note.textContent = now ? `evicted at step ${count(removed)}` : "";
   }
 }
 function whole() { // the network in one line: with evicted layers
   const all = run.layers.map((_, number) => number), shares = all.map((number) => run.keeps(number, step)).filter((share) => share !== null);
-  const mean = (list) => list.reduce((sum, value) => sum + value, 0) / list.length, gone = all.filter((number) => run.isEvicted(number, step)).length;
+  const mean = (list) => list.reduce((sum, value) => sum + value, 0) / list.length, removed = all.filter((number) => run.isEvicted(number, step)).length;
   const what = run.baseline ? "Score kept" : "Capacity kept", own = run.baseline ? "of the scores of a layer" : "of the capacity Σ‖f‖ of a layer";
   const parts = [];
   if (shares.length) parts.push(`Layers keep ${percent(mean(shares))} of their ${run.baseline ? "scores" : "capacity"} on average.`);
-  if (gone) parts.push(`${plural(gone, "layer")} of ${count(all.length)} ${gone === 1 ? "is" : "are"} removed with evicted blocks.`);
-  if (run.method === "absorb" && run.left.length) parts.push(`With the compensation they keep ${percent(mean(all.map((number) => run.capacity(number, step))))} of their signal.`);
+  if (removed) parts.push(`${plural(removed, "layer")} of ${count(all.length)} ${removed === 1 ? "is" : "are"} removed with evicted blocks.`);
+  if (run.relative && run.left.length) parts.push(`With the compensation they keep ${percent(mean(all.map((number) => run.capacity(number, step))))} of their signal.`);
   $("whole").textContent = parts.join(" ");
   $("kept-note").textContent = shares.length ? `${what}: the share ${own} that its kept neurons had in the original, without what they compensate for.` : "";
 }
@@ -67,20 +67,20 @@ function choose(number) { layer = number; networkNow(); detail(); mapCursor(); }
 // ---- one layer ----------------------------------------------------------------------------------
 
 let bars = [];
-function fates() { // neuron -> the step that removed it, up to now; and parent -> merged neurons
-  const gone = new Map(), family = new Map();
-  if (!run.layers.length) return { gone, family };
+function removals() { // neuron -> the step that removed it, up to now; and parent -> merged neurons
+  const removed = new Map(), family = new Map();
+  if (!run.layers.length) return { removed, family };
   for (const t of run.moves[layer].slice(0, below(run.moves[layer], step))) {
-    for (const neuron of run.going(t, layer)) gone.set(neuron, t);
+    for (const neuron of run.going(t, layer)) removed.set(neuron, t);
     if (run.into[t] >= 0) { if (!family.has(run.into[t])) family.set(run.into[t], []); family.get(run.into[t]).push(run.who[t]); }
   }
-  return { gone, family };
+  return { removed, family };
 }
 function detail() {
   const one = run.layers[layer], svg = $("spectrum");
   $("detail").hidden = !one;
   if (!one) return;
-  const { gone, family } = fates(), evicted = run.isEvicted(layer, step);
+  const { removed, family } = removals(), evicted = run.isEvicted(layer, step);
   $("h-detail").textContent = one.name;
   $("detail-facts").textContent = `${plural(one.neurons, "neuron")}, ${count(one.fanIn)} weights in and ${count(one.fanOut)} out each, ${one.activation}` +
     (one.also.length ? `; removed with it: ${one.also.join(", ")}` : "") + (one.block !== null ? `; in block ${run.blocks[one.block].name}` : "");
@@ -103,31 +103,31 @@ function detail() {
     (!priced ? "there is nothing to draw." : "the chart has the costs at which neurons are removed" + (entries.length < one.neurons ? `; ${plural(one.neurons - entries.length, "neuron")} without an action of its own.` : "."));
   const wide = 420, tall = 130, top = Math.max(1e-12, ...entries.map((e) => e[1])), each = (wide - 8) / Math.max(1, entries.length);
   svg.setAttribute("viewBox", `0 0 ${wide} ${tall}`);
-  const paths = Object.fromEntries(["stay", ...Object.keys(ACTIONS)].map((fate) => [fate, ""]));
+  const paths = Object.fromEntries(["stay", ...Object.keys(ACTIONS)].map((outcome) => [outcome, ""]));
   bars = entries.map(([neuron, value], n) => {
-    const t = gone.get(neuron), fate = t !== undefined ? run.kinds[t] : evicted ? run.kinds[one.evicted - 1] : "stay";
+    const t = removed.get(neuron), outcome = t !== undefined ? run.kinds[t] : evicted ? run.kinds[one.evicted - 1] : "stay";
     const height = Math.max(1, (value / top) * (tall - 12));
-    paths[fate] += `M${(4 + n * each).toFixed(2)} ${tall - 2}v${-height.toFixed(2)}h${Math.max(0.3, each - (each > 3 ? 1 : 0)).toFixed(2)}v${height.toFixed(2)}z`;
-    return { neuron, value, t, fate };
+    paths[outcome] += `M${(4 + n * each).toFixed(2)} ${tall - 2}v${-height.toFixed(2)}h${Math.max(0.3, each - (each > 3 ? 1 : 0)).toFixed(2)}v${height.toFixed(2)}z`;
+    return { neuron, value, t, outcome };
   });
-  svg.replaceChildren(...Object.entries(paths).filter(([, d]) => d).map(([fate, d]) =>
-    draw("path", { d, fill: fate === "stay" ? "var(--accent)" : `var(--${ACTIONS[fate].kind})`, opacity: fate === "stay" ? 1 : 0.85 })));
+  svg.replaceChildren(...Object.entries(paths).filter(([, d]) => d).map(([outcome, d]) =>
+    draw("path", { d, fill: outcome === "stay" ? "var(--accent)" : `var(--${ACTIONS[outcome].kind})`, opacity: outcome === "stay" ? 1 : 0.85 })));
   const present = Object.keys(ACTIONS).filter((kind) => paths[kind]);
   legend($("legend-spectrum"), !priced ? [] : [...(paths.stay ? [["kept", "--accent"]] : []), ...present.map((kind) => [ACTIONS[kind].done, "--" + ACTIONS[kind].kind])]);
-  families(gone, family, evicted);
+  families(removed, family, evicted);
 }
 $("spectrum").addEventListener("pointermove", (event) => {
   const box = $("spectrum").getBoundingClientRect(), tip = $("spectrum").parentNode.querySelector(".tip");
   const bar = bars[Math.floor(((((event.clientX - box.left) / box.width) * 420 - 4) / 412) * bars.length)];
   tip.hidden = !bar;
   if (!bar) return;
-  tip.textContent = `neuron ${bar.neuron}: ${figure(bar.value)}\n${bar.fate === "stay" ? "kept" : ACTIONS[bar.fate].done + (bar.t !== undefined ? ` at step ${count(bar.t + 1)}` : "")}`;
+  tip.textContent = `neuron ${bar.neuron}: ${figure(bar.value)}\n${bar.outcome === "stay" ? "kept" : ACTIONS[bar.outcome].done + (bar.t !== undefined ? ` at step ${count(bar.t + 1)}` : "")}`;
   tip.style.left = Math.max(0, Math.min(box.width - tip.offsetWidth, event.clientX - box.left + 12)) + "px";
   tip.style.top = "4px";
 });
 $("spectrum").addEventListener("pointerleave", () => { $("spectrum").parentNode.querySelector(".tip").hidden = true; });
 
-function families(gone, family, evicted) {
+function families(removed, family, evicted) {
   const list = $("families"), items = [];
   const line = (t, ...words) => {
     const { kind, done } = ACTIONS[run.kinds[t]];
@@ -135,11 +135,11 @@ function families(gone, family, evicted) {
   };
   if (evicted) line(run.layers[layer].evicted - 1, `the whole layer, at step ${count(run.layers[layer].evicted)}`);
   for (const [parent, dropped] of family) {
-    const end = gone.get(parent), name = end === undefined ? make("b", {}, String(parent)) : make("s", {}, String(parent));
+    const end = removed.get(parent), name = end === undefined ? make("b", {}, String(parent)) : make("s", {}, String(parent));
     const into = run.into[end] >= 0 ? ` into ${run.into[end]}` : "", after = end === undefined ? "" : `, then ${ACTIONS[run.kinds[end]].done}${into}`;
-    line(gone.get(dropped[0]), name, ` ← ${dropped.join(", ")}${after}`);
+    line(removed.get(dropped[0]), name, ` ← ${dropped.join(", ")}${after}`);
   }
-  const single = [...gone].filter(([, t]) => !run.evictions.has(t) && run.into[t] < 0);
+  const single = [...removed].filter(([, t]) => !run.evictions.has(t) && run.into[t] < 0);
   for (const kind of Object.keys(ACTIONS)) {
     const some = single.filter(([neuron, t]) => run.kinds[t] === kind && !(family.has(neuron) && !run.compensates(t)));
     if (!some.length) continue;
@@ -163,16 +163,17 @@ function tiles() {
   entries.push([run.byHand ? "–" : figure(run.total[step]), "distortion so far", run.byHand ? "no prices: made by hand" : run.sum, whole ? run.total[step] / whole : 0]);
   if (run.times.length) {
     const here = run.timed.find(([k]) => k === step), first = run.timed.find(([k]) => k === 0);
-    const told = `original ${figure(first ? first[1] : run.times[0])} ms` + (here ? `, ${figure(here[1])} ms measured here` : "");
-    entries.push([`${figure(run.times[step])} ms`, "latency, predicted", told, Math.min(1, run.times[step] / run.times[0])]);
+    const caption = `original ${figure(first ? first[1] : run.times[0])} ms` + (here ? `, ${figure(here[1])} ms measured here` : "");
+    entries.push([`${figure(run.times[step])} ms`, "latency, predicted", caption, Math.min(1, run.times[step] / run.times[0])]);
   }
-  for (const [what, found] of [["accuracy", "measured"], ["fidelity", "predicted"]]) {
+  for (const [what, found] of [["accuracy", "measured"], ["score", "measured"], ["fidelity", "predicted"]]) {
     if (!run[what].length) continue;
+    const most = what === "score" ? Math.max(...run.score.map(([, value]) => value)) : 1, full = (value) => (most > 0 ? value / most : 0);
     const point = run.at(what, step), after = run[what].find(([k]) => k > step);
     const say = SHOWN[what];
-    if (point && point[0] === step) entries.push([say(point[1]), what, `${found} here`, point[1]]);
-    else if (point && after) entries.push([`${say(point[1]).replace("%", "")} … ${say(after[1])}`, what, `${found} at steps ${count(point[0])} and ${count(after[0])}`, Math.min(point[1], after[1])]);
-    else { const near = point ?? after; entries.push([say(near[1]), what, `${found} at step ${count(near[0])} only`, near[1]]); }
+    if (point && point[0] === step) entries.push([say(point[1]), what, `${found} here`, full(point[1])]);
+    else if (point && after) entries.push([`${say(point[1]).replace("%", "")} … ${say(after[1])}`, what, `${found} at steps ${count(point[0])} and ${count(after[0])}`, full(Math.min(point[1], after[1]))]);
+    else { const near = point ?? after; entries.push([say(near[1]), what, `${found} at step ${count(near[0])} only`, full(near[1])]); }
   }
   $("tiles").replaceChildren(...entries.map(([value, name, more, share]) =>
     make("div", { class: "tile" }, make("b", {}, value), make("span", {}, name), make("br"), make("span", { class: "more" }, more), make("i", { style: { "--share": 100 * share + "%" } }))));

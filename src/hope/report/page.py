@@ -19,9 +19,10 @@ import numpy as np
 from hope._util.files import write_file
 from hope._version import __version__
 from hope.actions import kinds
+from hope.methods import Method, method_from_dict
 from hope.methods.scores import SCORES
 from hope.report.steps import evictions, numbers, short, steps_data
-from hope.storage.codec import SENSELESS, not_as_it_should
+from hope.storage.codec import SENSELESS, damaged
 from hope.storage.record import PLAN, RUN
 from hope.storage.run import BY_HAND, Run
 
@@ -78,7 +79,7 @@ def _checked(
         json.dumps(data, allow_nan=False)
         return data
     except SENSELESS as error:
-        raise not_as_it_should(run.folder / PLAN, RUN, error) from error
+        raise damaged(run.folder / PLAN, RUN, error) from error
 
 
 def render(data: Mapping[str, Any]) -> str:
@@ -173,6 +174,7 @@ def run_data(
         **_parts(run),
         **steps_data(run),
         "accuracy": [list(point) for point in accuracy],
+        "score": [list(point) for point in run.details.scores],
         "fidelity": [list(point) for point in run.details.fidelities],
         **_times(run),
     }
@@ -190,6 +192,7 @@ def _times(run: Run) -> dict[str, Any]:
 
 def _about(run: Run, source: Mapping[str, str]) -> dict[str, Any]:
     """The run's model, method and sizes, and what it keeps."""
+    kind = method_from_dict(run.record.method) or Method  # by hand, or of somebody else
     return {
         "title": model_name(run, source),
         "model": run.anatomy.model,
@@ -198,6 +201,9 @@ def _about(run: Run, source: Mapping[str, str]) -> dict[str, Any]:
         "byHand": run.method == BY_HAND,
         "baseline": run.method in SCORES,
         "criterion": CRITERIA.get(run.method),
+        "price": kind.price,
+        "relative": kind.relative,
+        "searched": kind.evictions == "searched",
         "stops": list(run.trajectory.stops),
         "uniform": bool(run.details.settings.get("uniform")),
         "saved": run.steps,

@@ -32,7 +32,8 @@ function fine(fidelity) { // not in percent, so that it is not taken for an accu
   return (fidelity < 0 && Number(words) ? "−" : "") + words;
 }
 const FAR = 0.15; // of the network between two measured sizes: nothing is interpolated over more
-const SHOWN = { accuracy: percent1, fidelity: fine };
+const plain = (score) => String(+score.toPrecision(4)).replace("-", "−");
+const SHOWN = { accuracy: percent1, score: plain, fidelity: fine };
 function brief(n) { // 853 k, 11.7 M
   const power = n >= 999_500_000 ? 3 : n >= 999_500 ? 2 : n >= 1000 ? 1 : 0, value = n / 1000 ** power;
   return power ? `${value < 10 ? value.toFixed(2) : value < 99.95 ? value.toFixed(1) : value.toFixed(0)} ${" kMG"[power]}` : count(n);
@@ -85,7 +86,7 @@ class Run {
     this.sum = data.baseline ? "sum of scores" : "sum of J";
     this.total = sums([0, ...data.costs.map((cost) => cost ?? 0)]);
     this.places = data.stops.length ? data.stops : Array.from({ length: this.steps + 1 }, (_, k) => k); // where the run may be ended
-    this.energy = data.layers.map((one) => (data.method === "absorb" ? 1 : one.capacities.reduce((sum, c) => sum + (c ?? 0), 0)));
+    this.energy = data.layers.map((one) => (data.relative ? 1 : one.capacities.reduce((sum, c) => sum + (c ?? 0), 0)));
     this.moves = data.layers.map(() => []); // per layer, its steps
     this.lost = data.layers.map(() => [0]); // neurons lost after so many of them
     this.kept = data.layers.map((one) => [one.capacities.reduce((sum, c) => sum + (c ?? 0), 0)]); // capacity of those that are kept
@@ -146,7 +147,7 @@ class Run {
     if (this.evictions.has(t)) {
       const left = this.blocks[target].layers.reduce((sum, layer) => sum + this.width(layer, t), 0), before = this.total[t];
       const price = `J ${figure(cost)} is added to a distortion of ${figure(before)} so far`;
-      return this.method === "absorb"
+      return this.searched
         ? `Chosen by the eviction search: without it the network has a higher predicted fidelity than absorption gives at the same size. Its branch writes ${small(1 - Math.exp(-cost))} of the stream after the block; ${price}.`
         : `Its branch of ${plural(left, "neuron")} is removed at once. ${price}${before > 0 ? ` (${small(cost / before)})` : ""}.`;
     }
@@ -164,38 +165,37 @@ class Run {
   figures(t) { // the last with that of the next step, where the two were compared
     if (this.byHand) return [];
     const here = this.each(t), next = t + 1 < this.steps ? this.each(t + 1) : null, released = this.described[t] ? `saves ${count(this.release[t])} bytes` : `ΔP ${count(this.release[t])}`;
-    const alone = this.described[t] || this.described[t + 1] || t + 1 >= this.steps || this.stops.length > 0 || this.times.length > 0 || (this.method === "absorb" && (this.evictions.has(t) || this.evictions.has(t + 1)));
+    const alone = this.described[t] || this.described[t + 1] || t + 1 >= this.steps || this.stops.length > 0 || this.times.length > 0 || (this.searched && (this.evictions.has(t) || this.evictions.has(t + 1)));
     if (this.baseline) return [released, `score ${figure(this.costs[t])}${alone ? "" : `, the next one's ${figure(this.costs[t + 1])}`}`];
     const found = [`J ${figure(this.costs[t])}`, released];
     if (here === null) return found;
-    let beside = "";
+    let compared = "";
     if (!alone && next !== null && here > 0 && isFinite(next)) {
       const times = next / here;
-      beside = ", the next one's " + (times < 0.9999 ? "less, but only after this one" : times < 1.0001 ? "the same" : times < 1.1 ? `${small(times - 1)} more` : `${figure(+times.toPrecision(2))} times as much`);
+      compared = ", the next one's " + (times < 0.9999 ? "less, but only after this one" : times < 1.0001 ? "the same" : times < 1.1 ? `${small(times - 1)} more` : `${figure(+times.toPrecision(2))} times as much`);
     }
-    return [...found, `J/ΔP ${figure(here)}${beside}`];
+    return [...found, `J/ΔP ${figure(here)}${compared}`];
   }
   order() { // what the figures mean, and what is removed first
     const waits = !this.stops.length ? "" : this.uniform ? " Corresponding layers lose neurons together, so their sums are compared." : " A layer's neurons wait until its width is a multiple, so the order is not exactly this one.";
     if (this.byHand) return "The actions of this run were given by hand: they have no prices.";
     if (this.baseline) return `J is a neuron's score: ${this.criterion}. ΔP is how many parameters its removal releases. The neuron with the lowest score is removed first.${waits}`;
     const least = this.times.length ? "J per millisecond that it saves" : "J/ΔP";
-    if (this.method === "absorb") return "J is what an absorption loses of the signal, as a logarithm. ΔP is how many parameters it releases. " +
-      `The absorption with the least ${least} is first${this.evictions.size ? "; the eviction search decides about blocks, whatever their J/ΔP" : ""}.${waits}`;
-    return `J is what an action costs, relative to what its layer has left. ΔP is how many parameters it releases. The action with the least ${least} is first.${waits}`;
+    const blocks = this.searched && this.evictions.size ? "; the eviction search decides about blocks, whatever their J/ΔP" : "";
+    return `J is ${this.price}. ΔP is how many parameters it releases. The action with the least ${least} is first${blocks}.${waits}`;
   }
   account(layer, k) { // the method's own account in words, where it differs
     const left = this.capacity(layer, k);
     const made = this.moves[layer].slice(0, below(this.moves[layer], k));
     if (left === null || this.isEvicted(layer, k) || !made.some((t) => this.compensates(t))) return "";
-    return this.method === "absorb"
+    return this.relative
       ? `With the compensation, ${percent(left)} of the signal that the next layers read is kept.`
       : `With the capacity of merged neurons, ${percent(left)} is kept.`;
   }
   ends(unit, share) { // the first place to end at which no more than a share of a size is left; null if the run does not come so far
     return this.places.find((k) => this.share(unit, k) <= share + 1e-9) ?? null;
   }
-  near(what, unit, share) { // accuracy or fidelity of the model that a budget gives: its value, whether it was measured there, its size
+  near(what, unit, share) { // accuracy, score or fidelity of the model that a budget gives: its value, whether it was measured there, its size
     const k = this.ends(unit, share), size = k === null ? null : this.share(unit, k);
     let before = null;
     for (const [at, value] of k === null ? [] : this[what]) {
@@ -206,7 +206,7 @@ class Run {
     }
     return null;
   }
-  at(what, k) { // the last point of "accuracy" or "fidelity" up to k
+  at(what, k) { // the last point of "accuracy", "score" or "fidelity" up to k
     let found = null;
     for (const point of this[what]) if (point[0] <= k) found = point;
     return found;

@@ -1,16 +1,16 @@
-// The headline, accuracy and fidelity of all runs against their size, and a table at equal size.
+// The headline, accuracy, score and fidelity of all runs against their size, and a table at equal size.
 
 // ---- the headline -------------------------------------------------------------------------------
 
-const FIGURE = { accuracy: (value) => (100 * value).toFixed(1), fidelity: fine };
+const FIGURE = { accuracy: (value) => (100 * value).toFixed(1), score: plain, fidelity: fine };
 const about = (found, say) => (found.exact ? "" : "≈") + say(found.value);
-function quality(some, share) { // "accuracy 94.0 → 82.0", or of several runs "accuracy 94.0 → absorb 82.0, hope 48.0"; without accuracies the fidelity
+function quality(some, share) { // "accuracy 94.0 → 82.0", or of several runs "accuracy 94.0 → absorb 82.0, hope 48.0"; without accuracies the score, else the fidelity
   const at = (what) => some.map((one) => one.near(what, "parameters", share));
-  const what = ["accuracy", "fidelity"].find((one) => at(one).every(Boolean));
+  const what = ["accuracy", "score", "fidelity"].find((one) => at(one).every(Boolean));
   if (!what) return "";
   const found = at(what);
-  const first = some[0][what].find(([k]) => k === 0), from = what === "accuracy" && first ? `${FIGURE.accuracy(first[1])} → ` : "";
-  return `${what === "accuracy" ? what : "predicted fidelity"} ${from}${found.map((one, n) => (some.length > 1 ? some[n].name + " " : "") + about(one, FIGURE[what])).join(", ")}`;
+  const first = some[0][what].find(([k]) => k === 0), from = what !== "fidelity" && first ? `${FIGURE[what](first[1])} → ` : "";
+  return `${what === "fidelity" ? "predicted fidelity" : what} ${from}${found.map((one, n) => (some.length > 1 ? some[n].name + " " : "") + about(one, FIGURE[what])).join(", ")}`;
 }
 function headline() { // of the saved model; of several runs, at the size of the one that is shown
   const before = run.parameters[0], after = run.parameters[run.saved], share = run.share("parameters", run.saved);
@@ -25,22 +25,26 @@ function subtitle() {
   return `${run.steps ? "compressed " : ""}${run.by}${name}: ${count(run.saved)} of ${plural(run.steps, "step")}${left}`;
 }
 
-// ---- accuracy and fidelity against size ---------------------------------------------------------
+// ---- accuracy, score and fidelity against size ----------------------------------------------------
 
-const QUALITY = { accuracy: new Chart($("chart-accuracy")), fidelity: new Chart($("chart-fidelity")) };
+const QUALITY = { accuracy: new Chart($("chart-accuracy")), score: new Chart($("chart-score")), fidelity: new Chart($("chart-fidelity")) };
+function scale(what) { // from which value to which it is drawn
+  const all = what === "score" ? RUNS.flatMap((one) => one.score.map(([, value]) => value)) : [1];
+  return { low: Math.min(0, ...all), top: Math.max(0, ...all) };
+}
 const SIZES = [0.8, 0.6, 0.5, 0.4], MOST = 6; // shares in the table, with those that were saved
 function works() {
   const unit = $("works-axis").value, known = Object.keys(QUALITY).filter((what) => RUNS.some((one) => one[what].length));
   $("works").hidden = !known.length;
   if (!known.length) return;
-  $("h-works").textContent = RUNS.length > 1 ? `${plural(RUNS.length, "run")} compared` : "Accuracy and fidelity";
+  $("h-works").textContent = RUNS.length > 1 ? `${plural(RUNS.length, "run")} compared` : known.map((what, n) => (n ? what : what[0].toUpperCase() + what.slice(1))).join(" and ");
   const ordered = [...RUNS.filter((one) => one !== run), run];
   EDGE.left = 44;
   for (const [what, chart] of Object.entries(QUALITY)) {
     $("panel-" + what).hidden = !known.includes(what);
     if (!known.includes(what)) continue;
     chart.render({
-      axis: unit, top: 1, format: what === "accuracy" ? percent : (at) => String(+at.toFixed(3)), series: [],
+      axis: unit, ...scale(what), format: what === "accuracy" ? percent : (at) => String(+at.toFixed(3)), series: [],
       points: ordered.filter((one) => one[what].length).map((one) => ({ ...looks(one), what })),
       words: (k) => `${percent(run.share(unit, k))} of the ${UNITS[unit]}\n` + RUNS.map((one) => [one, one.near(what, unit, run.share(unit, k))]).filter(([, found]) => found)
         .map(([one, found]) => `${RUNS.length > 1 ? one.name : what} ${about(found, SHOWN[what])}`).join("\n"),
@@ -79,6 +83,6 @@ function equal(unit, known) {
     make("th", { scope: "row" }, ...key(one), name), ...columns.map((share) => cell(one, whats, share))));
   $("equal").replaceChildren(make("table", { class: "plain" }, make("thead", {}, head), make("tbody", {}, ...body)));
   $("equal-note").textContent = [
-    `Columns are shares of the ${UNITS[unit]}.`, known.length > 1 && several ? "Accuracy in %, below it the predicted fidelity." : known.includes("accuracy") ? "Accuracy is in %." : "Fidelity is predicted; 1 is the original.",
+    `Columns are shares of the ${UNITS[unit]}.`, known.includes("accuracy") ? "Accuracy is in %." : "", known.includes("fidelity") ? `${known.length > 1 && several ? "Below it, fidelity" : "Fidelity"} is predicted; 1 is the original.` : "",
     between ? "≈ is interpolated between two measured sizes." : "", jumps ? "Where one action removes much, the next smaller size is given." : ""].filter(Boolean).join(" ");
 }

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from torch import Tensor, nn
@@ -75,38 +75,43 @@ def operate(
     *,
     input_statistics: Mapping[str, InputStatistics] | None = None,
     rewrite: Rewrite | None = None,
-    arithmetic: bool = True,
-    finished: bool = True,
 ) -> Outcome:
-    """Carry out actions on a model in place.
+    """Carry out actions on a model in place, but for what comes after a fit of the weights (see `finish`).
 
     Args:
         input_statistics: weight -> its input statistics, for absorptions.
         rewrite: how actions rewrite weights.
-        arithmetic: False to change modules and shapes only, for weights that are loaded afterwards.
-        finished: False if weights are still to be fitted: `finish` is then called after that.
     """
     done = outcome(anatomy, steps)
     context = _context(anatomy, done, input_statistics, rewrite)
-    if arithmetic:
-        before = Removed(anatomy)
-        for step in steps:
-            step.rewrite(model, context, before)
-            before.take(step)
-        for kind, some in _by_kind(steps).items():
-            kind.rewrite_together(model, context, some)
-    kept = kept_places(anatomy, done)
-    absorbed = {step.name for step in steps if step.compensates}
-    louder = norms.gains(model, anatomy, kept, absorbed, context.statistics) if arithmetic else {}
+    before = Removed(anatomy)
+    for step in steps:
+        step.rewrite(model, context, before)
+        before.take(step)
+    for kind, some in _by_kind(steps).items():
+        kind.rewrite_together(model, context, some)
+    kept, absorbed = kept_places(anatomy, done), {step.name for step in steps if step.compensates}
+    louder = norms.gains(model, anatomy, kept, absorbed, context.statistics)
+    _resize(model, context, steps, kept)
+    norms.scale(model, louder)  # on tensors of its own
+    return done
+
+
+def reshape(model: nn.Module, anatomy: Anatomy, steps: Sequence[Action]) -> Outcome:
+    """Change modules and shapes only, in place, for weights that are loaded afterwards."""
+    done = outcome(anatomy, steps)
+    _resize(model, _context(anatomy, done, None, None), steps, kept_places(anatomy, done))
+    return done
+
+
+def _resize(
+    model: nn.Module, context: RewriteContext, steps: Sequence[Action], kept: Mapping[tuple[str, int], Tensor]
+) -> None:
     for step in steps:
         step.replace_modules(model, context)
-    units = [anatomy.unit(name) for name in done.removed]
+    units = [context.anatomy.unit(name) for name in context.removed]
     heads = {(part.tensor, part.dim) for unit in units if unit.attends for part in unit.places}
     resize.keep(model, kept, heads)
-    norms.scale(model, louder)  # on tensors of its own
-    if arithmetic and finished:
-        _finish(model, context, steps)
-    return done
 
 
 def finish(
@@ -116,13 +121,17 @@ def finish(
     *,
     input_statistics: Mapping[str, InputStatistics] | None = None,
     rewrite: Rewrite | None = None,
+    ready: Collection[str] = (),
 ) -> None:
-    """Do in place what actions do last, in a network that was made smaller and fitted; weights that were
-    rounded when they were fitted stay as they are.
+    """Do in place what actions do last, in a network that was made smaller and whose weights are final.
+
+    Args:
+        ready: rounded weights that stay as they are.
     """
-    done = on_grid(model, steps)
-    left = [step for step in steps if step.weight_grid is None or step.name not in done]
-    _finish(model, _context(anatomy, outcome(anatomy, steps), input_statistics, rewrite), left)
+    context = _context(anatomy, outcome(anatomy, steps), input_statistics, rewrite)
+    left = [step for step in steps if step.weight_grid is None or step.name not in ready]
+    for kind, some in _by_kind(left).items():
+        kind.finish(model, context, some)
 
 
 def on_grid(model: nn.Module, steps: Sequence[Action]) -> set[str]:
@@ -130,11 +139,6 @@ def on_grid(model: nn.Module, steps: Sequence[Action]) -> set[str]:
     state = model.state_dict()
     grids = {step.name: step.weight_grid for step in steps if step.weight_grid and step.name in state}
     return {n for n, grid in grids.items() if grid_of(state[n].detach().cpu().flatten(1), *grid) is not None}
-
-
-def _finish(model: nn.Module, context: RewriteContext, steps: Sequence[Action]) -> None:
-    for kind, some in _by_kind(steps).items():
-        kind.finish(model, context, some)
 
 
 def _context(
@@ -208,12 +212,12 @@ def cut(
           (2): Linear(in_features=5, out_features=2, bias=True)
         )
     """
-    return smaller_copy(
-        model, anatomy, steps, input_statistics=input_statistics, rewrite=rewrite, shared=shared
-    )
+    small = unfitted(model, anatomy, steps, input_statistics=input_statistics, rewrite=rewrite, shared=shared)
+    finish(small, anatomy, steps, input_statistics=input_statistics, rewrite=rewrite)
+    return small
 
 
-def smaller_copy(
+def unfitted(
     model: nn.Module,
     anatomy: Anatomy,
     steps: Sequence[Action],
@@ -221,9 +225,8 @@ def smaller_copy(
     input_statistics: Mapping[str, InputStatistics] | None = None,
     rewrite: Rewrite | None = None,
     shared: bool = False,
-    finished: bool = True,
 ) -> nn.Module:
-    """What `cut` returns; without what comes after a fit of the weights, if it is not `finished`."""
+    """What `cut` returns without what comes after a fit of the weights (see `finish`)."""
     shapes = {
         name: tuple(tensor.shape) for name, tensor in [*model.named_parameters(), *model.named_buffers()]
     }
@@ -238,9 +241,7 @@ def smaller_copy(
     every = [*model.named_parameters(), *model.named_buffers()]
     same = [tensor for name, tensor in every if own is not None and name not in own]
     small = duplicate(model, same)
-    done = operate(
-        small, anatomy, steps, input_statistics=input_statistics, rewrite=rewrite, finished=finished
-    )
+    done = operate(small, anatomy, steps, input_statistics=input_statistics, rewrite=rewrite)
     config.rewrite(small, done.config_fields(small, anatomy))
     return small if shared or not same else duplicate(small, _apart(small, model))
 

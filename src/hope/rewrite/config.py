@@ -18,14 +18,14 @@ import torch
 from torch import nn
 
 from hope._util.calls import configs
-from hope.ops.attention import CONFIG_HEADS, SHARED_HEADS
+from hope.ops.attention import CONFIG_HEADS, HEAD_WIDTH, SHARED_HEADS, head_width
 from hope.rewrite.experts import open_named, opened_in
 from hope.schedule.width_constraints import Group, alike
 from hope.structure.anatomy import Anatomy
 from hope.trace.labels import Shape
 
 WIDTHS = ("intermediate_size", "n_inner", "ffn_dim", "d_ff", "hidden_dim", "ffn_hidden_size", "d_inner")
-TRIALS = 64  # models that are built at most
+BUILDS = 64  # models that are built at most
 
 Fields: TypeAlias = (
     "dict[tuple[str, str], int]"  # (a configuration within the model's, or "", field) -> value
@@ -58,7 +58,7 @@ def fields_after(model: nn.Module, anatomy: Anatomy, removed: Mapping[str, int])
     if changes is None or not configured(model) or not all(part.even for part in parts):
         return None
     shapes = _shapes(anatomy, removed)
-    for fields in islice(_settings(model.config, changes), TRIALS) if changes else [{}]:
+    for fields in islice(_settings(model.config, changes), BUILDS) if changes else [{}]:
         if _builds(model, fields, shapes):
             return fields
     return None
@@ -166,11 +166,11 @@ def _heads(config: Any, path: str, field: str, changes: set[Change]) -> list[Fie
     heads = getattr(config, field)
     shared = next((name for name in SHARED_HEADS if _whole(config, name)), None)
     groups = getattr(config, shared) if shared else heads
-    width = getattr(config, "head_dim", None) or getattr(config, "hidden_size", 0) // heads
+    width = head_width(config, heads)
     found = []
     for old, each, left in sorted(changes):
         if old == groups and width and each % width == 0:
-            fields = {(path, field): heads // groups * left, (path, "head_dim"): width}
+            fields = {(path, field): heads // groups * left, (path, HEAD_WIDTH): width}
             found.append(fields | ({(path, shared): left} if shared else {}))
     return found
 
@@ -203,7 +203,7 @@ class _Recipe:
     config: Any = dataclasses.field(compare=False)
 
 
-@lru_cache(maxsize=TRIALS)
+@lru_cache(maxsize=BUILDS)
 def _built(recipe: _Recipe) -> Mapping[str, Shape] | None:
     """The shapes of a model that is built without data, once; None if its class refuses the numbers."""
     try:

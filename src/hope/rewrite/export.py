@@ -245,7 +245,10 @@ def _write_onnx(captured: ExportedModel, place: Path) -> None:
             f"ONNX needs more packages ({error.name}): pip install 'hope-encoding[onnx]'"
         ) from error
     except Exception as error:  # whatever the exporter raises about an operator
-        raise CannotExport(f"{place.name} cannot be made: {first_line(_root(error))}") from error
+        raise CannotExport(
+            f"{place.name} cannot be made: {first_line(_root(error))}: "
+            "write a .pt2 file instead (export_program)"
+        ) from error
     assert made is not None
     weights = (value.const_value for value in made.model.graph.initializers.values())
     size = sum(weight.nbytes for weight in weights if weight is not None)

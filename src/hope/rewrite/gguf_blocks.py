@@ -14,7 +14,6 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from hope.errors import CannotExport
-from hope.geometry.rounding import ColumnMoments, nearest, per_column, scales, with_feedback
 from hope.rewrite.packed_onnx import Grid
 
 BLOCK = 32  # inputs
@@ -78,42 +77,6 @@ def blocks_of(grid: Grid, kind: str) -> NDArray[np.uint8]:
     units = half.numpy()[..., None].view(np.uint8)  # (rows, blocks, 2)
     size = columns // BLOCK * (units.shape[-1] + entries.shape[-1])
     return np.concatenate([units, entries], axis=-1).reshape(rows, size)
-
-
-def floats_of(blocks: NDArray[np.uint8], kind: str) -> Tensor:
-    """The reverse of `blocks_of`: (rows, columns) float32, as llama.cpp reads them."""
-    size = 2 + BLOCK * BITS[kind] // 8
-    parts = blocks.reshape(len(blocks), -1, size)
-    units = np.ascontiguousarray(parts[..., :2]).view(np.float16).astype(np.float32)
-    entries = np.ascontiguousarray(parts[..., 2:])
-    if kind == "Q4_0":
-        numbers = np.concatenate([entries & 15, entries >> 4], axis=-1).astype(np.float32) - OFFSET
-    else:
-        numbers = entries.view(np.int8).astype(np.float32)
-    return torch.from_numpy((numbers * units).reshape(len(blocks), -1))
-
-
-def rounded_for(kind: str, weight: Tensor, moments: ColumnMoments | None = None) -> Grid:
-    """A weight that is on no grid yet, rounded for a type of block: with error feedback if the second moments
-    of its inputs are known, else to nearest. Q4_0 has −8 to 7, and a scale has the sign that puts the
-    largest entry of its block on the longer side.
-
-    Args:
-        kind: "Q8_0" or "Q4_0".
-        weight: (rows, columns).
-        moments: of its columns.
-    """
-    bits, extra = BITS[kind], int(kind == "Q4_0")
-    flat = weight.detach().cpu().double()
-    columns = flat.shape[1]
-    importance = torch.ones(columns, dtype=torch.float64) if moments is None else moments.diagonal
-    scale = _halves(scales(flat, bits, importance, BLOCK, extra=extra)).double()
-    if moments is None:
-        rounded = nearest(flat, scale, bits, BLOCK, extra)
-    else:
-        rounded = with_feedback(flat, scale, bits, moments, BLOCK, extra)
-    whole = (rounded / per_column(scale, columns, BLOCK)).round()
-    return Grid(whole.to(torch.int8), scale.float())
 
 
 def _halves(scale: Tensor) -> Tensor:

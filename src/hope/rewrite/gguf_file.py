@@ -120,7 +120,9 @@ def _source(model: nn.Module, given: str | os.PathLike[str] | None) -> Path | No
     """Where the tokenizer is."""
     if given is not None:
         if not Path(given).is_file() and not Path(given, FILE).is_file():
-            raise CannotExport(f"tokenizer must be a folder with {FILE} or a GGUF file, got {given}")
+            raise CannotExport(
+                f"tokenizer must be a folder with {FILE} or a GGUF file, got {given}: give the original's"
+            )
         return Path(given)
     name = getattr(model.config, "_name_or_path", "") or ""
     return Path(name) if name and Path(name, FILE).is_file() else None

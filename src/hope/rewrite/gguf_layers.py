@@ -18,10 +18,11 @@ from torch import Tensor, nn
 
 from hope.actions.evict import ZeroOutput
 from hope.errors import CannotExport
+from hope.ops.attention import CONFIG_HEADS, HEAD_WIDTH, head_width
+from hope.ops.norm import LLAMA_NORMS
 
 FAMILIES = ("llama", "mistral", "qwen2")  # `model_type`s that compute what Llama does, biases apart
 ROPES = ("default", "linear", "llama3")  # whose frequencies are constants
-NORMS = ("input_layernorm", "post_attention_layernorm")
 ZEROS = 32  # neurons of an MLP that adds a constant only, as many as a block of quantised weights
 ANOTHER_WAY = "use uniform=True, save_pretrained, and llama.cpp's convert_hf_to_gguf.py"
 
@@ -218,8 +219,8 @@ def _rope(config: Any) -> dict[str, Any]:
 
 
 def _head_width(config: Any, inner: nn.Module) -> int:
-    found = [getattr(module, "head_dim", None) for module in inner.modules()]
-    given = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    found = [getattr(module, HEAD_WIDTH, None) for module in inner.modules()]
+    given = head_width(config, getattr(config, CONFIG_HEADS[0]))
     return next((width for width in found if isinstance(width, int)), int(given))
 
 
@@ -236,7 +237,7 @@ def _layers(inner: nn.Module) -> list[FileLayer]:
     """
     found: list[FileLayer] = []
     for name, module in inner.get_submodule("layers").named_children():
-        if not all(hasattr(module, part) for part in ("self_attn", "mlp", *NORMS)):
+        if not all(hasattr(module, part) for part in ("self_attn", "mlp", *LLAMA_NORMS)):
             raise CannotExport(
                 f"layer {name} must have an attention and an MLP, got {type(module).__name__}: {ANOTHER_WAY}"
             )
@@ -249,7 +250,7 @@ def _layers(inner: nn.Module) -> list[FileLayer]:
             continue
         layer = FileLayer(
             path=f"model.layers.{name}",
-            norms=(module.get_submodule(NORMS[0]), module.get_submodule(NORMS[1])),
+            norms=(module.get_submodule(LLAMA_NORMS[0]), module.get_submodule(LLAMA_NORMS[1])),
             attention=None if before is not None else attention,
             mlp=None if after is not None else mlp,
             zero_heads=before is not None and not found,

@@ -59,7 +59,10 @@ def capture(model: nn.Module, example: Example | None, dynamic: bool) -> Exporte
     try:
         program = torch.export.export(model, *call, strict=False)
     except Exception as error:  # as above
-        raise CannotExport(f"{type(model).__name__} cannot be captured: {first_line(error)}") from error
+        raise CannotExport(
+            f"{type(model).__name__} cannot be captured ({first_line(error)}): "
+            "change its forward, or keep it in Python (encoding.save)"
+        ) from error
     return ExportedModel(program, (_filled(call),), _output_names(model, call), None, batch, note)
 
 

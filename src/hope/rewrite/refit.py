@@ -22,13 +22,13 @@ from torch import Tensor, nn
 from hope._util.calls import Example, duplicate, mode, unlabelled
 from hope._util.finite import not_finite
 from hope._util.notes import note
-from hope._util.progress import REFIT, bar, busy
+from hope._util.progress import DREAM, REFIT, bar, busy, run_of
 from hope._util.tensors import get
 from hope.actions import Action, Rewrite
 from hope.actions.absorption import LEAST
 from hope.errors import InvalidExample
 from hope.methods.calibration import synthetic_batches
-from hope.rewrite.apply import finish, kept_places, outcome, smaller_copy
+from hope.rewrite.apply import cut, finish, kept_places, on_grid, outcome, unfitted
 from hope.rewrite.layer_sites import STATISTICS, LayerSite, every_row, gain, given_rows, layer_sites, taken
 from hope.rewrite.normal_equations import NormalEquations
 from hope.rewrite.refit_checkpoint import Fitted
@@ -227,16 +227,17 @@ def refit_layers(  # noqa: PLR0913
         if file.whole:
             small.load_state_dict(file.tensors)
             return
-    with busy(REFIT, progress):
-        stand = recalibrated_copy(original, batches, synthetic, trace)
-    run = LayerwiseRefit(stand, small, batches, rows, fixed, drift, trace, file, rounding or {})
-    norms = {f"{site.bn}.running_mean": run.rows.get(name) for name, site in run.there.items() if site.bn}
-    left = {**norms, **run.rows}
-    with mode(stand, training=False), mode(small, training=False), torch.no_grad():
-        transfer_bn_stats(small, original, stand, left)
-        with bar(REFIT, len(run.here), progress) as show:
-            run.run(show)
-        transfer_bn_stats(small, stand, original, left)
+    with run_of((REFIT,), progress):
+        with busy(REFIT):
+            stand = recalibrated_copy(original, batches, synthetic, trace)
+        run = LayerwiseRefit(stand, small, batches, rows, fixed, drift, trace, file, rounding or {})
+        norms = {f"{site.bn}.running_mean": run.rows.get(name) for name, site in run.there.items() if site.bn}
+        left = {**norms, **run.rows}
+        with mode(stand, training=False), mode(small, training=False), torch.no_grad():
+            transfer_bn_stats(small, original, stand, left)
+            with bar(REFIT, len(run.here)) as show:
+                run.run(show)
+            transfer_bn_stats(small, stand, original, left)
     if file is not None:
         file.finish({name: one for name, one in small.state_dict().items() if isinstance(one, Tensor)})
 
@@ -261,11 +262,9 @@ def compressed(  # noqa: PLR0913
         fixed: patterns of modules that are not fitted.
         checkpoint: as `refit_layers` takes it.
     """
-    fits = bool(steps and inputs) and rewrite is not None and rewrite.refit
-    small = smaller_copy(
-        model, anatomy, steps, input_statistics=input_statistics, rewrite=rewrite, finished=not fits
-    )
-    if rewrite is not None and fits:
+    cuts: dict[str, Any] = {"input_statistics": input_statistics, "rewrite": rewrite}
+    small, ready = unfitted(model, anatomy, steps, **cuts), set[str]()
+    if steps and inputs and rewrite is not None and rewrite.refit:
         kept = kept_places(anatomy, outcome(anatomy, steps)).items()
         rows = {tensor: left for (tensor, dim), left in kept if dim == 0}
         how: dict[str, Any] = {"synthetic": rewrite.synthetic, "checkpoint": checkpoint, "progress": progress}
@@ -275,8 +274,9 @@ def compressed(  # noqa: PLR0913
         lost = not_finite(small.state_dict(), [name for name, _ in small.named_parameters()])
         if lost is not None:
             note(f"{lost} would be NaN or infinite after the refit, so no weight is refitted")
-            return smaller_copy(model, anatomy, steps, input_statistics=input_statistics, rewrite=rewrite)
-        finish(small, anatomy, steps, input_statistics=input_statistics, rewrite=rewrite)
+            return cut(model, anatomy, steps, **cuts)
+        ready = on_grid(small, steps)
+    finish(small, anatomy, steps, **cuts, ready=ready)
     return small
 
 
@@ -306,7 +306,7 @@ def refit(
         exclude: patterns (`*`, `?`) of modules that are not changed.
         checkpoint: a file for the state of an interrupted refit, which resumes with the same networks and
             inputs. It is deleted when the refit is finished.
-        progress: show a progress bar; by default on a terminal only.
+        progress: show a progress bar; by default on a terminal or in a notebook.
 
     Returns:
         A refitted copy of `small`. BNs after refitted weights have the original's statistics.
@@ -323,28 +323,27 @@ def refit(
         >>> bool((fitted(x) - net(x)).square().sum() < (small(x) - net(x)).square().sum())
         True
     """
-    synthetic = isinstance(inputs, str)
-    trace = Trace()
-    if isinstance(inputs, str):
-        inputs = synthetic_batches(inputs, original, example, trace, progress=progress)
-    batches = list(unlabelled(original, inputs))
-    if not batches:
-        raise InvalidExample("inputs must have at least one batch for a refit, got none: give some")
-    for number, batch in enumerate(batches):
-        check_batch(batch, number, "refit")
-    fitted, given = duplicate(small), given_rows(original, kept or {})
-    refit_layers(
-        original,
-        fitted,
-        batches,
-        lambda sites: every_row(original, small, sites, given),
-        fixed=exclude,
-        synthetic=synthetic,
-        checkpoint=None if checkpoint is None else Path(checkpoint),
-        settings=sorted((name, list(rows)) for name, rows in (kept or {}).items()),
-        trace=trace,
-        progress=progress,
-    )
+    synthetic, trace = isinstance(inputs, str), Trace()
+    with run_of((DREAM, REFIT) if synthetic else (REFIT,), progress):
+        if isinstance(inputs, str):
+            inputs = synthetic_batches(inputs, original, example, trace, progress=progress)
+        batches = list(unlabelled(original, inputs))
+        if not batches:
+            raise InvalidExample("inputs must have at least one batch for a refit, got none: give some")
+        for number, batch in enumerate(batches):
+            check_batch(batch, number, "refit")
+        fitted, given = duplicate(small), given_rows(original, kept or {})
+        refit_layers(
+            original,
+            fitted,
+            batches,
+            lambda sites: every_row(original, small, sites, given),
+            fixed=exclude,
+            synthetic=synthetic,
+            checkpoint=None if checkpoint is None else Path(checkpoint),
+            settings=sorted((name, list(rows)) for name, rows in (kept or {}).items()),
+            trace=trace,
+        )
     if checkpoint is not None:
         Path(checkpoint).unlink(missing_ok=True)
     return fitted

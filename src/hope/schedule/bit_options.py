@@ -67,8 +67,8 @@ def check_bits(bits: object) -> tuple[int, ...]:
 
 
 def bits_for(budget: Budget | None, bits: object, usual: bool = True, engine: str = "") -> tuple[int, ...]:
-    """The numbers of bits that a run to a budget uses: by default all at a budget in bytes, those of the
-    runtime's integer kernels at a budget in time, else none.
+    """The numbers of bits that a run to a budget uses: by default all where the budget `rounds`, as bytes do,
+    those of the runtime's integer kernels at a budget in time, else none.
 
     Args:
         usual: whether the method rounds without being asked.
@@ -77,12 +77,12 @@ def bits_for(budget: Budget | None, bits: object, usual: bool = True, engine: st
     Raises:
         UnknownMethod: bits save nothing of what the budget limits.
     """
-    timed = budget is not None and budget.unit == "latency"
-    saves = budget is None or timed or budget.unit in ("size", "steps") or budget.kind.searched
+    resource = budget.resource if budget is not None else None
+    timed, rounds = (resource.timed, resource.rounds) if resource is not None else (False, False)
     if bits == "auto":
         if timed:
             return KERNELS.get(engine, ()) if usual else ()
-        return tuple(reversed(BITS)) if usual and budget is not None and budget.unit == "size" else ()
+        return tuple(reversed(BITS)) if usual and rounds else ()
     counts = check_bits(bits)
     if counts and timed and engine not in KERNELS:
         raise UnknownMethod(
@@ -93,8 +93,8 @@ def bits_for(budget: Budget | None, bits: object, usual: bool = True, engine: st
         raise UnknownMethod(
             f"bits must be 8 with {engine}, whose integer kernels have no others, got {bits}: give bits=8"
         )
-    if counts and budget is not None and not saves:
+    if counts and resource is not None and not (timed or rounds):
         raise UnknownMethod(
-            f"bits must go with size=, got {budget.unit}, which they do not save: give size=, or omit bits"
+            f"bits must go with size=, got {resource.name}, which they do not save: give size=, or omit bits"
         )
     return counts

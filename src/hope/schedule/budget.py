@@ -9,6 +9,7 @@ from difflib import get_close_matches
 from typing import Any, TypedDict, TypeVar
 
 from hope.errors import InfeasibleBudget, UnknownBudget
+from hope.reasons import LISTED
 from hope.schedule.resources import UNITS, BudgetUnit, Resource
 
 Function = TypeVar("Function", bound=Callable[..., Any])
@@ -66,6 +67,11 @@ class Budget:
         """Whether it limits what only a cost model knows (see `Resource`)."""
         return self.resource is not None and self.resource.measured
 
+    def ranks(self, by_budget: bool) -> bool:
+        """Whether its cost model ranks the steps, of a method that ranks by budgets or not."""
+        resource = self.resource
+        return resource is not None and (resource.measured or (resource.ranks and by_budget))
+
     def allowed(self, original: int) -> float:
         """What a budget of a resource comes to: fractions of the original up to 1 (a float), absolute counts
         (an int, or above 1).
@@ -85,10 +91,10 @@ class Budget:
                 f"{self.kind.format(self.value)}: give less, or a share ({self.unit}=0.6)"
             )
         if least > self.allowed(original):
+            way = advice or LISTED
             raise InfeasibleBudget(
                 f"{self} cannot be met: the smallest reachable is {self.unit}={least / max(original, 1):.4f} "
-                f"({self.kind.format(least)} of {self.kind.format(original)}); "
-                f"{advice or 'the rest is listed in print(hope.inspect(...))'}"
+                f"({self.kind.format(least)} of {self.kind.format(original)}); {way}"
             )
 
     def __str__(self) -> str:

@@ -34,6 +34,10 @@ class BudgetUnit(ABC):
         examples: two such values, or one.
         replayable: whether a finished run can be replayed at it (`at`, `load`, `save_finetuned`).
         searched: whether it is met by evaluating networks along the whole run.
+        scored: whether it is met by the user's own score (`evaluate`).
+        counts_steps: whether its value is a number of steps.
+        timed: whether it is the time in a runtime (`runtime`), which `encode` makes a latency model of.
+        rounds: whether rounded weights save some of it: by default, weights are then rounded.
     """
 
     name: ClassVar[str]
@@ -42,6 +46,10 @@ class BudgetUnit(ABC):
     examples: ClassVar[tuple[float | str, ...]]
     replayable: ClassVar[bool] = True
     searched: ClassVar[bool] = False
+    scored: ClassVar[bool] = False
+    counts_steps: ClassVar[bool] = False
+    timed: ClassVar[bool] = False
+    rounds: ClassVar[bool] = False
 
     @abstractmethod
     def parse(self, value: Any) -> float:
@@ -81,6 +89,7 @@ class Steps(BudgetUnit):
     help = "how many steps to take"
     accepts = "a whole number from 0"
     examples = (100,)
+    counts_steps = True
 
     def parse(self, value: Any) -> float:
         """A whole number; it may be written as a float."""
@@ -114,7 +123,7 @@ class Drop(BudgetUnit):
     help = "how much of the score of --evaluate may be lost, e.g. 0.01"
     accepts = "a number from 0"
     examples = (0.01,)
-    replayable, searched = False, True
+    replayable, searched, scored = False, True, True
 
     def parse(self, value: Any) -> float:
         """A number."""
@@ -250,7 +259,7 @@ class Macs(Resource):
 class Bytes(Resource):
     """Bytes of all parameters and buffers, each in its own type."""
 
-    name, noun = "size", "bytes of parameters and buffers"
+    name, noun, rounds = "size", "bytes of parameters and buffers", True
     scales: ClassVar[Mapping[str, int]] = {
         "B": 1, "kB": 10**3, "MB": 10**6, "GB": 10**9, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30
     }  # fmt: skip
@@ -270,7 +279,7 @@ class Seconds(Resource):
     `hope.latency`), which `encode` makes.
     """
 
-    name, noun, measured = "latency", "time on this machine", True
+    name, noun, measured, timed = "latency", "time on this machine", True, True
     scales: ClassVar[Mapping[str, int]] = {"s": 10**9, "ms": 10**6, "us": 10**3, "µs": 10**3}
     shown = ("ms",)
     accepts = "a fraction between 0 and 1 of the original's or a time with its unit (s, ms, us)"

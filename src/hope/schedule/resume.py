@@ -128,8 +128,11 @@ def _check(found_run: Resume, anatomy: Anatomy, blocks: int) -> None:
             continue
         known, before = range(anatomy.unit(step.name).neurons), removed.setdefault(step.name, set())
         if not all(neuron in known for neuron in step.neurons) or not before.isdisjoint(step.neurons):
-            raise ValueError(f"{step} cannot be done")
+            raise ValueError(f"neurons must be there and removed once, got {step}")
         before.update(step.removed)
     for position, number in found_run.evictions.evicted if found_run.evictions is not None else ():
         if not (0 <= position <= len(found_run.steps) and 0 <= number < blocks):
-            raise ValueError(f"there is no block {number}, or no step {position}")
+            raise ValueError(
+                f"evictions must be of {blocks} blocks in {len(found_run.steps)} steps, "
+                f"got block {number} at step {position}"
+            )

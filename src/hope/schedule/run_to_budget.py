@@ -10,7 +10,7 @@ from itertools import islice
 from hope._util.progress import RANK, bar
 from hope.actions import Action
 from hope.schedule.bits import Rounding
-from hope.schedule.budget import Budget
+from hope.schedule.budget import Budget, unit_of
 from hope.schedule.cost_model import CostModel
 from hope.schedule.resume import RunCheckpoint
 from hope.schedule.trajectory import Trajectory
@@ -62,7 +62,7 @@ def run_to_budget(  # noqa: PLR0913
         roundings: what rounding weights costs (see `Trajectory.of`).
     """
 
-    timed = cost is not None and cost.resource == "latency"
+    timed = cost is not None and unit_of(cost.resource).timed
     taken = [*done, *more] if roundings and not timed else list(done)
 
     def made() -> list[Trajectory]:
@@ -72,7 +72,7 @@ def run_to_budget(  # noqa: PLR0913
     with bar(RANK, 1.0, progress) as show:
         while not any(one.meets(budget) for one in found):
             chunk = max(CHUNK, len(taken) // PART)
-            most = int(budget.value) - len(found[0]) if budget.unit == "steps" else chunk
+            most = int(budget.value) - len(found[0]) if budget.kind.counts_steps else chunk
             some = list(islice(more, min(chunk, most)))
             taken += some
             found = made()

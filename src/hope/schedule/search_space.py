@@ -13,7 +13,7 @@ from hope._util.calls import Example
 from hope.actions import Action, Evict, Prune
 from hope.errors import InfeasibleBudget, UnknownMethod
 from hope.methods.method import Branch, Method, NetworkStatistics, State
-from hope.reasons import Cause, Reason
+from hope.reasons import LISTED, Cause, Reason
 from hope.schedule.bits import Rounding
 from hope.schedule.budget import Budget
 from hope.schedule.cost_model import CostModel
@@ -157,20 +157,20 @@ class SearchSpace:
 
     def check(self, budget: Budget, multiple_of: int = 1) -> None:
         """Say before the work starts whether a budget can be met."""
-        advice = calibration(self.anatomy, self.left_alone, self.method) or self._held()
+        advice = calibration(self.anatomy, self.left_alone) or self._held()
         if budget.resource is not None:
             floor = [*self._floor(), *(one.steps[-1] for one in self.roundings)]
             counts = Trajectory.of(self.anatomy, floor, cost=self.cost).counts(budget.unit)
             budget.check(int(counts[-1]), int(counts[0]), advice)
         most = self.longest + len(self.branches) + sum(len(one.steps) for one in self.roundings)
-        if budget.unit == "steps" and budget.value > most:
+        if budget.kind.counts_steps and budget.value > most:
             way = advice or "take fewer steps"
             raise InfeasibleBudget(f"steps must be at most {most}, got {budget.value:g}: {way}")
         nothing = not self.states and not self.branches and not self.roundings
-        if nothing and (budget.kind.searched or (budget.unit == "density" and not self.anatomy.layers)):
-            raise InfeasibleBudget(
-                f"{self.method.name} must have something to remove, got nothing" + (advice and f": {advice}")
-            )
+        no_cost = budget.resource is not None and not budget.is_cost
+        if nothing and (budget.kind.searched or (no_cost and not self.anatomy.layers)):
+            way = advice or LISTED
+            raise InfeasibleBudget(f"{self.method.name} must have something to remove, got nothing: {way}")
         width = self._widest
         if self.branches or not self.states or self.roundings or multiple_of < width:
             return
@@ -287,11 +287,10 @@ def _check_same(now: Mapping[str, str], then: Mapping[str, str]) -> None:
         )
 
 
-def calibration(anatomy: Anatomy, left_alone: Mapping[str, Reason], method: Method) -> str:
+def calibration(anatomy: Anatomy, left_alone: Mapping[str, Reason]) -> str:
     """What to type where neurons stay because no BN stores their statistics; "" if there are none."""
     words = waiting(anatomy, left_alone)
-    way = f"method=hope.{type(method).__name__}(calibration=batches) or --calibration inputs.npy"
-    return words and f"{words}: give a few inputs, {way}"
+    return words and f"{words}: give a few inputs, calibration=batches or --calibration inputs.npy"
 
 
 def waiting(anatomy: Anatomy, left_alone: Mapping[str, Reason]) -> str:

@@ -11,11 +11,13 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from hope._util.memo import Memo
 from hope._util.numbers import plural
 from hope.actions import Action, kinds
 from hope.errors import InfeasibleBudget
 from hope.schedule.bits import Rounding, interleaved, rounded_first
-from hope.schedule.budget import Budget
+from hope.schedule.budget import Budget, unit_of
+from hope.schedule.resources import UNITS
 from hope.schedule.width_constraints import Groups, aligned
 from hope.structure.anatomy import Anatomy
 from hope.structure.sizes import Counts, Size, sizes
@@ -41,7 +43,7 @@ class Trajectory:
     anatomy: Anatomy
     stops: tuple[int, ...] = ()
     predicted: Mapping[str, Counts] = field(default_factory=dict)
-    _counted: dict[str, Counts] = field(default_factory=dict, init=False)
+    _counted: Memo[str, Counts] = field(default_factory=Memo, init=False)
 
     @classmethod
     def of(
@@ -61,7 +63,7 @@ class Trajectory:
             order, stops = aligned(anatomy, steps, multiple_of, groups)
             steps = [steps[k] for k in order]
         if roundings:
-            if cost is not None and cost.resource == "latency":
+            if cost is not None and unit_of(cost.resource).timed:
                 steps, stops = rounded_first(steps, stops, roundings)
             else:
                 steps, stops = interleaved(anatomy, steps, stops, roundings)
@@ -92,7 +94,8 @@ class Trajectory:
     @property
     def times(self) -> Counts | None:
         """(steps + 1,) predicted nanoseconds on the example; None if the run was not made for them."""
-        return self.predicted.get("latency")
+        known = (counts for name, counts in self.predicted.items() if name in UNITS and UNITS[name].timed)
+        return next(known, None)
 
     def counts(self, resource: str) -> Counts:
         """(steps + 1,) how much the network needs of a resource, before the first and after each step.
@@ -100,17 +103,18 @@ class Trajectory:
         Raises:
             InfeasibleBudget: it is not known of this run.
         """
-        if resource not in self._counted:
-            found, kind = self.predicted.get(resource), Budget(resource, 1).resource
-            if found is None and kind is not None:
-                found = kind.counts(self.anatomy, self.steps)
-            if found is None:
-                raise InfeasibleBudget(
-                    f"{resource} must be the budget that a run was encoded with, got a run that does not "
-                    f"know its {resource}: encode again with {resource}=, or take another budget"
-                )
-            self._counted[resource] = found
-        return self._counted[resource]
+        return self._counted.of(resource, lambda: self._counts(resource))
+
+    def _counts(self, resource: str) -> Counts:
+        found, kind = self.predicted.get(resource), Budget(resource, 1).resource
+        if found is None and kind is not None:
+            found = kind.counts(self.anatomy, self.steps)
+        if found is None:
+            raise InfeasibleBudget(
+                f"{resource} must be the budget that a run was encoded with, got a run that does not "
+                f"know its {resource}: encode again with {resource}=, or take another budget"
+            )
+        return found
 
     def mix(self, steps: int | None = None) -> dict[str, int]:
         """How many actions of each kind there are among the first steps.
@@ -140,10 +144,10 @@ class Trajectory:
             InfeasibleBudget: the run did not come so far; the message says how far it came.
         """
         unit, value = budget.unit, budget.value
-        if unit == "steps":
+        if budget.kind.counts_steps:
             if not 0 <= value <= len(self):
                 raise InfeasibleBudget(
-                    f"steps must be those of this run, got {value:g}, and it {self.reach('steps')}: encode "
+                    f"steps must be those of this run, got {value:g}, and it {self.reach(unit)}: encode "
                     f"again with {budget}"
                 )
             return max((stop for stop in self.stops if stop <= value), default=int(value))
@@ -175,10 +179,10 @@ class Trajectory:
 
     def progress(self, budget: Budget) -> float:
         """How far the run has come, from 0 to 1."""
-        if budget.unit == "steps":
+        if budget.kind.counts_steps:
             return len(self) / max(budget.value, 1)
         limits = budget.resource is not None
-        found = self.counts(budget.unit if limits else "density")
+        found = self.counts(budget.unit) if limits else self.sizes[:, 0]
         goal = budget.allowed(int(found[0])) if limits else 0
         return float((found[0] - found[-1]) / max(found[0] - goal, 1))
 
@@ -196,7 +200,7 @@ def unreachable(
     budget: Budget, run: Trajectory, advice: str, multiple_of: int, uniform: bool
 ) -> InfeasibleBudget:
     """The error about a budget that a finished run does not reach: what it reaches, and what to do."""
-    less = "fewer steps" if budget.unit == "steps" else "a larger budget"
+    less = "fewer steps" if budget.kind.counts_steps else "a larger budget"
     choices = [advice, f"take {less}" if len(run) or not advice else ""]
     widths, way = "", ", or ".join(filter(None, choices))
     if multiple_of > 1:

@@ -18,7 +18,7 @@ from torch.utils._pytree import tree_leaves
 from hope import ops
 from hope._util.batching import Nesting, as_example, batching_of, flatten, unflatten
 from hope._util.calls import Example, as_call, evaluation
-from hope._util.progress import bar
+from hope._util.progress import DREAM, bar
 from hope.errors import HopeError, UnknownMethod
 from hope.ops.norm import bn_of, is_bn
 from hope.ops.uses import first_convolution
@@ -40,7 +40,7 @@ RATE = 0.1  # of the input's deviation, per step
 SIDE = 128  # of images: larger ones are halved where the network takes it; moments lose nothing by it
 
 
-def made_inputs(  # noqa: PLR0913
+def synthetic_inputs(  # noqa: PLR0913
     model: nn.Module,
     example: Example | None,
     program: Program,
@@ -79,7 +79,7 @@ def made_inputs(  # noqa: PLR0913
         def batch(x: Tensor) -> Example:
             return as_example(_fitted(model, [*made[:k], x, *made[k + 1 :]]), form)
 
-        with bar("making synthetic inputs", steps, progress) as show:
+        with bar(DREAM, steps, progress) as show:
             trace = trace or Trace()
             made[k] = _normalised(model, example, made[k], batch, trace) if program else made[k]
             made[k] = _dreamed(model, made[k], batch, steps, show, near, trace)
@@ -145,7 +145,9 @@ def dreamed(
     else:
         program = trace.captured(model, example, progress=progress).program
         how: dict[str, Any] = {"steps": steps, "seed": seed, "near": NEAR, "leaves": True}
-        made, form = made_inputs(model, example, program, count=count, trace=trace, progress=progress, **how)
+        made, form = synthetic_inputs(
+            model, example, program, count=count, trace=trace, progress=progress, **how
+        )
     parts = (slice(start, start + 32) for start in range(0, count, 32))
     return [
         as_example([v[some] if isinstance(v, Tensor) and v.ndim else v for v in made], form) for some in parts

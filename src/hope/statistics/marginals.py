@@ -81,7 +81,7 @@ def measured_marginals(
 
     Args:
         inputs: batches as `example` takes them, or pairs of inputs and labels; labels are not used.
-        progress: show how far it is; None shows it on a terminal.
+        progress: show how far it is; None shows it on a terminal or in a notebook.
     """
     taps = dict(anatomy.taps)
     skips = {(b.name, ""): _skip(b, anatomy.program) for b in anatomy.blocks if b.residual}

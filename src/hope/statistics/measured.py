@@ -108,7 +108,7 @@ def measured_statistics(
         known: input_statistics of the propagated surrogate, kept where nothing could be measured.
         units: whose readers; all layers by default.
         total: how many batches there are, where `inputs` has no length.
-        progress: show how far it is; None shows it on a terminal.
+        progress: show how far it is; None shows it on a terminal or in a notebook.
     """
     readers = _readers(model, anatomy, anatomy.layers if units is None else units)
     how: dict[str, Any] = {"total": total, "synthetic": synthetic, "progress": progress}

@@ -41,7 +41,7 @@ def observe(  # noqa: PLR0913
         trace: the network's captured graphs.
         total: how many batches there are, where `inputs` has no length.
         synthetic: the batches are: no token of theirs is padding.
-        progress: show how far it is; None shows it on a terminal.
+        progress: show how far it is; None shows it on a terminal or in a notebook.
     """
     batches, count = unlabelled(model, inputs), 0
     total = len(inputs) if isinstance(inputs, Sized) else total

@@ -1,7 +1,7 @@
-"""Made-up images: noise with the spectrum of natural ones, and shapes that cover one another.
+"""Synthetic images: noise with the spectrum of natural ones, and shapes that cover one another.
 
 Natural images have an amplitude spectrum of about 1/f and related colours; and they have edges, because
-things stand in front of other things. "Dead leaves" (Matheron) have both: boxes and ellipses of random sizes,
+things lie in front of other things. "Dead leaves" (Matheron) have both: boxes and ellipses of random sizes,
 the many small ones in front of the few large ones.
 """
 

@@ -1,4 +1,4 @@
-"""Texts that a language model says itself: a stand-in for data where inputs are tokens."""
+"""Texts sampled from a language model itself: synthetic inputs where inputs are tokens."""
 
 from __future__ import annotations
 

@@ -62,7 +62,10 @@ def read_arrays(folder: Path, arrays: Arrays) -> dict[str, Tensor]:
         ) from error
     except OSError as error:  # it is missing, or another save has just removed it
         if path.is_file():
-            raise DamagedFolder(f"{path} cannot be read: {error.strerror or first_line(error)}") from error
+            raise DamagedFolder(
+                f"{path} cannot be read: {error.strerror or first_line(error)}: allow reading "
+                "it, or copy the folder again"
+            ) from error
         raise DamagedFolder(f"{path} is missing: copy the whole folder, or save the run again") from error
 
 

@@ -86,7 +86,7 @@ def read_record(path: Path, form: Format[T], before: Callable[[Plain], None] = l
         body = {key: value for key, value in plan.items() if key not in _ENVELOPE}
         return decode(body, form.record)
     except SENSELESS as error:
-        raise not_as_it_should(path, form, error) from error
+        raise damaged(path, form, error) from error
 
 
 def stored_files(path: Path, form: Format[Any]) -> set[str]:
@@ -140,7 +140,7 @@ def migrated(plan: Plain, form: Format[Any]) -> Plain:
     return {**form.migrate(plan), "version": form.version}
 
 
-def not_as_it_should(path: Path, form: Format[Any], error: Exception) -> DamagedFolder:
+def damaged(path: Path, form: Format[Any], error: Exception) -> DamagedFolder:
     """The error for a complete file with invalid content."""
     kind = "" if isinstance(error, msgspec.ValidationError) else f"{type(error).__name__}: "
     said = f"{kind}{first_line(error)}"
@@ -155,7 +155,7 @@ def _encode(value: Any) -> Any:
         return pack(value)
     if isinstance(value, np.generic):
         return value.item()
-    raise TypeError(f"a {type(value).__name__} cannot be saved")
+    raise TypeError(f"stored values must be arrays or numbers, got a {type(value).__name__}")
 
 
 def _decode(kind: Any, data: Any) -> Any:
@@ -219,7 +219,7 @@ def _checked(packed: Any) -> Any:
         return [msgspec.convert(packed[0], list[int])]
     numbers = msgspec.convert(packed, tuple[int, int, int, int, int, int])
     if not _inside(*numbers):
-        raise ValueError(f"{reprlib.repr(packed)} leads out of the tensor")
+        raise ValueError(f"owners must be inside the tensor, got {reprlib.repr(packed)}")
     return numbers
 
 

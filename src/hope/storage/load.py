@@ -19,12 +19,12 @@ from hope.errors import (
     InvalidAction,
     first_line,
 )
-from hope.rewrite.apply import operate
+from hope.rewrite.apply import reshape
 from hope.rewrite.config import rewrite
 from hope.rewrite.refit import compressed
 from hope.schedule.budget import Budget, ReplayBudget, lists_budgets, optional_budget
 from hope.storage.arrays import fingerprint, fit_dtypes, read_arrays
-from hope.storage.codec import SENSELESS, not_as_it_should
+from hope.storage.codec import SENSELESS, damaged
 from hope.storage.packed import unpacked_weights, with_copies
 from hope.storage.record import PLAN, RUN
 from hope.storage.run import Run, read_run
@@ -80,7 +80,7 @@ def _load(run: Run, model: nn.Module, budget: Budget | None, calibration: Iterab
     stored = weights = read_arrays(run.folder, run.record.weights)
     small = duplicate(model)
     try:
-        done = operate(small, run.anatomy, run.trajectory.steps[: run.steps], arithmetic=False)
+        done = reshape(small, run.anatomy, run.trajectory.steps[: run.steps])
         rewrite(small, done.config_fields(small, run.anatomy))
         there = small.state_dict()
         weights = with_copies(unpacked_weights(weights, run.grids, small), run.anatomy.aliases)
@@ -135,4 +135,4 @@ def _replay(run: Run, model: nn.Module, budget: Budget, calibration: Iterable[An
     except SENSELESS as error:
         if isinstance(error, HopeError) and not isinstance(error, InvalidAction):
             raise
-        raise not_as_it_should(run.folder / PLAN, RUN, error) from error
+        raise damaged(run.folder / PLAN, RUN, error) from error

@@ -33,6 +33,7 @@ class Details:
         left_alone: layers and blocks that the method kept, with the reason.
         source: "model", "weights" and "input" of the command line.
         fidelities: (steps, predicted fidelity) that were computed.
+        scores: (steps, score by the user's function) that were computed.
         settings: the options of the run (see `schedule.resume`).
     """
 
@@ -41,6 +42,7 @@ class Details:
     source: Mapping[str, str] = field(default_factory=dict)
     fidelities: Sequence[tuple[int, float]] = ()
     settings: Mapping[str, Any] = field(default_factory=dict)
+    scores: Sequence[tuple[int, float]] = ()
 
     def rounded(self) -> Details:
         """The same with numbers in the precision of a picture."""
@@ -48,6 +50,7 @@ class Details:
             self,
             measures={name: [_short(value) for value in some] for name, some in self.measures.items()},
             fidelities=[(steps, _short(value)) for steps, value in self.fidelities],
+            scores=[(steps, _short(value)) for steps, value in self.scores],
         )
 
 
@@ -116,19 +119,27 @@ class RunRecord(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     details: Details = msgspec.field(default_factory=Details)  # for reports
     # whether the weights were trained on since; then there is no other budget than this one
     trained: bool = False
-    # made-up inputs that weights were fitted on, so that other budgets can be had back
+    # synthetic inputs that weights were fitted on, so that other budgets can be had back
     inputs: Arrays | None = None
-    # predicted nanoseconds before the first and after each step, if it was made for a latency
-    times: tuple[int, ...] = ()
-    timing: Timing | None = None  # where they hold, and what was measured
+    times: tuple[int, ...] = ()  # as `predicted` of a latency was stored
+    timing: Timing | None = None  # where predicted times hold, and what was measured
+    # resource -> how much before the first and after each step, by the cost model that the run was made with
+    predicted: dict[str, tuple[int, ...]] = {}
 
     def __post_init__(self) -> None:
-        if self.times and len(self.times) != len(self.trajectory) + 1:
-            raise ValueError("there is not a time for each step")
+        for resource, counts in self.predictions().items():
+            if len(counts) != len(self.trajectory) + 1:
+                need = len(self.trajectory) + 1
+                raise ValueError(f"{resource} must be {need}, one more than steps, got {len(counts)}")
         if not isinstance(self.method.get("name"), str):
-            raise ValueError("the method has no name")
-        if not all(0 <= count <= len(self.trajectory) for count in (self.steps, *self.stops)):
-            raise ValueError(f"a number of steps must be between 0 and {len(self.trajectory)}")
+            raise ValueError(f"the method must have a name, got {self.method.get('name')!r}")
+        for count in (self.steps, *self.stops):
+            if not 0 <= count <= len(self.trajectory):
+                raise ValueError(f"a number of steps must be 0 to {len(self.trajectory)}, got {count}")
+
+    def predictions(self) -> dict[str, tuple[int, ...]]:
+        """`predicted`, also of a run that was stored with `times`."""
+        return {**({"latency": self.times} if self.times else {}), **self.predicted}
 
 
 class _Shapes(msgspec.Struct):
@@ -142,8 +153,8 @@ class AnatomyShapes(msgspec.Struct):
     anatomy: _Shapes
 
 
-class _PlacesSizes(msgspec.Struct):
-    """`Places` with packed owners."""
+class _IndexMapSizes(msgspec.Struct):
+    """An `IndexMap` with packed owners."""
 
     tensor: str
     dim: int
@@ -153,7 +164,7 @@ class _PlacesSizes(msgspec.Struct):
 class _UnitSizes(msgspec.Struct):
     name: str
     neurons: int
-    places: tuple[_PlacesSizes, ...]
+    places: tuple[_IndexMapSizes, ...]
 
 
 class _AnatomySizes(msgspec.Struct):
@@ -165,7 +176,7 @@ class _RunSizes(msgspec.Struct):
     anatomy: _AnatomySizes
 
 
-def check_places(plan: Plain) -> None:
+def check_index_maps(plan: Plain) -> None:
     """Refuse owners of other sizes than their tensors, or too many, before arrays are made of them."""
     anatomy, total = msgspec.convert(plan, _RunSizes).anatomy, 0
     for unit in anatomy.units:
@@ -174,20 +185,20 @@ def check_places(plan: Plain) -> None:
             (size, neurons), shape = extent(place.owner), anatomy.shapes[place.tensor]
             if not 0 <= place.dim < len(shape) or size != shape[place.dim]:
                 raise ValueError(
-                    f"{place.tensor} has shape {shape}, dimension {place.dim} is recorded as {size}"
+                    f"{place.tensor} must have owners for dimension {place.dim} of {shape}, got {size}"
                 )
             if neurons > unit.neurons:
                 raise ValueError(
-                    f"{place.tensor} has {neurons} neurons of {unit.name}, which has {unit.neurons}"
+                    f"{place.tensor} must have at most {unit.neurons} neurons of {unit.name}, got {neurons}"
                 )
             total, widest = total + size, max(widest, size)
         if unit.neurons > widest:
-            raise ValueError(f"{unit.name} has {unit.neurons} neurons in at most {widest} places")
+            raise ValueError(f"{unit.name} must have at most {widest} neurons, got {unit.neurons}")
     if total > MOST:
         raise ValueError(f"units must have at most {MOST:,} places, got {total:,}")
 
 
-RUN = Format("hope-run", "run", RunRecord, 3, run_to_3, check_places)
+RUN = Format("hope-run", "run", RunRecord, 3, run_to_3, check_index_maps)
 
 
 def run_format() -> Format[RunRecord]:

@@ -38,7 +38,7 @@ from hope.storage.arrays import (
     state,
     write_arrays,
 )
-from hope.storage.codec import SENSELESS, Plain, not_as_it_should, read_record, stored_files, write_record
+from hope.storage.codec import SENSELESS, Plain, damaged, read_record, stored_files, write_record
 from hope.storage.moments import read_moments, write_moments
 from hope.storage.packed import packed_weights, without_copies
 from hope.storage.record import (
@@ -118,7 +118,7 @@ class Run:
         **record: Any,
     ) -> Run:
         """A run that is not saved, with more fields of its record."""
-        anatomy, times = trajectory.anatomy, trajectory.times
+        anatomy, predicted = trajectory.anatomy, trajectory.predicted
         made = RunRecord(
             original=original,
             weights=UNSAVED,
@@ -126,7 +126,7 @@ class Run:
             trajectory=cast("Any", trajectory.steps),
             anatomy=StoredAnatomy.of(anatomy),
             stops=trajectory.stops,
-            times=() if times is None else tuple(map(int, times)),
+            predicted={name: tuple(map(int, counts)) for name, counts in predicted.items()},
             **{"steps": len(trajectory), **record},
         )
         return cls(made, anatomy, trajectory, held=held)
@@ -234,11 +234,12 @@ def read_run(folder: str | os.PathLike[str], model: nn.Module | None = None) -> 
     record = read_record(folder / PLAN, run_format(), before)
     anatomy = record.anatomy.read()
     try:
-        predicted = {"latency": np.array(record.times, dtype=np.int64)} if record.times else {}
+        predictions = record.predictions().items()
+        predicted = {name: np.array(counts, dtype=np.int64) for name, counts in predictions}
         trajectory = Trajectory(record.trajectory, anatomy, record.stops, predicted)
         _ = trajectory.sizes, trajectory.counts("size")  # its steps fit its anatomy
     except SENSELESS as error:
-        raise not_as_it_should(folder / PLAN, RUN, error) from error
+        raise damaged(folder / PLAN, RUN, error) from error
     details = replace(record.details, settings=current_settings(record.details.settings))
     method = current_settings({"method": record.method})["method"]
     return Run(record, anatomy, trajectory, folder).changed(method=method, details=details)

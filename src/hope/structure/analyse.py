@@ -13,6 +13,7 @@ from torch import nn
 from hope._util.calls import Example
 from hope.errors import UnsupportedModel
 from hope.ops.norm import epsilons
+from hope.ops.registry import SETTINGS
 from hope.reasons import Cause
 from hope.structure.anatomy import Anatomy
 from hope.structure.channel_tracer import ChannelTracer
@@ -30,11 +31,6 @@ from hope.trace.program import Program, read_program
 from hope.trace.trace import Trace
 
 SIMPLE = (int, float, str, tuple)
-SETTINGS = (
-    "kernel_size", "stride", "padding", "padding_mode", "dilation", "output_size", "num_groups", "num_heads",
-    "normalized_shape", "eps", "alpha", "beta", "negative_slope", "threshold", "min_val", "max_val",
-    "approximate",
-)  # settings of torch's modules that change what they compute  # fmt: skip
 
 
 @dataclass(frozen=True)

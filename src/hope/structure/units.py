@@ -53,9 +53,8 @@ class IndexMap:
         return int(self.index.shape[1])
 
     def __repr__(self) -> str:
-        return (
-            f"<Places of {int(self.owner.max()) + 1} neurons in {self.tensor}, dim {self.dim} ({self.role})>"
-        )
+        neurons = int(self.owner.max()) + 1
+        return f"<IndexMap of {neurons} neurons in {self.tensor}, dim {self.dim} ({self.role})>"
 
 
 @dataclass(frozen=True)

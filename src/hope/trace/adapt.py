@@ -167,7 +167,7 @@ def _scaled(size: int | None, was: int, now: int) -> int | None:
     if size is None:
         return None
     if size * now % was:
-        raise ValueError(f"{size} of {was} has no counterpart in {now}")
+        raise ValueError(f"a part of {size} in {was} must be whole in {now}, got a fraction")
     return size * now // was
 
 
@@ -188,14 +188,14 @@ def _split(was: Sizes, now: Sizes, out: Sizes, part: int = 0) -> list[int]:
             less = i < len(was) and (j >= len(out) or prod(was[first:i]) < prod(out[begin:j]))
             i, j = (i + 1, j) if less else (i, j + 1)
             if i > len(was) or j > len(out):
-                raise ValueError("not a view")
+                raise ValueError(f"{out} must be a view of {was}, got another shape")
         before, total, parts = prod(was[first:i]), prod(now[first:i]), list(out[begin:j])
         if total != before:
             places = [k for k, size in enumerate(parts) if size > 1] or [0]
             place = places[min(part, len(places) - 1)]
             rest = before // parts[place]
             if total % rest:
-                raise ValueError("not a part")
+                raise ValueError(f"parts of {out} must divide {total}, got {rest}")
             parts[place] = total // rest
         found += parts
     return found

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import copy
 import logging
+import os
 import traceback
 import warnings
 from collections import OrderedDict
@@ -27,7 +28,7 @@ from torch.nn.parameter import is_lazy
 from torch.utils import _pytree as pytree
 
 from hope._util.calls import Example, as_call, by_name, evaluation, mode, runs
-from hope._util.frozen_bn import as_batch_norm
+from hope._util.frozen_bn import as_batch_norm, is_bn
 from hope._util.progress import READ, busy
 from hope._util.tokens import check_tokens
 from hope.errors import InvalidExample, UnsupportedModel, first_line
@@ -74,8 +75,9 @@ def check_readable(model: nn.Module) -> None:
         )
     for name, tensor in [*model.named_parameters(), *model.named_buffers()]:
         wrong = _unreadable(name, tensor)
-        if wrong:
-            raise UnsupportedModel(f"{name} must be {wrong}")
+        if wrong is not None:
+            what, way = wrong
+            raise UnsupportedModel(f"{name} must be {what}: {way}")
     for name, module in model.named_modules():
         kind = type(module).__name__
         if "quantized" in type(module).__module__.split(".") or kind in QUANTISED:
@@ -89,18 +91,18 @@ def check_readable(model: nn.Module) -> None:
             )
 
 
-def _unreadable(name: str, tensor: Tensor) -> str:
-    """What a parameter or buffer must be instead; "" if it can be read."""
+def _unreadable(name: str, tensor: Tensor) -> tuple[str, str] | None:
+    """What a parameter or buffer must be instead, and what to do; None if it can be read."""
     if is_lazy(tensor):
-        return "initialised, got a lazy module: run the model once on an example first"
+        return "initialised, got a lazy module", "run the model once on an example first"
     if tensor.is_meta:
-        return "given data, got the meta device: load the weights (to_empty, load_state_dict)"
+        return "given data, got the meta device", "load the weights (to_empty, load_state_dict)"
     if tensor.layout is not torch.strided:
-        return f"dense, got a sparse tensor ({tensor.layout}): call .to_dense() on it first"
+        return f"dense, got a sparse tensor ({tensor.layout})", "call .to_dense() on it first"
     packed = isinstance(tensor, nn.Parameter) and tensor.ndim > 1 and tensor.itemsize == 1  # int8, float8
     if tensor.is_quantized or packed or name.rpartition(".")[2] == "qweight":
-        return f"floating point, got {tensor.dtype}: {FLOAT}"
-    return ""
+        return f"floating point, got {tensor.dtype}", FLOAT
+    return None
 
 
 def capture(
@@ -181,12 +183,14 @@ def _explain(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], er
     """Whether the example or the model failed: the model is run to find out."""
     name = type(model).__name__
     if any(module.training for module in model.modules()):
-        return UnsupportedModel(f"{name} cannot be captured in training mode: {first_line(error)}")
+        return UnsupportedModel(
+            f"{name} cannot be captured in training mode ({first_line(error)}): call model.eval()"
+        )
     config, given = getattr(model, "config", None), {**by_name(model, args), **kwargs}
     second = any(key.startswith("decoder") or key == "labels" for key in given)
     if getattr(config, "is_encoder_decoder", False) and not second:
         return InvalidExample(
-            f"{name} reads two texts: give both by name, decoder_input_ids besides "
+            f"{name} must get two texts, got one: give both by name, decoder_input_ids besides "
             f"{getattr(model, 'main_input_name', 'input_ids')}"
         )
     failure = _failure(model, args, kwargs)
@@ -208,7 +212,8 @@ def _explain(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], er
 
 def _line(error: Exception) -> str:
     """The line of code outside torch where tracing stopped."""
-    ours = (str(Path(torch.__file__).parent), str(Path(__file__).parents[1]), "<")
+    folders = Path(torch.__file__).parent, Path(__file__).parents[1]
+    ours = (*(f"{folder}{os.sep}" for folder in folders), "<")
     frames = [one for one in traceback.extract_tb(error.__traceback__) if not one.filename.startswith(ours)]
     if not frames or not frames[-1].line:
         return ""
@@ -217,7 +222,8 @@ def _line(error: Exception) -> str:
 
 def _part(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[str, str] | None:
     """The largest module inside that is run once and can be captured on what it receives, and the shapes of
-    that; None if none of the first few can, or has layers enough to be compressed.
+    that; None if none of the first few can, or has layers enough to be compressed. Modules with batch norm
+    come first: they are compressed without data.
     """
     sizes = {name: sum(p.numel() for p in one.parameters()) for name, one in model.named_modules()}
     large = [
@@ -239,7 +245,8 @@ def _part(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tu
         for handle in handles:
             handle.remove()
     once = [name for name in large if len(calls[name]) == 1]
-    for name in sorted(once, key=lambda name: (-sizes[name], name))[:TRIED]:
+    plain = {name: not any(map(is_bn, model.get_submodule(name).modules())) for name in once}
+    for name in sorted(once, key=lambda name: (plain[name], -sizes[name], name))[:TRIED]:
         given, named = calls[name][0]
         one = model.get_submodule(name)
         with suppress(Exception), mode(one, training=False), unchanged(one):
