@@ -142,6 +142,52 @@ def compression(results: Any) -> None:
     save(figure, "compression.svg")
 
 
+BYTES = {  # name -> what it is called in the results, colour, and where the name stands in the first panel
+    "neurons and bits": ("both", GREEN, (0.80, 0.955), "left"),
+    "neurons": ("neurons", ORANGE, (0.54, 0.64), "right"),
+    "bits": ("bits", BLUE, (0.30, 0.83), "right"),
+}
+
+
+def bits(results: Any) -> None:
+    """Accuracy against the bytes that are kept, and against time with onnxruntime."""
+    names = [name for name in TITLES if len(_by_bytes(results.get(name), "both")) > 2]
+    figure, panels = pyplot.subplots(1, len(names) + 1, figsize=(11, 3.2), squeeze=False)
+    for axes, name in zip(panels[0], names, strict=False):
+        entry = results[name]
+        for text, (way, colour, at, side) in BYTES.items():
+            line = [(1.0, entry["base"]), *_by_bytes(entry, way)]
+            if len(line) > 1:
+                axes.plot(*zip(*line, strict=True), color=colour, marker="o", markersize=3.5)
+            if axes is panels[0][0]:
+                beside(axes, text, at, colour, side=side)
+        axes.set(title=TITLES[name], ylim=(0, 1), xlim=(1.02, 0.04), xlabel="bytes kept")
+        axes.xaxis.set_major_formatter(PERCENT)
+    _times(panels[0][-1], results, names[-1])
+    panels[0][0].set(ylabel="top-1, no data, no training")
+    figure.subplots_adjust(wspace=0.18)
+    save(figure, "bits.svg")
+
+
+def _by_bytes(entry: Any, way: str) -> list[tuple[float, float]]:
+    """(bytes kept, accuracy), from the largest."""
+    points = entry["points"].items() if entry is not None else ()
+    known = [one for key, one in points if key.startswith(f"{way} ") and one["accuracy"] is not None]
+    return sorted(((one["size"], one["accuracy"]) for one in known), reverse=True)
+
+
+def _times(axes: Any, results: Any, name: str) -> None:
+    """Accuracy of removal against measured time, and of 8 bits alone."""
+    entry, integers = read("milliseconds.json")[name], results[name]["points"]["onnxruntime"]
+    found = [one for one in entry["points"]["no data"].values() if "speed-up" in one]
+    line = sorted(((1 / one["speed-up"]["onnxruntime 1"], one["accuracy"]) for one in found), reverse=True)
+    axes.plot(*zip((1.0, entry["base"]), *line, strict=True), color=ORANGE, marker="o", markersize=3.5)
+    axes.plot(1 / integers["faster"], integers["accuracy"], color=BLUE, marker="o", markersize=7)
+    beside(axes, "8 bits", (1 / integers["faster"], integers["accuracy"]), BLUE, (0, -18), "center")
+    axes.set(title=f"{TITLES[name]}, onnxruntime", ylim=(0, 1), xlim=(1.02, 0.2), xlabel="time, batch 1")
+    axes.xaxis.set_major_formatter(PERCENT)
+
+
 READINGS = {  # name -> methods of which the best is drawn, another as rings, colour, place of the name
     "HOPE, closed forms": (("absorb, closed forms",), "", GREEN, (0.69, 0.63)),
     "the paper, without evictions": (
@@ -236,6 +282,7 @@ def parser() -> argparse.ArgumentParser:
 
 DRAWINGS = {
     "coverage": coverage,
+    "bits": bits,
     "compression": compression,
     "readings": readings,
     "speed": speed,
