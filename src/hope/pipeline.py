@@ -41,7 +41,7 @@ from hope.methods.method import NetworkStatistics
 from hope.rewrite.apply import outcome
 from hope.rewrite.config import configured, groups_of
 from hope.schedule.bit_options import BitOptions, bits_for
-from hope.schedule.bits import readers, roundings, with_readers
+from hope.schedule.bits import check_readers, groups_note, readers, roundings, with_readers
 from hope.schedule.budget import Budget
 from hope.schedule.cost_model import CostModel
 from hope.schedule.resume import Resume, RunCheckpoint
@@ -178,6 +178,8 @@ def _compress(
     cache: DiskCache | None,
 ) -> Encoding:
     check_patterns(model, anatomy, options.exclude)
+    if budget is None:
+        check_readers(readers(anatomy, options.exclude))
     if statistics is None:
         with busy(MEASURE, options.progress):
             statistics = options.method.collect(model, example, anatomy, progress=options.progress)
@@ -237,10 +239,10 @@ def priced(
     statistics = with_readers(statistics, weights, model, **how)
     share = method.share_of(statistics)
     rounding = roundings(statistics, weights, options.bits, share, progress=options.progress)
+    notes = groups_note(anatomy, weights, options.bits.group)
     if budget is None:
-        return SearchSpace(anatomy, method, statistics, roundings=tuple(rounding)), ()
+        return SearchSpace(anatomy, method, statistics, roundings=tuple(rounding)), notes
     cost = cost_model(model, example, anatomy, budget, replace(options, method=method), statistics.inputs)
-    notes: tuple[str, ...] = ()
     if rounding and isinstance(cost, LatencyModel):
         rounding, notes = [], (f"weights are not rounded: {options.runtime} is not faster with integers",)
     how = {"evict": options.evict, "exclude": options.exclude, "groups": groups}

@@ -246,7 +246,7 @@ def test_without_ranges_only_weights_are_integers(tmp_path: Path) -> None:
     net = nn.Sequential(nn.Linear(64, 256), nn.ReLU(), nn.Linear(256, 64)).eval()
     encoding = hope.encode(net, torch.zeros(1, 64), bits=8)
     written = encoding.export_onnx(tmp_path / "small.onnx")
-    assert "saves only bytes" in written.note
+    assert "saves only bytes: no range of activations is known" in written.note
     assert (tmp_path / "small.onnx").stat().st_size < 0.4 * 4 * 2 * 64 * 256
     x = torch.randn(5, 64)
     (found,) = runtime.InferenceSession(str(tmp_path / "small.onnx")).run(None, {"input": x.numpy()})
@@ -354,6 +354,11 @@ def test_groups_of_inputs_have_their_own_scales(
         name: (3, 0 if torch.Size(shape).numel() % 64 else 64) for name, shape in columns.items()
     }
     assert {(3, 0), (3, 64)} == set(steps.values())
+    uneven = sum(grid == (3, 0) for grid in steps.values())
+    words = (
+        f"{uneven} of {len(steps)} weights have one scale per output: group=64 does not divide their inputs"
+    )
+    assert words in encoding.notes
     name = next(name for name, grid in steps.items() if grid == (3, 64))
     weight = model.get_parameter(name).double().flatten(1)
     want = nearest(weight, scales(weight, 3, diagonal(encoding, name), 64), 3, 64).float()
@@ -402,6 +407,14 @@ def test_inspect_says_which_weights_can_be_rounded_and_why_others_cannot() -> No
     assert list(readers(anatomy)) == ["last.weight"]
     assert "can be rounded" in str(anatomy)
     assert "it is tied to head.weight" in str(anatomy)
+    for name, words in reasons.items():
+        with pytest.raises(hope.errors.InvalidAction, match=f"{name} cannot be rounded, {words}"):
+            hope.cut(Net(), anatomy, [hope.Quantise(name, 8)])
+
+
+def test_a_run_of_bits_alone_needs_a_weight_to_round(model: nn.Module, anatomy: hope.Anatomy) -> None:
+    with pytest.raises(hope.HopeError, match="bits must have a weight to round, got none"):
+        hope.encode(model, EXAMPLE, anatomy=anatomy, bits=8, exclude=["*"])
 
 
 def test_a_weight_of_one_value_is_rounded_to_it(model: nn.Module, anatomy: hope.Anatomy) -> None:
@@ -569,3 +582,44 @@ def test_a_weight_that_reads_one_place_is_rounded_to_nearest() -> None:
     plain = hope.encode(net, tokens, bits=4, round="nearest", progress=False)
     torch.testing.assert_close(run.model.pooler.weight, plain.model.pooler.weight, rtol=0, atol=0)
     assert run.input_statistics.keys() == {"query.weight", "up.weight", "down.weight"}
+
+
+class Rows(nn.Module):
+    """A convolution, and linear layers of its places."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.norm = nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8)
+        self.inner, self.last = nn.Linear(8, 64), nn.Linear(64, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = torch.relu(self.norm(self.first(x))).flatten(2).transpose(1, 2)
+        return self.last(torch.relu(self.inner(x))).mean(1)
+
+
+@pytest.mark.parametrize(("given", "whole"), [({"bits": 3}, 2), ({"bits": 3, "group": 32}, 1)])
+def test_linear_layers_of_tensors_keep_their_grid_in_onnx(
+    given: dict[str, Any], whole: int, tmp_path: Path
+) -> None:
+    onnx = pytest.importorskip("onnx")
+    torch.manual_seed(0)
+    x = torch.randn(32, 3, 8, 8)
+    net = hope.recalibrate_bn(Rows(), [x]).eval()
+    encoding = hope.encode(net, x[:1], method=hope.Absorb(calibration=[x]), **given)
+    graph = onnx.load(encoding.export_onnx(tmp_path / "small.onnx")).graph
+    known = {one.name: onnx.numpy_helper.to_array(one) for one in graph.initializer}
+    matrices = [one.T for name, one in known.items() if name.endswith("_quantized") and one.ndim == 2]
+    assert len(matrices) == whole
+    own = [encoding.grids[name].whole.numpy() for name in ("inner.weight", "last.weight")]
+    assert all(any(one.shape == mine.shape and (one == mine).all() for mine in own) for one in matrices)
+    packed = sum(node.op_type == "MatMulNBits" for node in graph.node)
+    assert packed == 2 - whole  # the one with groups
+
+
+def test_what_stays_in_float_says_why(tmp_path: Path) -> None:
+    pytest.importorskip("onnxruntime")
+    x = torch.randn(8, 5, 64)
+    net = nn.Sequential(nn.Linear(64, 96), nn.ReLU(), nn.Linear(96, 8)).eval()
+    encoding = hope.encode(net, x[:1], bits=8, method=hope.Absorb(calibration=[x]))
+    written = encoding.export_onnx(tmp_path / "small.onnx")
+    assert "saves only bytes: no convolution or Gemm can use integer kernels" in written.note

@@ -86,6 +86,8 @@ class Quantise(Action, frozen=True, array_like=True, tag="quantise"):
             raise InvalidAction(
                 f"{self.name} must have two dimensions or more, got {len(shape)}: leave it as it is"
             )
+        if (reason := anatomy.roundable.get(self.name)) is not None:
+            raise InvalidAction(f"{self.name} cannot be rounded, {reason}: leave it as it is")
         if self.bits not in BITS:
             choices = ", ".join(map(str, BITS))
             raise InvalidAction(f"bits of {self.name} must be one of {choices}, got {self.bits}: give 8 or 4")

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from hope.errors import MissingExtra
 from hope.rewrite.activation_ranges import Array, measured_ranges, ranges
-from hope.rewrite.packed_onnx import Grid, pack_weights
+from hope.rewrite.packed_onnx import Grid, PackedWeight, pack_weights, packed
 
 WEIGHTED = ("Conv", "Gemm", "MatMul")
 KINDS = [
@@ -63,18 +63,21 @@ def write_integers(
         known = {}  # nothing computes with integers
     constant = {one.name for one in model.graph.initializer}
     single = {name: grid for name, grid in grids.items() if grid.scale.shape[1] == 1}
+    turned = {name: one for name, one in packed(model.graph, single) if one.turned}
     wanted: list[Any] = []
     left: list[Any] = []
     for node in model.graph.node:
         reads = [name for name in node.input if name and name not in constant]
-        weighted = node.op_type not in ("Conv", "Gemm") or node.input[1] in single
-        ready = weighted and all(name in known for name in (*reads, *node.output))
+        weighted = node.op_type in WEIGHTED and node.input[1] in constant
+        ours = turned if node.op_type == "MatMul" else single
+        ready = not weighted or node.input[1] in ours
+        ready = ready and all(name in known for name in (*reads, *node.output))
         if node.op_type in KINDS:
             (wanted if ready else left).append(node)
     if not any(node.op_type in ("Conv", "Gemm") for node in wanted):
         products, floats = pack_weights(model, grids)
         onnx.save(model, path)
-        return _note(0, products, floats, 0)
+        return _note(0, products, floats, 0, bool(known))
     quantizer = QDQQuantizer(
         model,
         per_channel=True,
@@ -94,20 +97,41 @@ def write_integers(
     quantizer.quantize_model()
     done = quantizer.model.model
     _own_grids(done, model, single)
+    _own_products(done, turned)
     products, floats = pack_weights(done, grids)
     onnx.save(done, path)
     return _note(len(wanted), products, floats, sum(node.op_type in WEIGHTED for node in left) - products)
 
 
-def _note(integers: int, products: int, floats: int, rest: int) -> str:
+def _note(integers: int, products: int, floats: int, rest: int, ranges_known: bool = True) -> str:
     """What an export says of itself."""
     words = [f"integers in {integers} operations" + (f", {rest} of the rest with weights" if rest else "")]
     words = words if integers else []
     words += [f"{products} linear layers read packed weights"] if products else []
     if floats:
-        where = "" if integers else ": no range of activations is known"
+        reason = (
+            "no convolution or Gemm can use integer kernels"
+            if ranges_known
+            else "no range of activations is known"
+        )
+        where = "" if integers else f": {reason}"
         words.append(f"{floats} weights are integers in the file only, which saves only bytes{where}")
     return "; ".join(words)
+
+
+def _own_products(done: Any, weights: Mapping[str, PackedWeight]) -> None:
+    """The same for weights of `MatMul`, which are (inputs, outputs)."""
+    from onnx import numpy_helper
+
+    now = {one.name: one for one in done.graph.initializer}
+    for name, weight in weights.items():
+        if f"{name}_quantized" in now:
+            own: dict[str, NDArray[Any]] = {
+                f"{name}_quantized": np.ascontiguousarray(weight.whole.T),
+                f"{name}_scale": weight.scale[:, 0],
+            }
+            for put, value in own.items():
+                now[put].CopyFrom(numpy_helper.from_array(value, put))
 
 
 def _own_grids(done: Any, original: Any, grids: Mapping[str, Grid]) -> None:

@@ -78,7 +78,7 @@ def pack_weights(model: Any, grids: Mapping[str, Grid]) -> tuple[int, int]:
         grids: weight -> its grid. A weight is found by its numbers: exporters turn and rename some.
     """
     graph = model.graph
-    found = dict(_packed(graph, grids))
+    found = dict(packed(graph, grids))
     uses = Counter(name for node in graph.node for name in node.input)
     products = 0
     for place, node in reversed(list(enumerate(graph.node))):
@@ -91,8 +91,8 @@ def pack_weights(model: Any, grids: Mapping[str, Grid]) -> tuple[int, int]:
     return products, len(found)
 
 
-def _packed(graph: Any, grids: Mapping[str, Grid]) -> Iterator[tuple[str, PackedWeight]]:
-    """The weights of a graph that are on a grid."""
+def packed(graph: Any, grids: Mapping[str, Grid]) -> Iterator[tuple[str, PackedWeight]]:
+    """The weights of a graph that are on a grid, by their names in the graph."""
     from onnx import numpy_helper
 
     tables = [(grid.whole.numpy(), grid.scale.numpy().astype(np.float32)) for grid in grids.values()]

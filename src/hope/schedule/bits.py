@@ -18,11 +18,13 @@ from hope import ops
 from hope._util.progress import ROUND, bar
 from hope.actions import Action, Quantise
 from hope.actions.quantise import moments_of
+from hope.errors import InfeasibleBudget
 from hope.geometry.rounding import ColumnMoments
 from hope.methods.absorb import metric
 from hope.methods.method import NetworkStatistics
 from hope.ops.reading import sources
 from hope.ops.weight import is_weight
+from hope.reasons import LISTED
 from hope.schedule.bit_options import BitOptions
 from hope.statistics.input_statistics import InputStatistics, bn_and_bias, statistics_of, stored
 from hope.statistics.measured import measured_statistics, plain_readers
@@ -84,6 +86,21 @@ def readers(anatomy: Anatomy, exclude: Sequence[str] = ()) -> dict[str, int]:
         for weight, reason in anatomy.roundable.items()
         if reason is None and not any(fnmatchcase(module_of(weight), pattern) for pattern in exclude)
     }
+
+
+def check_readers(weights: Collection[str]) -> None:
+    """Refuse a run of roundings alone where no weight can be rounded."""
+    if not weights:
+        raise InfeasibleBudget(f"bits must have a weight to round, got none: {LISTED}")
+
+
+def groups_note(anatomy: Anatomy, weights: Collection[str], group: int) -> tuple[str, ...]:
+    """How many weights have one scale per output because a group does not divide their inputs."""
+    uneven = [name for name in weights if group and math.prod(anatomy.shapes[name][1:]) % group]
+    words = (
+        f"{len(uneven)} of {len(weights)} weights have one scale per output: group={group} does not divide"
+    )
+    return (f"{words} their inputs",) if uneven else ()
 
 
 @dataclass(frozen=True)

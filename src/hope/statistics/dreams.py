@@ -219,7 +219,7 @@ def _run(model: nn.Module, batch: Example) -> Any:
 
 
 def entry(model: nn.Module, program: Program) -> tuple[Operation, Tensor, nn.Module] | None:
-    """The convolution that reads the input, its weight, and the BN after it, whose statistics tell the scale
+    """The convolution that reads the input, its weight, and the BN after it, whose statistics imply the scale
     of inputs; None if there are none.
     """
     first, forms = first_convolution(program), ops.forms(program)

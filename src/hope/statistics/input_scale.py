@@ -15,7 +15,7 @@ MARGIN = 1.5  # times their range: real inputs are not to be clipped, and 8 bits
 
 def input_range(model: nn.Module, example: Example | None) -> tuple[float, float] | None:
     """The least and largest value of the model's only input: those of patterns at the scale of the first BN,
-    with a margin; None where no BN tells it.
+    with a margin; None where no BN follows it.
 
     Example:
         >>> bn = nn.BatchNorm2d(4).eval()
