@@ -344,4 +344,5 @@ class Encoding:
             lines.append(f"score {self.score:.4g}; of the original {self.score_after(0):.4g}")
         lines += [str(self.healed or ""), *self.notes, growth_note(self.growth, has_data(self.method))]
         head = [size_table(title, self.trajectory.size(0), self.size), *filter(None, lines)]
-        return [*head, *serving_table(self.model), *left_alone_table(self.left_alone)]
+        rounded = bool(grids_of(self.trajectory.steps[: self.steps]))
+        return [*head, *serving_table(self.model, rounded=rounded), *left_alone_table(self.left_alone)]
