@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from hope.rewrite.experts import stack_experts, unstack_experts
     from hope.rewrite.export import export_onnx, export_program
     from hope.rewrite.gguf_file import export_gguf
+    from hope.rewrite.pretrained import save_pretrained
     from hope.rewrite.recalibrate import recalibrate_bn
     from hope.rewrite.refit import refit
     from hope.statistics.dreams import dream
@@ -80,6 +81,7 @@ __all__ = [
     "refit",
     "save",
     "save_finetuned",
+    "save_pretrained",
     "stack_experts",
     "unstack_experts",
 ]
@@ -113,6 +115,7 @@ _PLACES = {  # where names are defined: each is imported on first use, and torch
     "hope.rewrite.experts": ("stack_experts", "unstack_experts"),
     "hope.rewrite.export": ("export_onnx", "export_program"),
     "hope.rewrite.gguf_file": ("export_gguf",),
+    "hope.rewrite.pretrained": ("save_pretrained",),
     "hope.rewrite.recalibrate": ("recalibrate_bn",),
     "hope.rewrite.refit": ("refit",),
 }

@@ -87,6 +87,12 @@ def test_one_width_goes_everywhere() -> None:
     assert found["vLLM"][0] == "most (by its source)"
 
 
+def test_rounded_weights_are_written_packed() -> None:
+    encoding = hope.encode(build("Llama"), EXAMPLE, bits=8, calibration=[EXAMPLE])
+    assert "hope.save_pretrained(encoding, folder), from_pretrained" in str(encoding)
+    assert "encoding.model.save_pretrained(folder), from_pretrained" not in str(encoding)
+
+
 def test_layers_that_differ_go_to_llama_cpp_if_the_family_does() -> None:
     found = rows(uneven(build("Llama")))
     assert found["llama.cpp"][0] == "yes, as deci"

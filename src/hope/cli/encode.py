@@ -10,7 +10,7 @@ from hope._util.files import check_folder
 from hope._util.locks import locked
 from hope._util.names import current_method
 from hope._util.notes import note
-from hope.cli import curves, gguf_option, healing, models
+from hope.cli import curves, healing, models, other_programs
 from hope.cli.budget_options import add_bits, add_budgets, budget_of, unit_given
 from hope.cli.compare import differing, started_otherwise
 from hope.cli.output_paths import path, saved
@@ -55,7 +55,7 @@ def register(commands: Any) -> None:
     parser.add_argument("--out", metavar="FOLDER", type=path, required=True, help="where to save the run")
     _add_options(parser)
     healing.add_argument(parser)
-    gguf_option.add_arguments(parser)
+    other_programs.add_arguments(parser)
     parser.add_argument("--force", action="store_true", help="replace an existing run in the folder")
     parser.add_argument(
         "--resume",
@@ -157,7 +157,7 @@ def _run(options: argparse.Namespace, out: Path, budget: dict[str, Any]) -> None
         from hope.api import encode_resumable
 
         model, example = models.build(options)
-    gguf_option.check(options, model)
+    other_programs.check(options, model)
     if models.random_weights(options):
         note(f"{options.model} has random weights: give --weights FILE or --pretrained for trained ones")
     score = models.function(options.evaluate) if options.evaluate else None
@@ -231,7 +231,7 @@ def _report(options: argparse.Namespace, model: Any, example: Any, given: dict[s
     folders = [Path(options.out)]
     if options.heal is not None:
         folders.append(healing.heal_run(folders[0], model, example, given["method"], options.heal))
-    gguf_option.write_run(options, model, folders[-1])
+    other_programs.write_run(options, model, folders[-1])
     if options.report is not None:
         from hope.cli.report import PAGE, write
 

@@ -8,11 +8,11 @@ import warnings
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hope.cli import gguf_option, models
+from hope.cli import models, other_programs
 from hope.cli.budget_options import add_budgets, budget_of
 from hope.cli.encode import PARTIAL
 from hope.cli.output_paths import check_apart, path
-from hope.errors import CannotExport, CannotWrite, HopeError, InvalidExample, UnknownModel
+from hope.errors import CannotWrite, HopeError, InvalidExample, UnknownModel
 
 if TYPE_CHECKING:
     from torch import nn
@@ -22,7 +22,6 @@ if TYPE_CHECKING:
 
 SMALL = "small.safetensors"  # in the run's folder, when nothing else is asked for
 KINDS = ("onnx", "pt2")  # of files that need an input
-TOKENIZER = (".json", ".txt", ".model", ".jinja")  # files of a tokenizer
 
 
 def register(commands: Any) -> None:
@@ -65,13 +64,7 @@ def register(commands: Any) -> None:
         type=path,
         help="write the network for torch.export.load, for batches of any size",
     )
-    parser.add_argument(
-        "--save-pretrained",
-        metavar="FOLDER",
-        type=path,
-        help="write a transformers model for from_pretrained",
-    )
-    gguf_option.add_arguments(parser)
+    other_programs.add_arguments(parser)
     parser.add_argument(
         "--no-check", action="store_true", help="do not run the ONNX or .pt2 file to compare its outputs"
     )
@@ -97,7 +90,7 @@ def run(options: argparse.Namespace) -> None:
             f"--input must be given, since {saved.folder} does not store it: give a shape like {models.INPUT}"
         )
     model, example = _built(options, saved, wanted)
-    gguf_option.check(options, model)
+    other_programs.check(options, model)
     small = load(options.folder, model, **budget).eval()
     if options.steps is not None:
         taken = saved.trajectory.steps_to("steps", options.steps)
@@ -106,11 +99,9 @@ def run(options: argparse.Namespace) -> None:
             print(f"{options.steps} steps is no stop of this run, whose {why}: {taken} are taken")
     before, after = (sum(p.numel() for p in net.parameters()) for net in (model, small))
     print(f"{after:,} of {before:,} parameters ({after / before:.1%})")
-    if options.save_pretrained:
-        _save_pretrained(small, options.save_pretrained, wanted.model)
     if options.out or not (options.save_pretrained or options.gguf or any(more)):
         _write_weights(small, Path(options.out or saved.folder / SMALL))
-    gguf_option.write(options, small, saved, saved.steps_for(budget))
+    other_programs.write(options, small, saved, saved.steps_for(budget))
     _write_more(small, example, options, saved, saved.steps_for(budget))
 
 
@@ -172,31 +163,6 @@ def _write_weights(small: nn.Module, target: Path) -> None:
 
     write_tensor_file(target, small.state_dict())
     print(f"{target}: the weights")
-
-
-def _save_pretrained(small: nn.Module, folder: str, model: str) -> None:
-    """Write a folder for transformers, with the tokenizer of the original."""
-    from hope._util.files import write_file
-    from hope.rewrite.config import configured, loadable
-    from hope.rewrite.experts import stack_experts
-
-    if not configured(small):
-        raise CannotExport(
-            f"--save-pretrained must get a transformers model, got {type(small).__name__}: give --out FILE "
-            "instead"
-        )
-    if not loadable(small):
-        raise CannotExport(
-            f"the configuration of {type(small).__name__} cannot express these widths, so from_pretrained "
-            "would fail: encode with --uniform, or give --out FILE"
-        )
-    stack_experts(small).save_pretrained(folder)  # type: ignore[operator]
-    source = Path(model.removeprefix("hf:"))
-    files = source.iterdir() if model.startswith("hf:") and source.is_dir() else ()
-    for file in (one for one in files if one.suffix in TOKENIZER):
-        if not file.name.endswith(".index.json") and not Path(folder, file.name).exists():
-            write_file(Path(folder, file.name), file.read_bytes())
-    print(f"{folder}: the model, for from_pretrained")
 
 
 def _write_more(

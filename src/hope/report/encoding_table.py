@@ -27,7 +27,8 @@ def summary(run: Run, method: str, lines: Sequence[str], model: nn.Module) -> li
     trajectory, steps = run.trajectory, run.steps
     title = f"{run.anatomy.model} by {method}: {plural(steps, 'step')} ({trajectory.counted(steps)})"
     head = [size_table(title, trajectory, steps), *filter(None, lines)]
-    return [*head, *serving_table(model), *left_alone_table(run.details.left_alone)]
+    rounded = any(step.weight_grid is not None for step in trajectory.steps[:steps])
+    return [*head, *serving_table(model, rounded=rounded), *left_alone_table(run.details.left_alone)]
 
 
 def size_table(title: str, trajectory: Trajectory, steps: int) -> FlexibleTable:

@@ -25,11 +25,12 @@ CONVERTED = {
 }
 
 
-def serving_table(model: nn.Module) -> list[FlexibleTable]:
+def serving_table(model: nn.Module, *, rounded: bool = False) -> list[FlexibleTable]:
     """A row per program; nothing for a network that is no language model of transformers.
 
     Args:
         model: compressed.
+        rounded: whether weights are, and can be packed.
     """
     if not configured(model) or not getattr(model, "can_generate", bool)():
         return []
@@ -37,7 +38,11 @@ def serving_table(model: nn.Module) -> list[FlexibleTable]:
     table = grid("Where to serve it", " program", " loads it", " how")
     stacked = "hope.stack_experts(encoding.model)" if opened_in(model) else "encoding.model"
     saved = f"{stacked}.save_pretrained(folder)"
-    if plain:
+    if plain and rounded:
+        table.add_row(
+            "transformers", "yes, packed", "hope.save_pretrained(encoding, folder), from_pretrained"
+        )
+    elif plain:
         table.add_row("transformers", "yes", f"{saved}, from_pretrained")
     else:
         table.add_row("transformers", "with HOPE", f"encoding.save, hope.load; without HOPE: {UNIFORM}")
