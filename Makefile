@@ -32,6 +32,7 @@ figures: setup
 	$(BIN)/python -m experiments.draw
 	$(BIN)/python -m experiments.compression --write-pages
 	$(BIN)/python -m experiments.bits --write-pages
+	$(BIN)/python -m experiments.bits_text --write-pages
 	$(BIN)/python -m experiments.readings --write-pages
 	$(BIN)/python -m experiments.refit --write-pages
 	$(BIN)/python -m experiments.dreams --write-pages

@@ -13,6 +13,7 @@ import pytest
 
 from experiments import (
     bits,
+    bits_text,
     calibration,
     coverage,
     depthwise,
@@ -74,6 +75,7 @@ def test_every_experiment_is_on_a_page_and_has_help(capsys: pytest.CaptureFixtur
     mentioned = {module for module, _ in lines()}
     names = (
         "bits",
+        "bits_text",
         "calibration",
         "compression",
         "coverage",
@@ -115,6 +117,7 @@ def test_the_pages_have_the_tables_of_the_committed_results(tmp_path: Path) -> N
     for name, table in (
         *compression.TABLES.items(),
         ("bits", bits.table),
+        ("bits-text", bits_text.table),
         ("dreams", dreams.table),
         ("depthwise", depthwise.table),
         ("readings", readings.table),
