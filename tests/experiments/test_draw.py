@@ -12,6 +12,7 @@ pytest.importorskip("matplotlib", reason="figures need the extra 'report'")
 from experiments import draw
 
 LABELS = {
+    "bits": ("neurons and bits", "neurons", "8 bits"),
     "compression": ("HOPE", "the paper", "Torch-Pruning"),
     "coverage": ("torchvision (", "timm (", "transformers ("),
     "readings": ("HOPE", "the paper, without evictions", "with evictions", "magnitude, best of three"),
