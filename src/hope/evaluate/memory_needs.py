@@ -12,7 +12,7 @@ from hope import ops
 from hope._util.memory import PART, allowed, available, given_ceiling, size_of
 from hope.errors import NotEnoughMemory
 from hope.evaluate.fidelity import images_for
-from hope.methods import Absorb, Method
+from hope.methods import Method
 from hope.methods.absorb import MOST
 from hope.ops.elementwise import Add
 from hope.ops.norm import is_bn
@@ -45,7 +45,7 @@ def memory_needed(
     weights, large = size_of(model), size_of(model) > allowed() / PART
     forward = RUNNING * largest * images_for(anatomy.size().macs) + (1 if large else COPIES) * weights
     phases = [2 * weights, _paths(anatomy, method, count) + forward]
-    if isinstance(method, Absorb):
+    if method.propagates:
         phases.append(_Signals(anatomy).peak + forward)
     if refits:
         unknowns = (prod(shape[1:]) for name, shape in anatomy.shapes.items() if name.endswith("weight"))
@@ -75,7 +75,7 @@ def refuse(needed: int) -> None:
 def _paths(anatomy: Anatomy, method: Method, count: int) -> int:
     """What is held while paths are worked out: what was propagated, moments, and the paths' matrices."""
     each = [method.path_bytes(unit) for unit in anatomy.layers] or [0]
-    if not isinstance(method, Absorb):
+    if not method.propagates:
         return sum(each)
     weights = {reader.weight for unit in anatomy.layers for reader in unit.readers}
     held = _Signals(anatomy).held

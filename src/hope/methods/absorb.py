@@ -190,6 +190,11 @@ class Absorb(Method):
         return inputs and not anatomy.eps if self.sensitivity is None else self.sensitivity
 
     @property
+    def propagates(self) -> bool:
+        """They are."""
+        return True
+
+    @property
     def may_refit(self) -> bool:
         """Whether the refit is not off."""
         return self.refit is not False

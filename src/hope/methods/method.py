@@ -186,6 +186,11 @@ class Method(ABC):
         return self.needs_sensitivity
 
     @property
+    def propagates(self) -> bool:
+        """Whether moments of every signal are propagated through the network."""
+        return False
+
+    @property
     def may_refit(self) -> bool:
         """Whether weights may be fitted to the original's activations."""
         return False
