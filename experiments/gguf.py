@@ -4,6 +4,9 @@ Small models with random weights, one of each family, as they are, with fewer ML
 heads: saved by transformers, converted by llama.cpp's own script, and their logits compared. Needs
 llama.cpp's sources, for the script, and a Python that has torch, transformers and llama-cpp-python, and
 nothing of ours.
+
+`python -m experiments.gguf --uneven --tokenizer FOLDER --texts DATA` tries what `hope.export_gguf` writes
+(`experiments/uneven_gguf.py`). It needs a Python that has xllamacpp, and nothing else.
 """
 
 from __future__ import annotations
@@ -22,7 +25,7 @@ import torch
 from torch import Tensor, nn
 
 import hope
-from experiments import readme
+from experiments import readme, uneven_gguf
 from experiments.command import RESULTS as FOLDER
 from experiments.command import call
 from hope._util.operators import declare_missing_operators
@@ -77,7 +80,14 @@ def parser() -> argparse.ArgumentParser:
         "--tokenizer", metavar="FOLDER", help="any model's, with a tokenizer.json of the kind of GPT-2's"
     )
     top.add_argument(
-        "--python", metavar="FILE", default=sys.executable, help="with llama-cpp-python (default: this one)"
+        "--python",
+        metavar="FILE",
+        default=sys.executable,
+        help="with llama-cpp-python or xllamacpp (default: this one)",
+    )
+    top.add_argument("--uneven", action="store_true", help="layers that differ, by xllamacpp")
+    top.add_argument(
+        "--texts", metavar="FOLDER", help="WikiText's: --uneven tries the --tokenizer's model, too"
     )
     top.add_argument("--families", nargs="+", choices=FAMILIES, default=list(FAMILIES), help="default: all")
     top.add_argument("--out", metavar="FILE", default=str(RESULTS), help="default: the committed results")
@@ -87,7 +97,10 @@ def parser() -> argparse.ArgumentParser:
 
 def run(options: argparse.Namespace) -> None:
     """Try every family."""
-    if readme.shown(options, {"gguf": table}):
+    if readme.shown(options, {"gguf": table, "gguf-uneven": uneven}):
+        return
+    if options.uneven:
+        run_uneven(options)
         return
     if options.sources is None or options.tokenizer is None:
         raise MissingData("give the folder of llama.cpp's sources, and --tokenizer a model's folder")
@@ -107,6 +120,27 @@ def run(options: argparse.Namespace) -> None:
             entry[kind] = tried(family, stays, script, Path(options.tokenizer), options.python)
             print(family, kind, entry[kind], flush=True)
             write_results(out, results)
+
+
+def run_uneven(options: argparse.Namespace) -> None:
+    """Try what `hope.export_gguf` writes."""
+    if options.tokenizer is None:
+        raise MissingData("give --tokenizer a model's folder")
+    out = Path(options.out)
+    check_out(out)
+    results = json.loads(out.read_text()) if out.is_file() else {}
+    found = {**versions("transformers", "gguf"), "xllamacpp": uneven_gguf.version(options.python)}
+    results["versions of uneven"] = found
+    folder = Path(options.tokenizer)
+    for family in uneven_gguf.FAMILIES:
+        entry = results.setdefault("uneven", {}).setdefault(family, {})
+        for kind in uneven_gguf.KINDS:
+            entry[kind] = uneven_gguf.tried(family, kind, folder, options.python)
+            print(family, kind, entry[kind], flush=True)
+            write_results(out, results)
+    if options.texts is not None:
+        results["served"] = uneven_gguf.model_served(folder, Path(options.texts), options.python)
+        write_results(out, results)
 
 
 def tried(family: str, stays: str, script: Path, tokenizer: Path, python: str) -> dict[str, Any]:
@@ -211,6 +245,11 @@ def table() -> str:
     for family, entry in results["families"].items():
         lines.append(f"| {family} | {' | '.join(_cell(entry[kind]) for kind in KINDS)} |")
     return "\n".join(lines) + "\n"
+
+
+def uneven() -> str:
+    """A row per family whose layers may differ."""
+    return uneven_gguf.table(json.loads(RESULTS.read_text()))
 
 
 def _cell(found: dict[str, Any]) -> str:

@@ -127,6 +127,7 @@ def test_the_pages_have_the_tables_of_the_committed_results(tmp_path: Path) -> N
         ("normed", normed.table),
         ("vit", vit.table),
         ("gguf", gguf.table),
+        ("gguf-uneven", gguf.uneven),
         ("scale", scale.table),
         ("rules", rules.table),
         ("study", study.table),
