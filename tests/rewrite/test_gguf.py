@@ -264,5 +264,5 @@ def test_commands_write_gguf(tmp_path: Path, capsys: pytest.CaptureFixture[str])
 def test_commands_refuse_before_the_work(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     given = ["--params", "0.8", "--out", str(tmp_path / "run"), "--gguf", str(tmp_path / "small.gguf")]
     assert main(["encode", "torchvision:squeezenet1_1", *given]) == 2
-    assert "GGUF is written for causal language models" in capsys.readouterr().err
+    assert "the model must be a causal language model" in capsys.readouterr().err
     assert not (tmp_path / "run" / "trajectory.json").exists()

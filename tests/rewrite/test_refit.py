@@ -342,6 +342,28 @@ def test_a_bias_that_goes_elsewhere_takes_no_constants() -> None:
     }
 
 
+class Mixed(nn.Module):
+    """Channels, and then weights that mix the places of each of them, as in an MLP-Mixer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv, self.norm = nn.Conv1d(3, 8, 1), nn.BatchNorm1d(8)
+        self.mix, self.last = nn.Linear(5, 5), nn.Conv1d(8, 4, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.last(self.mix(self.norm(self.conv(x)).relu()))  # type: ignore[no-any-return]
+
+
+def test_a_weight_that_mixes_places_of_channels_that_were_cut_is_left_alone() -> None:
+    net, x = randomise(Mixed()).eval(), torch.randn(32, 3, 5)
+    anatomy = hope.inspect(net, x[:2])
+    small = hope.cut(net, anatomy, [hope.Prune("conv", [0, 5])])
+    fitted = hope.refit(net, small, [x])
+    assert torch.equal(fitted.mix.weight, small.mix.weight)  # type: ignore[union-attr]
+    assert not torch.equal(fitted.last.weight, small.last.weight)  # type: ignore[union-attr]
+    assert (fitted(x) - net(x)).norm() < (small(x) - net(x)).norm()
+
+
 def test_a_weight_that_is_used_twice_is_left_alone() -> None:
     class Twice(nn.Module):
         def __init__(self) -> None:

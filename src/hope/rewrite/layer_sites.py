@@ -7,6 +7,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
 from typing import Any
 
 import torch
@@ -35,6 +36,7 @@ class LayerSite:
         eps: of the BN.
         residual: position of what its result is added to, after the BN; -1 for nothing.
         apart: whether the bias is added by an operation of its own, so that the result does not have it.
+        places: the result's sizes but for inputs and channels.
     """
 
     position: int
@@ -45,6 +47,7 @@ class LayerSite:
     eps: float
     residual: int
     apart: bool = False
+    places: tuple[int, ...] = ()
 
     @property
     def tensors(self) -> tuple[str, ...]:
@@ -75,8 +78,20 @@ def layer_sites(program: Program) -> dict[str, LayerSite]:
         if apart:
             bias, end = added[weight]
         residual = _residual(program, end, readers.get(end, []))
-        found[weight] = LayerSite(operation.position, form.inputs[0], weight, bias, bn, eps, residual, apart)
+        places = tuple(n for d, n in enumerate(operation.output) if d not in (0, form.channel))
+        own = (operation.position, form.inputs[0], weight, bias, bn, eps, residual, apart, places)
+        found[weight] = LayerSite(*own)
     return found
+
+
+def common(before: Program, now: Program, fixed: Iterable[str]) -> list[dict[str, LayerSite]]:
+    """The sites of two networks whose results can be compared, without those that match a pattern: what mixes
+    the places of channels that were cut has fewer results.
+    """
+    there, here = layer_sites(before), layer_sites(now)
+    both = (name for name in here.keys() & there.keys() if here[name].places == there[name].places)
+    names = [name for name in both if not any(fnmatchcase(module_of(name), pattern) for pattern in fixed)]
+    return [{name: sites[name] for name in names} for sites in (there, here)]
 
 
 def _residual(program: Program, end: int, users: Sequence[Operation]) -> int:

@@ -11,7 +11,6 @@ bits is rounded as soon as it is fitted. Both networks have the BN statistics of
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from fnmatch import fnmatchcase
 from os import PathLike
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -29,7 +28,7 @@ from hope.actions.absorption import LEAST
 from hope.errors import InvalidExample
 from hope.methods.calibration import synthetic_batches
 from hope.rewrite.apply import cut, finish, kept_places, on_grid, outcome, unfitted
-from hope.rewrite.layer_sites import STATISTICS, LayerSite, every_row, gain, given_rows, layer_sites, taken
+from hope.rewrite.layer_sites import STATISTICS, LayerSite, common, every_row, gain, given_rows, taken
 from hope.rewrite.normal_equations import NormalEquations
 from hope.rewrite.refit_checkpoint import Fitted
 from hope.statistics.bn_recalibration import recalibrated_copy, statistics, transfer_bn_stats
@@ -37,7 +36,6 @@ from hope.statistics.input_statistics import InputStatistics
 from hope.statistics.observe import check_batch
 from hope.statistics.token_weights import counts, mask_of, normed_adds, without_padding
 from hope.structure.anatomy import Anatomy
-from hope.trace.program import module_of
 from hope.trace.trace import Trace
 
 # weight, or running mean -> which of the original's outputs the small network still has; all if not named
@@ -76,13 +74,8 @@ class LayerwiseRefit:
         self._variances: dict[str, Tensor] = {}  # variances of what BNs got in the original
         self.before = trace.interpreter(original, batches)
         self.now = trace.interpreter(small, batches, after=self._after)
-        there, here = layer_sites(self.before.program), layer_sites(self.now.program)
-        both = [
-            name
-            for name in here.keys() & there.keys()
-            if not any(fnmatchcase(module_of(name), pattern) for pattern in fixed)
-        ]
-        self.there = {name: there[name] for name in both}
+        there, here = common(self.before.program, self.now.program, fixed)
+        self.there, both = there, list(there)
         self.rows = rows(self.there.values())
         self.here = {here[name].position: here[name] for name in both}
         self.drifting = {n for n in both if drift and here[n].residual >= 0 and there[n].residual >= 0}
