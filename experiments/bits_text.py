@@ -210,6 +210,8 @@ def table() -> str:
     lines: list[str] = []
     for name, entry in json.loads(RESULTS.read_text()).items():
         points, base = entry["points"], entry["base"]
+        if not points:
+            continue
         length = texts.SHORT if "short" in SOURCES[name] else texts.WINDOW
         source = f"{SOURCES[name].split()[0]} windows of {length} tokens"
         lines.append(f"\n**{TITLES[name]}**: {_said(base)}; feedback measures inputs on {source}\n")
