@@ -46,12 +46,12 @@ MOVED = 256  # sentences whose embeddings are compared with the original's
 SEVERAL = 4  # windows that perplexity is measured on
 GONE, FEW, TOGETHER = 1 / 3, 4, 32  # of the MLP neurons; bits and inputs of a scale then
 WAYS = {
-    "neurons": "a third of the MLP neurons gone",
+    "neurons": "without a third of the MLP neurons",
     "neurons, then bits": "the same, then 4 bits under statistics of the smaller model",
     "together": "the same and 4 bits in one rewrite, under statistics of the original",
     "together, refitted": "the same, with every weight refitted, and rounded as soon as it is",
-    "neurons, no sensitivity": "a third of the MLP neurons gone, `sensitivity=False`",
-    "neurons, then bits, no sensitivity": "the same, then 4 bits",
+    "neurons, no sensitivity": "without a third of the MLP neurons, `sensitivity=False`",
+    "together, no sensitivity": "without a third, `sensitivity=False`, and 4 bits in one rewrite",
     "one run": "`size=` of the same bytes with `bits=[4]`: neurons, heads and bits in one run",
 }
 
@@ -210,6 +210,8 @@ def table() -> str:
     lines: list[str] = []
     for name, entry in json.loads(RESULTS.read_text()).items():
         points, base = entry["points"], entry["base"]
+        if not points:
+            continue
         length = texts.SHORT if "short" in SOURCES[name] else texts.WINDOW
         source = f"{SOURCES[name].split()[0]} windows of {length} tokens"
         lines.append(f"\n**{TITLES[name]}**: {_said(base)}; feedback measures inputs on {source}\n")
