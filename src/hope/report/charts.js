@@ -117,22 +117,22 @@ const looks = (one) => ({ of: one, tint: `--c${one.number % 6}`, dash: DASHES[on
 
 function curves() {
   const axis = $("axis").value, several = RUNS.length > 1;
-  const unit = axis === "parameters" ? "neurons" : "parameters";
+  const unit = RUNS.some((one) => one.rounds) ? "bytes" : axis === "parameters" ? "neurons" : "parameters", names = sized(several ? { rounds: unit === "bytes" } : run);
   const ordered = [...RUNS.filter((one) => one !== run), run]; // the one that is shown lies on top
   const plotted = several
     ? ordered.map((one) => ({ ...looks(one), value: (k) => one.share(unit, k) }))
-    : Object.keys(UNITS).map((name, n) => ({ of: run, name, tint: `--c${n}`, dash: DASHES[n], value: (k) => run.share(name, k) })).filter((one) => one.name !== axis);
+    : Object.keys(names).map((name, n) => ({ of: run, name, tint: `--c${n}`, dash: DASHES[n], value: (k) => run.share(name, k) })).filter((one) => one.name !== axis);
   const alike = ordered.filter((one) => one.scale === run.scale); // J of another method or model is on another scale
   const top = Math.max(0, ...alike.map((one) => one.total[one.steps])) * 1.04;
   EDGE.left = Math.max(44, 10 + sizes.widest(ticks(0, top, 4).map(figure))); // one margin, so that the two charts stand in line
   sizes.render({
     axis, top: 1, format: percent, series: plotted,
-    words: (k) => Object.entries(UNITS).map(([name, word]) => `${percent(run.share(name, k))} of the ${word}`).join("\n"),
+    words: (k) => Object.entries(names).map(([name, word]) => `${percent(run.share(name, k))} of the ${word}`).join("\n"),
   });
   latencyLine(axis, ordered.filter((one) => one.times.length));
   legend($("legend-size"), several
-    ? RUNS.map(looks).map((one) => [`${one.of.name}, ${UNITS[unit]} kept`, one.tint, one.dash])
-    : plotted.map((one) => [`${UNITS[one.name]} kept`, one.tint, one.dash]), line);
+    ? RUNS.map(looks).map((one) => [`${one.of.name}, ${names[unit]} kept`, one.tint, one.dash])
+    : plotted.map((one) => [`${names[one.name]} kept`, one.tint, one.dash]), line);
   $("chart-cost").parentNode.hidden = !top;
   if (top) costs.render({
     axis, format: figure, top, series: alike.map((one) => ({ ...looks(one), value: (k) => one.total[k] })),
@@ -232,7 +232,7 @@ function mapCell(event) {
 $("map").addEventListener("pointermove", (event) => {
   if (!run.layers.length) return;
   const [row, k, box] = mapCell(event), tip = $("map").parentNode.querySelector(".tip");
-  tip.textContent = `${run.layers[row].name}\nstep ${count(k)}: ${count(run.width(row, k))} of ${count(run.layers[row].neurons)} neurons`;
+  tip.textContent = `${run.layers[row].name}\nstep ${count(k)}: ${count(run.width(row, k))} of ${count(run.layers[row].neurons)} neurons${run.rounds && !run.isEvicted(row, k) ? `, ${run.bits(row, k)} bits` : ""}`;
   tip.hidden = false;
   tip.style.left = Math.max(0, Math.min(box.width - tip.offsetWidth, event.clientX - box.left + 14)) + "px";
   tip.style.top = Math.max(0, event.clientY - box.top - tip.offsetHeight - 8) + "px";

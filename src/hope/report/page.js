@@ -16,32 +16,34 @@ function network() {
   run.layers.forEach((one, number) => {
     if (one.block !== current) { holder = one.block === null ? box : group(one.block); current = one.block; }
     const energy = make("span", { class: "energy" }), rest = make("span", { class: "rest" });
-    const seen = make("span", { class: "count" }), share = make("span", { class: "share" });
+    const seen = make("span", { class: "count" }), bits = make("span", { class: "bits" }), share = make("span", { class: "share" });
     const bars = make("span", { class: "bars" }, make("span", { class: "full", style: { "--full": 100 * Math.sqrt(one.neurons / widest) + "%" } }, rest, energy));
-    const node = make("button", { type: "button", class: "row", "aria-pressed": "false", title: one.name }, make("span", { class: "name" }, make("bdi", {}, one.name)), bars, seen, share);
+    const node = make("button", { type: "button", class: "row", "aria-pressed": "false", title: one.name }, make("span", { class: "name" }, make("bdi", {}, one.name)), bars, seen, ...(run.rounds ? [bits] : []), share);
     node.addEventListener("click", () => choose(number));
-    holder.append(node); rows.push({ node, rest, energy, seen, share });
+    holder.append(node); rows.push({ node, rest, energy, seen, bits, share });
   });
   const shown = new Set(groups.map((one) => one.number));
   run.blocks.forEach((_, number) => { if (!shown.has(number)) group(number); });
   const known = run.layers.some((_, number) => run.keeps(number, 0) !== null), what = run.baseline ? "score" : "capacity";
   $("network-note").textContent = !run.layers.length ? "no layer can lose neurons" : "green: neurons kept" + (known ? `, blue: ${what} kept` : "");
+  $("layers").classList.toggle("rounded", run.rounds);
   box.classList.toggle("long", run.layers.length > 14);
   if (run.layers.length) box.before($("heading") ?? make("div", { id: "heading" }));
   heading(known ? `${what} kept` : "neurons kept");
 }
 function heading(words) {
-  const entries = () => make("div", { class: "heading", "aria-hidden": "true" }, make("span", {}, "layer"), make("span", {}), make("span", {}, "neurons"), make("span", {}, words));
+  const entries = () => make("div", { class: "heading", "aria-hidden": "true" }, make("span", {}, "layer"), make("span", {}), make("span", {}, "neurons"), ...(run.rounds ? [make("span", {}, "bits")] : []), make("span", {}, words));
   $("heading")?.replaceChildren(...(run.layers.length > 14 ? [entries(), entries()] : [entries()]));
 }
 function networkNow() {
-  rows.forEach(({ node, rest, energy, seen, share }, number) => {
+  rows.forEach(({ node, rest, energy, seen, bits, share }, number) => {
     const one = run.layers[number], left = run.width(number, step), capacity = run.keeps(number, step);
     node.classList.toggle("removed", left === 0);
     node.setAttribute("aria-pressed", String(number === layer));
     rest.style.setProperty("--width", (100 * left) / one.neurons + "%");
     energy.style.setProperty("--energy", capacity === null ? "0%" : 100 * capacity + "%");
     seen.textContent = `${count(left)} / ${count(one.neurons)}`;
+    if (run.rounds) bits.textContent = run.bits(number, step);
     share.textContent = capacity === null ? percent(left / one.neurons) : percent(capacity);
   });
   whole();
@@ -60,7 +62,8 @@ function whole() { // the network in one line: with evicted layers
   if (removed) parts.push(`${plural(removed, "layer")} of ${count(all.length)} ${removed === 1 ? "is" : "are"} removed with evicted blocks.`);
   if (run.relative && run.left.length) parts.push(`With the compensation they keep ${percent(mean(all.map((number) => run.capacity(number, step))))} of their signal.`);
   $("whole").textContent = parts.join(" ");
-  $("kept-note").textContent = shares.length ? `${what}: the share ${own} that its kept neurons had in the original, without what they compensate for.` : "";
+  const rounded = run.rounds && all.length ? " Bits are those of the weights whose outputs these neurons are; other weights are rounded in steps of their own." : "";
+  $("kept-note").textContent = (shares.length ? `${what}: the share ${own} that its kept neurons had in the original, without what they compensate for.` : "") + rounded;
 }
 function choose(number) { layer = number; networkNow(); detail(); mapCursor(); }
 
@@ -158,7 +161,7 @@ function families(removed, family, evicted) {
 
 function tiles() {
   const entries = Object.entries(UNITS).map(([unit, name]) => [percent(run.share(unit, step)), `of the ${name}`, `${human(run[unit][step])} of ${human(run[unit][0])}`, run.share(unit, step)]);
-  if (run.bytes.length) entries.push([megabytes(run.bytes[step]), "of weights and buffers", `of ${megabytes(run.bytes[0])}`, run.bytes[step] / run.bytes[0]]);
+  entries.push([megabytes(run.bytes[step]), "of weights and buffers", `of ${megabytes(run.bytes[0])}`, run.bytes[step] / run.bytes[0]]);
   const whole = run.total[run.steps];
   entries.push([run.byHand ? "–" : figure(run.total[step]), "distortion so far", run.byHand ? "no prices: made by hand" : run.sum, whole ? run.total[step] / whole : 0]);
   if (run.times.length) {

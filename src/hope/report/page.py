@@ -21,7 +21,7 @@ from hope._version import __version__
 from hope.actions import kinds
 from hope.methods import Method, method_from_dict
 from hope.methods.scores import SCORES
-from hope.report.steps import evictions, numbers, short, steps_data
+from hope.report.steps import evictions, layer_bits, numbers, short, steps_data
 from hope.storage.codec import SENSELESS, damaged
 from hope.storage.record import PLAN, RUN
 from hope.storage.run import BY_HAND, Run
@@ -219,6 +219,7 @@ def _parts(run: Run) -> dict[str, Any]:
     layers, blocks = numbers(anatomy)
     outer_first = sorted(anatomy.blocks, key=lambda block: -len(block.layers))
     home = {name: block.name for block in outer_first for name in block.layers}
+    bits = layer_bits(anatomy, run.trajectory.steps)
     layers_evicted, blocks_evicted = evictions(anatomy, run.trajectory.steps)
     return {
         "layers": [
@@ -231,6 +232,7 @@ def _parts(run: Run) -> dict[str, Any]:
                 "activation": layer.activation,
                 "also": list(layer.along),
                 "evicted": layers_evicted[layer.name],
+                "bits": bits.get(layer.name, []),
                 "capacities": [short(c) for c in measures.get(layer.name, ())],
             }
             for layer in anatomy.layers

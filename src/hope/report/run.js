@@ -5,6 +5,7 @@ const $ = (id) => document.getElementById(id);
 const SVG = "http://www.w3.org/2000/svg";
 const ACTIONS = DATA.actions; // letter -> the words of an action: kind, done, sentence; whether the remaining neurons compensate
 const UNITS = { parameters: "parameters", neurons: "neurons", macs: "MACs" };
+const sized = (one) => (one.rounds ? { ...UNITS, bytes: "bytes" } : UNITS); // bytes say more than parameters only where weights are rounded
 const DASHES = ["", "7 3", "2 2.5", "9 3 2 3", "5 2 1 2 1 2"]; // with six colours, thirty different lines
 const colour = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
 
@@ -82,6 +83,7 @@ class Run {
     this.steps = data.targets.length;
     for (const unit of Object.keys(UNITS)) this[unit] = sums(data[unit]);
     this.bytes = sums(data.bytes);
+    this.rounds = Object.keys(data.described).length > 0;
     this.times = sums(data.times).map((ns) => ns / 1e6); // predicted milliseconds
     this.sum = data.baseline ? "sum of scores" : "sum of J";
     this.total = sums([0, ...data.costs.map((cost) => cost ?? 0)]);
@@ -116,6 +118,7 @@ class Run {
   }
   going(t, layer) { return this.evictions.has(t) ? (this.along[t]?.[layer] ?? []) : (this.several[t] ?? (this.who[t] >= 0 ? [this.who[t]] : [])); }
   isEvicted(layer, k) { const at = this.layers[layer].evicted; return at !== null && k >= at; }
+  bits(layer, k) { return this.isEvicted(layer, k) ? "–" : this.layers[layer].bits.findLast(([at]) => at <= k)[1]; }
   width(layer, k) {
     return this.isEvicted(layer, k) ? 0 : this.layers[layer].neurons - this.lost[layer][below(this.moves[layer], k)];
   }
@@ -161,10 +164,11 @@ class Run {
     return `${n === 2 ? "The other neuron compensates" : `The other ${count(n - 1)} neurons compensate`} for it: ${small(1 - Math.exp(-cost))} of the signal is lost.` +
       `${whole > 0 ? ` It had ${small(own / whole)} of the layer's capacity.` : ""}`;
   }
-  each(t) { return this.release[t] ? (this.costs[t] ?? Infinity) / this.release[t] : null; } // J/ΔP
+  saves(t) { return this.described[t] ? this.bytes[t] - this.bytes[t + 1] : this.release[t]; } // bytes at that moment, or parameters
+  each(t) { const saved = this.saves(t); return saved > 0 ? (this.costs[t] ?? Infinity) / saved : null; } // J/ΔP, J per byte
   figures(t) { // the last with that of the next step, where the two were compared
     if (this.byHand) return [];
-    const here = this.each(t), next = t + 1 < this.steps ? this.each(t + 1) : null, released = this.described[t] ? `saves ${count(this.release[t])} bytes` : `ΔP ${count(this.release[t])}`;
+    const here = this.each(t), next = t + 1 < this.steps ? this.each(t + 1) : null, released = this.described[t] ? `saves ${count(this.saves(t))} bytes` : `ΔP ${count(this.release[t])}`;
     const alone = this.described[t] || this.described[t + 1] || t + 1 >= this.steps || this.stops.length > 0 || this.times.length > 0 || (this.searched && (this.evictions.has(t) || this.evictions.has(t + 1)));
     if (this.baseline) return [released, `score ${figure(this.costs[t])}${alone ? "" : `, the next one's ${figure(this.costs[t + 1])}`}`];
     const found = [`J ${figure(this.costs[t])}`, released];
@@ -174,7 +178,7 @@ class Run {
       const times = next / here;
       compared = ", the next one's " + (times < 0.9999 ? "less, but only after this one" : times < 1.0001 ? "the same" : times < 1.1 ? `${small(times - 1)} more` : `${figure(+times.toPrecision(2))} times as much`);
     }
-    return [...found, `J/ΔP ${figure(here)}${compared}`];
+    return [...found, `${this.described[t] ? "J per byte" : "J/ΔP"} ${figure(here)}${compared}`];
   }
   order() { // what the figures mean, and what is removed first
     const waits = !this.stops.length ? "" : this.uniform ? " Corresponding layers lose neurons together, so their sums are compared." : " A layer's neurons wait until its width is a multiple, so the order is not exactly this one.";

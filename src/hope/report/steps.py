@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from hope.actions import Action
@@ -11,7 +11,7 @@ from hope.report.absorbers import absorbers
 from hope.storage.run import Run
 from hope.structure.anatomy import Anatomy
 from hope.structure.removed import Removed
-from hope.structure.sizes import Counts, stored
+from hope.structure.sizes import USUAL, Counts, stored
 
 
 def steps_data(run: Run) -> dict[str, Any]:
@@ -38,7 +38,7 @@ def steps_data(run: Run) -> dict[str, Any]:
         "neurons": sizes[0],
         "parameters": sizes[1],
         "macs": sizes[2],
-        "bytes": _differences(stored(run.anatomy, trajectory.steps)) if run.anatomy.itemsize else [],
+        "bytes": _differences(stored(run.anatomy, trajectory.steps)),
     }
 
 
@@ -78,6 +78,29 @@ def evictions(
             name = inside[name] or ""
         blocks[block.name] = known(found)
     return layers, blocks
+
+
+def layer_bits(anatomy: Anatomy, steps: Sequence[Action]) -> dict[str, list[tuple[int, str]]]:
+    """Layer -> (steps, bits of the weights that write it from then on), "4–8" if they differ; empty if
+    nothing is rounded.
+    """
+    grids = [(t, step.entry_bits(anatomy)) for t, step in enumerate(steps, 1) if step.weight_grid is not None]
+    found: dict[str, list[tuple[int, str]]] = {}
+    for layer in anatomy.layers if grids else ():
+        outputs = {*layer.written, *(part.tensor for part in layer.places if part.role == "out")}
+        weights = [name for name in outputs if len(anatomy.shapes[name]) > 1]
+        now = {name: 8.0 * anatomy.itemsize.get(name, USUAL) for name in weights}
+        found[layer.name] = [(0, _span(now))]
+        for t, bits in grids:
+            now |= {name: value for name, value in bits.items() if name in now}
+            if _span(now) != found[layer.name][-1][1]:
+                found[layer.name].append((t, _span(now)))
+    return found
+
+
+def _span(bits: Mapping[str, float]) -> str:
+    """The least and the most, in words."""
+    return "–".join(f"{value:g}" for value in sorted({min(bits.values()), max(bits.values())}))
 
 
 def _neurons(steps: Sequence[Action]) -> dict[str, Any]:

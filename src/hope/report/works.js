@@ -20,7 +20,7 @@ function headline() { // of the saved model; of several runs, at the size of the
 }
 function subtitle() {
   const name = RUNS.length > 1 && run.name !== run.method ? ` (${run.name})` : "";
-  const bytes = run.bytes.length ? `${megabytes(run.bytes[0])} → ${megabytes(run.bytes[run.saved])}, ` : "";
+  const bytes = `${megabytes(run.bytes[0])} → ${megabytes(run.bytes[run.saved])}, `;
   const left = run.saved ? `; ${bytes}${percent(run.share("macs", run.saved))} of the MACs and ${percent(run.share("neurons", run.saved))} of the neurons are kept` : "";
   return `${run.steps ? "compressed " : ""}${run.by}${name}: ${count(run.saved)} of ${plural(run.steps, "step")}${left}`;
 }
