@@ -312,7 +312,8 @@ class Encoding:
     def _integers(self) -> Integers | None:
         """What an ONNX file needs to know of rounded weights; ranges come from real inputs only."""
         inputs = self.inputs if has_data(self.method) else ()
-        return integers_of(self.model, self.grids, self.input_statistics, self.example, inputs)
+        known = self.grids, self.input_statistics, self.example
+        return integers_of(self.model, *known, inputs, self.anatomy.trace)
 
     @cached_property
     def grids(self) -> dict[str, Grid]:

@@ -16,6 +16,7 @@ from hope.rewrite.packed_onnx import Grid
 from hope.statistics.input_scale import input_range
 from hope.statistics.input_statistics import InputStatistics, bn_and_bias
 from hope.structure.anatomy import Anatomy
+from hope.trace.trace import Trace
 
 KERNEL = 8  # bits of the integers that onnxruntime computes with
 
@@ -42,6 +43,7 @@ def integers_of(
     statistics: Mapping[str, InputStatistics],
     example: Example | None,
     inputs: Sequence[Example] = (),
+    trace: Trace | None = None,
 ) -> Integers | None:
     """What an ONNX file needs to know of the rounded weights of a model; None if there are none.
 
@@ -49,6 +51,7 @@ def integers_of(
         statistics: weight -> its input statistics, which name the BN after it.
         example: what the model is called with.
         inputs: real ones, to measure ranges on.
+        trace: graphs that are captured already.
     """
     if not grids:
         return None
@@ -58,7 +61,7 @@ def integers_of(
         for name, bn in ((name, one.bn) for name, one in statistics.items())
         if name in grids and f"{bn}.bias" in own and f"{bn}.weight" in own
     }
-    return Integers(grids, norms, inputs, None if inputs else input_range(model, example))
+    return Integers(grids, norms, inputs, None if inputs else input_range(model, example, trace))
 
 
 @torch.no_grad()
@@ -82,4 +85,4 @@ def as_integers(
         name: InputStatistics(name, 1, none, none, none, none, bn=bn)
         for name, (bn, _) in bn_and_bias(anatomy).items()
     }
-    return integers_of(model, grids, known, example, inputs)
+    return integers_of(model, grids, known, example, inputs, anatomy.trace)

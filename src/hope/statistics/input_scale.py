@@ -13,9 +13,14 @@ COUNT = 32  # patterns
 MARGIN = 1.5  # times their range: real inputs are not to be clipped, and 8 bits have room
 
 
-def input_range(model: nn.Module, example: Example | None) -> tuple[float, float] | None:
+def input_range(
+    model: nn.Module, example: Example | None, trace: Trace | None = None
+) -> tuple[float, float] | None:
     """The least and largest value of the model's only input: those of patterns at the scale of the first BN,
     with a margin; None where no BN follows it.
+
+    Args:
+        trace: graphs that are captured already, of this model or of a wider one.
 
     Example:
         >>> bn = nn.BatchNorm2d(4).eval()
@@ -27,7 +32,7 @@ def input_range(model: nn.Module, example: Example | None) -> tuple[float, float
     """
     if len(tensors_in(example)) != 1:
         return None
-    trace = Trace()
+    trace = trace or Trace()
     with evaluation(model), torch.no_grad():
         if entry(model, trace.captured(model, example).program) is None:
             return None
