@@ -15,6 +15,8 @@ from torch import nn
 
 from experiments import uneven_gguf
 from experiments.gguf import RESULTS
+from hope.report.serving import CONVERTED
+from hope.rewrite.gguf_layers import FAMILIES
 
 PYTHON = os.environ.get("HOPE_XLLAMACPP", sys.executable)  # one that has xllamacpp
 COMMITTED: dict[str, Any] = json.loads(RESULTS.read_text())
@@ -25,6 +27,16 @@ def test_llama_cpp_computed_what_we_do(family: str) -> None:
     found = COMMITTED["uneven"][family]
     assert [found[kind]["architecture"] for kind in uneven_gguf.KINDS] == ["llama", "deci", "deci", "deci"]
     assert max(found[kind]["apart"] for kind in uneven_gguf.KINDS) < uneven_gguf.CLOSE
+
+
+@pytest.mark.parametrize("family", COMMITTED["families"])
+def test_the_serving_table_says_of_llama_cpp_what_was_measured(family: str) -> None:
+    """A family whose every model gave the same logits is loaded, one of which a model did not load is not."""
+    transformers = pytest.importorskip("transformers", reason="transformers is not installed")
+    kind = getattr(transformers, f"{family}Config").model_type
+    tried = COMMITTED["families"][family].values()
+    if kind not in FAMILIES:
+        assert CONVERTED[kind] == all("apart" in one or "stays" in one for one in tried)
 
 
 def test_matrices_in_blocks_are_as_near_as_eight_bits_allow() -> None:

@@ -34,7 +34,7 @@ from hope.structure.analyse import UnitCandidate
 from hope.structure.anatomy import Anatomy
 from hope.structure.units import Skipped, Unit
 from hope.trace.blocks import Block, ReplaceByZero
-from hope.trace.export import way_out
+from hope.trace.exporting import way_out
 
 # the code's own message does not help: some shape is wrong
 HEADS = " (it takes the width of its heads from the attention's input, or has it written down)"

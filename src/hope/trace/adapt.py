@@ -25,7 +25,7 @@ from torch.utils import _pytree as pytree
 
 from hope._util.calls import Example, as_call, evaluation, tensors_in
 from hope._util.frozen_bn import as_batch_norm
-from hope.trace.export import unchanged
+from hope.trace.exporting import unchanged
 from hope.trace.interpreter import Interpreter
 from hope.trace.program import Captured, read_program
 

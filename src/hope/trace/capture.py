@@ -25,7 +25,7 @@ from hope._util.calls import Example, as_call, by_name, evaluation, mode, runs
 from hope._util.progress import READ, busy
 from hope._util.tokens import check_tokens
 from hope.errors import InvalidExample, UnsupportedModel, first_line
-from hope.trace.export import exported, shapes_of, unchanged, unsized, way_out
+from hope.trace.exporting import exported, shapes_of, unchanged, unsized, way_out
 
 QUANTISED = ("Linear8bitLt", "Linear4bit", "LinearFP4", "LinearNF4")  # of bitsandbytes
 FLOAT = "compress the float model first, then quantise the result"
@@ -124,9 +124,10 @@ def capture(
             raise failure
         _check_unwritten(model, given, before)
         if (maker := unsized(program)) is not None:
+            way = way_out(model, args, kwargs)
             raise UnsupportedModel(
                 f"{type(model).__name__} must run on tensors without data, got {maker}, the size of whose "
-                f"result depends on data: {way_out(model, args, kwargs)}"
+                f"result depends on data: {way}"
             )
     return _graph(model, program, training)
 
