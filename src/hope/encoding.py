@@ -38,6 +38,7 @@ from hope.rewrite.rounded import grids_of, integers_of, read_grids
 from hope.schedule.budget import Budget, ReplayBudget, lists_budgets, replay_budget
 from hope.schedule.search_space import calibration
 from hope.schedule.trajectory import Trajectory, unreachable
+from hope.statistics.input_scale import input_range
 from hope.statistics.input_statistics import InputStatistics
 from hope.storage.arrays import state
 from hope.storage.finetuned import save_trained
@@ -312,8 +313,8 @@ class Encoding:
     def _integers(self) -> Integers | None:
         """What an ONNX file needs to know of rounded weights; ranges come from real inputs only."""
         inputs = self.inputs if has_data(self.method) else ()
-        known = self.grids, self.input_statistics, self.example
-        return integers_of(self.model, *known, inputs, self.anatomy.trace)
+        entry = input_range(self.original, self.example, self.anatomy.trace) if self.grids else None
+        return integers_of(self.model, self.grids, self.input_statistics, entry, inputs)
 
     @cached_property
     def grids(self) -> dict[str, Grid]:

@@ -215,4 +215,4 @@ def _violated(words: str, run: Run, cache: DiskCache | None) -> InvariantViolate
     folder = cache.path.parent if cache is not None else Path(tempfile.gettempdir())
     path = folder / f"hope-violation-{digest_of(data)[:12]}.json"
     write_file(path, sealed(data, indent=1))
-    return InvariantViolated(f"{words}: this is a bug, please report it with {path}, which has the steps")
+    return InvariantViolated(f"{words}: this must be a bug, so report it with {path}, which has the steps")

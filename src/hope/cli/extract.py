@@ -171,12 +171,16 @@ def _write_more(
     """The files that other programs run."""
     from hope.rewrite.export import export_onnx, export_program
     from hope.rewrite.rounded import grids_of, integers_of, read_grids
+    from hope.statistics.input_scale import input_range
 
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # its note is printed
         if options.onnx:
             grids = read_grids(small, grids_of(saved.trajectory.steps[:steps]))
-            integers = integers_of(small, grids, saved.input_statistics(), example) if grids else None
+            integers = None
+            if grids:
+                known = saved.input_statistics()
+                integers = integers_of(small, grids, known, input_range(small, example))
             print(export_onnx(small, example, options.onnx, check=not options.no_check, integers=integers))
         if options.pt2:
             print(export_program(small, example, options.pt2, check=not options.no_check))

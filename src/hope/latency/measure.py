@@ -21,6 +21,7 @@ from hope.latency.timed_operators import movable, read_layout
 from hope.rewrite.apply import reshape
 from hope.rewrite.rounded import as_integers
 from hope.schedule.budget import Budget
+from hope.statistics.input_scale import input_range
 from hope.structure.anatomy import Anatomy
 
 ODD = (1.0, 0.5, 0.25)  # shares of the widths at which networks with uneven widths are measured
@@ -82,7 +83,8 @@ def latency_model(
     def rounded() -> list[float]:
         with busy(f"measuring {anatomy.model} with integers, once: {runtime}", progress):
             models = [narrow(model, anatomy, *cut) for cut in cuts]
-            some = [as_integers(small, anatomy, example, inputs[:1]) for small in models]
+            entry = None if inputs else input_range(model, example, anatomy.trace)
+            some = [as_integers(small, anatomy, entry, inputs[:1]) for small in models]
             return stopwatch.networks(models, example, some)
 
     key = f"{_digest(anatomy, runtime, cuts)}-integers-{len(inputs[:1])}"

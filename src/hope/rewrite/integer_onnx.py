@@ -57,10 +57,10 @@ def write_integers(
     model = onnx.load(path)
     for number, node in enumerate(model.graph.node):
         node.name = node.name or f"{node.op_type}_{number}"
-    if any(node.op_type in ("Conv", "Gemm") for node in model.graph.node):
+    able = any(node.op_type in ("Conv", "Gemm") for node in model.graph.node)
+    known = {}
+    if able:  # otherwise nothing computes with integers
         known = measured_ranges(path, batches) if batches else ranges(model.graph, norms, entry)
-    else:
-        known = {}  # nothing computes with integers
     constant = {one.name for one in model.graph.initializer}
     single = {name: grid for name, grid in grids.items() if grid.scale.shape[1] == 1}
     turned = {name: one for name, one in packed(model.graph, single) if one.turned}
@@ -77,7 +77,7 @@ def write_integers(
     if not any(node.op_type in ("Conv", "Gemm") for node in wanted):
         products, floats = pack_weights(model, grids)
         onnx.save(model, path)
-        return _note(0, products, floats, 0, bool(known))
+        return _note(0, products, floats, 0, bool(known) or not able)
     quantizer = QDQQuantizer(
         model,
         per_channel=True,

@@ -13,10 +13,9 @@ from hope.actions import Action
 from hope.geometry.rounding import ColumnMoments, grid_of, nearest, scales
 from hope.rewrite.export import Integers
 from hope.rewrite.packed_onnx import Grid
-from hope.statistics.input_scale import input_range
+from hope.statistics.input_scale import Range
 from hope.statistics.input_statistics import InputStatistics, bn_and_bias
 from hope.structure.anatomy import Anatomy
-from hope.trace.trace import Trace
 
 KERNEL = 8  # bits of the integers that onnxruntime computes with
 
@@ -41,17 +40,15 @@ def integers_of(
     model: nn.Module,
     grids: Mapping[str, Grid],
     statistics: Mapping[str, InputStatistics],
-    example: Example | None,
+    entry: Range | None,
     inputs: Sequence[Example] = (),
-    trace: Trace | None = None,
 ) -> Integers | None:
     """What an ONNX file needs to know of the rounded weights of a model; None if there are none.
 
     Args:
         statistics: weight -> its input statistics, which name the BN after it.
-        example: what the model is called with.
+        entry: the range of its input without data (see `statistics.input_scale`), if that is known.
         inputs: real ones, to measure ranges on.
-        trace: graphs that are captured already.
     """
     if not grids:
         return None
@@ -61,12 +58,12 @@ def integers_of(
         for name, bn in ((name, one.bn) for name, one in statistics.items())
         if name in grids and f"{bn}.bias" in own and f"{bn}.weight" in own
     }
-    return Integers(grids, norms, inputs, None if inputs else input_range(model, example, trace))
+    return Integers(grids, norms, inputs, None if inputs else entry)
 
 
 @torch.no_grad()
 def as_integers(
-    model: nn.Module, anatomy: Anatomy, example: Example | None, inputs: Sequence[Example] = ()
+    model: nn.Module, anatomy: Anatomy, entry: Range | None, inputs: Sequence[Example] = ()
 ) -> Integers | None:
     """Round every weight of a model in place to 8 bits, for measuring times: its outputs do not matter.
 
@@ -85,4 +82,4 @@ def as_integers(
         name: InputStatistics(name, 1, none, none, none, none, bn=bn)
         for name, (bn, _) in bn_and_bias(anatomy).items()
     }
-    return integers_of(model, grids, known, example, inputs, anatomy.trace)
+    return integers_of(model, grids, known, entry, inputs)
