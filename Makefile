@@ -17,6 +17,8 @@ test-zoo: setup
 
 stress: setup
 	HOPE_STRESS=10000 $(BIN)/python -m pytest -n $(WORKERS) tests/storage/test_fuzz.py tests/test_odd_networks.py
+	$(BIN)/python -m experiments.stress
+	$(BIN)/python -m experiments.stress --write-pages
 
 lint: setup
 	$(BIN)/ruff check .

@@ -31,6 +31,7 @@ from experiments import (
     scale,
     speed,
     streams,
+    stress,
     study,
     vit,
 )
@@ -97,6 +98,7 @@ def test_every_experiment_is_on_a_page_and_has_help(capsys: pytest.CaptureFixtur
         "screenshots",
         "speed",
         "streams",
+        "stress",
         "study",
         "train",
         "vit",
@@ -123,6 +125,7 @@ def test_the_pages_have_the_tables_of_the_committed_results(tmp_path: Path) -> N
         ("readings", readings.table),
         ("refit", refit.table),
         ("streams", streams.table),
+        ("stress", stress.table),
         ("milliseconds", milliseconds.table),
         ("normed", normed.table),
         ("vit", vit.table),

@@ -116,3 +116,21 @@ def test_neurons_of_a_head_that_only_training_uses_have_capacities() -> None:
     want = (energies(net.bn, torch.relu) * outgoing(net.more.weight).square().sum(dim=1)).sqrt()
     found = hope.capacities(net, IMAGES)["aux"]
     assert found.numpy() == pytest.approx(want.detach().numpy(), rel=0.01)
+
+
+@pytest.mark.parametrize("hidden", [4, 9])  # 4: as many neurons as there are channels, and slopes
+def test_neurons_with_a_slope_per_channel_that_they_mix_have_no_capacity(hidden: int) -> None:
+    class Mixer(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.act, self.last = nn.Linear(5, hidden), nn.PReLU(4), nn.Linear(hidden, 5)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.last(self.act(self.first(x)))  # type: ignore[no-any-return]
+
+    net = Mixer().eval()
+    inputs = [torch.randn(32, 4, 5)]
+    with pytest.raises(hope.errors.InvalidExample, match="activations whose moments are not known"):
+        hope.capacities(net, inputs[0], calibration=inputs)
+    net.act = nn.PReLU()
+    assert hope.capacities(net, inputs[0], calibration=inputs)["first"].shape == (hidden,)

@@ -116,10 +116,14 @@ def _from_bn(layer: Unit, reader: Reader, numbers: Checkpoint) -> SignalStatisti
 
 
 def slopes_of(layer: Unit, link: Link | None, numbers: Checkpoint) -> Tensor | None:
-    """The slope below zero of a PH-1 activation, one per neuron or one for all; None if it is not PH-1."""
+    """The slope below zero of a PH-1 activation, one per neuron or one for all; None if it is not PH-1, or if
+    a neuron has several slopes, those of the channels that it mixes.
+    """
     slopes = activation.slopes(link, numbers.tensors)
     places = layer.at(link.tensor) if link is not None else None
-    return slopes if slopes is None or places is None else slopes[torch.from_numpy(places.index[:, 0])]
+    if slopes is None or places is None:
+        return slopes if slopes is None or slopes.numel() == 1 else None
+    return slopes[torch.from_numpy(places.index[:, 0])]
 
 
 def _squares(layer: Unit, reader: Reader, numbers: Checkpoint, channels: int) -> Tensor:
