@@ -43,7 +43,7 @@ def recalibrated_copy(
         synthetic: they are, so that they differ in any case; what the BN remembers counts as one more input.
         trace: the network's captured graphs.
 
-    >>> _ = torch.manual_seed(0)
+    >>> _ = torch.manual_seed(1)
     >>> net = nn.Sequential(nn.Conv2d(1, 2, 1), nn.BatchNorm2d(2)).eval()
     >>> out = recalibrated_copy(net, [torch.randn(128, 1, 8, 8)], synthetic=True)(torch.randn(99, 1, 8, 8))
     >>> out.var(dim=(0, 2, 3)).round().tolist()
