@@ -159,7 +159,10 @@ class _Measured:
             quantization.quant_pre_process(str(files[0]), str(files[1]))
             if how == PEERS[0]:
                 reader = Reader(_session(files[0]).get_inputs()[0].name, self.apart)
-                quantization.quantize_static(files[1], files[2], reader, per_channel=True)
+                unsigned = quantization.QuantType.QUInt8  # the fast kernels' type, which HOPE writes, too
+                quantization.quantize_static(
+                    files[1], files[2], reader, per_channel=True, activation_type=unsigned
+                )
             else:
                 quantization.quantize_dynamic(files[1], files[2])
             return _compared([files[0], files[2]], self.images, self.labels)
